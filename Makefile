@@ -1,0 +1,92 @@
+# Every target sets up what it needs in a local .venv; nothing is installed outside this clone.
+# make PYTHON=… chooses the interpreter; SILTSTONE_PURE=1 leaves the hot modules uncompiled.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench soak fmt types check coverage lock clean help
+
+# What a surrounding environment or an outer project says must not leak in.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+export PYTHON
+
+VENV := .venv
+BIN := $(VENV)/bin
+PURE := build/pure
+
+COMPILED := $(shell sed -n 's|^    "\(src/siltstone/.*\.py\)",$$|\1|p' setup.py)
+ifeq ($(COMPILED),)
+$(error setup.py lists no compiled modules in the form this Makefile reads)
+endif
+# mypyc copies the Final constants of the modules that these import, so they are inputs too.
+IMPORTED := $(shell sed -n 's|^from \(siltstone[a-z_.]*\) import.*|\1|p' $(COMPILED) | tr . /)
+BUILD_INPUTS := $(sort $(COMPILED) $(IMPORTED:%=src/%.py))
+
+FORM := $(if $(filter 1,$(SILTSTONE_PURE)),pure,compiled)
+SYNCED := $(VENV)/.synced
+BUILT := $(VENV)/.built-$(FORM)
+
+demo: $(BUILT)  ## write, kill -9, reopen, and query a million rows
+	$(BIN)/python examples/demo.py
+
+test: $(BUILT) $(PURE)  ## run the whole suite as installed, then unit and property tests uncompiled
+	$(BIN)/python -m pytest
+	PYTHONPATH=$(PURE) $(BIN)/python -m pytest --form=pure tests/unit tests/property
+
+lint: $(BUILT) types  ## check style, format, types and the import arrows
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(BUILT)  ## check types
+	$(BIN)/mypy
+
+check: lint test  ## everything that must pass before a commit
+
+fmt: $(BUILT)  ## format, and mend what can be mended by machine
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+
+bench: $(BUILT)  ## measure against the speeds we promise
+	$(BIN)/python -m bench
+
+soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
+	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak
+	@if [ -e bench/scale.py ]; then set -x; $(BIN)/python -m bench.scale --full; fi
+
+coverage: $(BUILT) $(PURE)  ## branches that the tests reach, measured uncompiled
+	$(BIN)/coverage erase
+	PYTHONPATH=$(PURE) $(BIN)/coverage run -m pytest --form=pure
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lock:  ## remake requirements.lock; LOCK_FLAGS=--upgrade takes newer versions
+	tools/setup.sh lock $(LOCK_FLAGS)
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache src/siltstone.egg-info
+	find src -name '*.so' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## say what the targets do
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | sort | while IFS=$$'\t' read -r name text; \
+		do printf '  make %-9s %s\n' "$$name" "$$text"; done
+
+$(SYNCED): requirements.lock tools/setup.sh
+	tools/setup.sh environment
+	touch $@
+
+# A stale extension would run instead of the edited module, so a newer input means a new build.
+$(BUILT): $(SYNCED) pyproject.toml setup.py $(wildcard $(BUILD_INPUTS))
+	rm -f $(VENV)/.built-*
+	tools/setup.sh package
+	touch $@
+
+# The same sources without the extensions beside them; the tests refuse to run on anything else.
+.PHONY: $(PURE)
+$(PURE):
+	rm -rf $@ && mkdir -p $@
+	cp -R src/siltstone $@/
+	find $@ -name '*.so' -delete

@@ -1,0 +1,48 @@
+"""Compile the hot modules with mypyc, in one group so that they call each other natively.
+
+Without a working C compiler, or with SILTSTONE_PURE=1, the same files install as plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import cast
+
+from mypyc.build import mypycify
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# The one list of compiled modules; the Makefile and tests/test_tidy.py read it from here.
+COMPILED = (
+    "src/siltstone/segment/frame.py",
+    "src/siltstone/store/cook.py",
+    "src/siltstone/topic/structure.py",
+)
+
+
+class BuildAllOrNone(build_ext):
+    """Leave the pure form when one extension fails: half of a group cannot be imported."""
+
+    def build_extensions(self) -> None:
+        super().build_extensions()
+        built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        if not all(path.exists() for path in built):
+            for path in built:
+                path.unlink(missing_ok=True)
+
+
+def extensions() -> list[Extension]:
+    """Return what to compile: nothing when plain Python is asked for."""
+    if os.environ.get("SILTSTONE_PURE") == "1":
+        return []
+    # Types are checked by `make types`. A build in isolation has none of the dependencies at hand,
+    # so it reads no strict settings and takes what it cannot import as Any.
+    options = ["--config-file=", "--ignore-missing-imports"]
+    built = mypycify([*options, *COMPILED], opt_level="3", group_name="siltstone")
+    for extension in built:
+        extension.optional = True
+    return cast("list[Extension]", built)
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAllOrNone})

@@ -1,0 +1,142 @@
+"""Sizes, durations and times as people write them, and back.
+
+    size       64MiB, 1.5GB, 4096            a bare number is bytes
+    duration   250ms, 90s, 1h30m, 7d         a bare number is seconds
+    time       2026-01-31T12:00:00Z, 1769860800, now, -1h, now-15m
+
+A time without a zone is UTC. A number is seconds, milliseconds or microseconds since 1970, told apart by its size.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from siltstone.errors import UsageError
+
+_SIZES: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+}
+_DURATIONS_US: Final = {
+    "us": 1,
+    "µs": 1,
+    "ms": 1000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
+}
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
+_SIZE: Final = re.compile(rf"({_NUMBER})\s*([a-zA-Z]*)")
+_DURATION_PART: Final = re.compile(rf"({_NUMBER})\s*(us|µs|ms|s|m|h|d|w)\s*")
+_EPOCH: Final = re.compile(_NUMBER)
+_RELATIVE: Final = re.compile(r"(?:now)?\s*([+-])\s*(.+)")
+_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Seconds reach the year 5138 below the first bound, milliseconds the same year below the second.
+_SECONDS_END: Final = 100_000_000_000
+_MILLISECONDS_END: Final = 100_000_000_000_000
+_TIME_END_US: Final = 1 << 62
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes. Raises: UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    unit = _SIZES.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"{text!r} is no size; write a number with B, KiB, MiB, GiB, kB, MB or GB")
+    return int(Decimal(match[1]) * unit)
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration in seconds. Raises: UsageError."""
+    return _duration_us(text) / 1_000_000
+
+
+def _duration_us(text: str) -> int:
+    stripped = text.strip()
+    if _EPOCH.fullmatch(stripped):
+        return int(Decimal(stripped) * 1_000_000)
+    total = Decimal(0)
+    position = 0
+    while match := _DURATION_PART.match(stripped, position):
+        total += Decimal(match[1]) * _DURATIONS_US[match[2]]
+        position = match.end()
+    if not stripped or position < len(stripped):
+        raise UsageError(f"{text!r} is no duration; write a number with ms, s, m, h, d or w")
+    return int(total)
+
+
+def parse_time(text: str, now_us: int) -> int:
+    """Read a time in µs since 1970, relative ones from now_us. Raises: UsageError."""
+    time_us = _time_us(text.strip(), now_us)
+    if not 0 <= time_us < _TIME_END_US:
+        raise UsageError(f"{text!r} is a time out of range; it must lie after 1970")
+    return time_us
+
+
+def _time_us(text: str, now_us: int) -> int:
+    if text == "now":
+        return now_us
+    if _EPOCH.fullmatch(text):
+        number = Decimal(text)
+        if number < _SECONDS_END:
+            return int(number * 1_000_000)
+        return int(number * 1000) if number < _MILLISECONDS_END else int(number)
+    if match := _RELATIVE.fullmatch(text):
+        distance_us = _duration_us(match[2])
+        return now_us - distance_us if match[1] == "-" else now_us + distance_us
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise UsageError(
+            f"{text!r} is no time; write 2026-01-31T12:00:00Z, seconds since 1970, now or -1h"
+        ) from exc
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH_START) // timedelta(microseconds=1)
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size for people, with the largest unit that keeps it above 1."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration that parse_duration reads: whole units, largest first."""
+    left = round(seconds * 1_000_000)
+    if left == 0:
+        return "0s"
+    parts: list[str] = []
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        count, left = divmod(left, _DURATIONS_US[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)
+
+
+def format_time(time_us: int) -> str:
+    """Return a time as ISO 8601 in UTC with microseconds."""
+    try:
+        moment = _EPOCH_START + timedelta(microseconds=time_us)
+    except OverflowError:
+        # Beyond the year 9999 there is no calendar to write it by.
+        return f"{time_us}us"
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -1,0 +1,202 @@
+"""A data directory: the lock, the version, and the databases in it.
+
+    DIR/LOCK  DIR/VERSION  DIR/data/<database>/…  DIR/commits/  DIR/quarantine/
+
+VERSION is written last, so a directory that has it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import PurePath
+from threading import Lock
+from types import TracebackType
+from typing import Final, Self
+
+from siltstone.clock import Clock, SystemClock
+from siltstone.database import Database
+from siltstone.errors import ClosedError, ExistsError, NotFoundError, UsageError
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.publish import create_directories, remove_tree, replace_file
+from siltstone.store.manifest import MANIFEST, Manifest
+from siltstone.store.settings import DatabaseSettings
+from siltstone.store.slabs import create_slabs
+
+VERSION: Final = b"siltstone 1\n"
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+class Store:
+    """An open data directory."""
+
+    def __init__(
+        self,
+        path: PurePath,
+        *,
+        read_only: bool = False,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._fs = fs or PosixFileSystem()
+        self._clock = clock or SystemClock()
+        self._mutex = Lock()
+        self._databases: dict[str, Database] = {}
+        self._closed = False
+        self._file_lock = None
+        if read_only:
+            self._check_version()
+            return
+        create_directories(self._fs, path)
+        self._file_lock = self._fs.lock(path / "LOCK")
+        try:
+            self._prepare()
+        except BaseException:
+            self._file_lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def names(self) -> list[str]:
+        """Return the names of the databases."""
+        data = self.path / "data"
+        if not self._fs.exists(data):
+            return []
+        return [
+            entry.name
+            for entry in self._fs.list(data)
+            if entry.kind is EntryKind.DIRECTORY and self._fs.exists(data / entry.name / MANIFEST)
+        ]
+
+    def create(self, name: str, settings: DatabaseSettings | None = None) -> Database:
+        """Create a database and open it. Raises: ExistsError, UsageError."""
+        with self._mutex:
+            self._check_writable()
+            _check_name(name)
+            directory = self.path / "data" / name
+            if self._fs.exists(directory / MANIFEST):
+                raise ExistsError(f"database {name!r} exists already")
+            if self._fs.exists(directory):
+                # Left by a crash before the manifest made it a database.
+                remove_tree(self._fs, directory)
+            create_directories(self._fs, directory)
+            manifest = Manifest(
+                database=name,
+                salt=secrets.randbits(63),
+                settings=settings or DatabaseSettings(),
+                slabs=(),
+            )
+            manifest = create_slabs(self._fs, self._clock, directory, manifest)
+            replace_file(self._fs, directory / MANIFEST, manifest.encode())
+            return self._open(name)
+
+    def database(self, name: str) -> Database:
+        """Open a database; its own settings hold. Raises: NotFoundError, CorruptionError."""
+        with self._mutex:
+            self._check_open()
+            if name not in self._databases:
+                _check_name(name)
+                if not self._fs.exists(self.path / "data" / name / MANIFEST):
+                    raise NotFoundError(
+                        f"there is no database {name!r} in {self.path}; there are: "
+                        f"{', '.join(self.names()) or 'none'}"
+                    )
+                self._open(name)
+            return self._databases[name]
+
+    def ensure(self, name: str, settings: DatabaseSettings | None = None) -> Database:
+        """Open a database, creating it where it is missing; settings of an existing one win."""
+        if name in self.names():
+            return self.database(name)
+        return self.create(name, settings)
+
+    def drop(self, name: str) -> None:
+        """Delete a database with all its rows. Raises: NotFoundError."""
+        with self._mutex:
+            self._check_writable()
+            if name not in self.names():
+                raise NotFoundError(f"there is no database {name!r} in {self.path}")
+            if name in self._databases:
+                self._databases.pop(name).close()
+            directory = self.path / "data" / name
+            # Without its manifest it is no database, whatever a crash leaves of it.
+            self._fs.remove(directory / MANIFEST)
+            self._fs.sync_directory(directory)
+            remove_tree(self._fs, directory)
+
+    def close(self) -> None:
+        """Close every database and let go of the lock."""
+        with self._mutex:
+            self._closed = True
+            for database in self._databases.values():
+                database.close()
+            self._databases.clear()
+            if self._file_lock is not None:
+                self._file_lock.release()
+                self._file_lock = None
+
+    def _open(self, name: str) -> Database:
+        directory = self.path / "data" / name
+        database = Database(self._fs, self._clock, directory, writable=not self.read_only)
+        self._databases[name] = database
+        return database
+
+    def _prepare(self) -> None:
+        """Lay out an empty directory, or check that this one is ours."""
+        if self._fs.exists(self.path / "VERSION"):
+            self._check_version()
+            return
+        strangers = [entry.name for entry in self._fs.list(self.path)]
+        if set(strangers) - {"LOCK", "data", "commits", "VERSION.tmp"}:
+            raise UsageError(
+                f"{self.path} is not empty and not a Siltstone data directory; name another one"
+            )
+        for name in ("data", "commits"):
+            create_directories(self._fs, self.path / name)
+        replace_file(self._fs, self.path / "VERSION", VERSION)
+
+    def _check_version(self) -> None:
+        version = self.path / "VERSION"
+        if not self._fs.exists(version):
+            raise NotFoundError(f"there is no Siltstone data directory at {self.path}")
+        if self._fs.read(version) != VERSION:
+            raise UsageError(f"{self.path} was written by another version of Siltstone")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise UsageError("the store was opened for reading only")
+
+
+def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
+    """Open a data directory: for writing, which locks and if need be creates it, or for reading.
+
+    Raises: LockedError when another process writes it, NotFoundError when there is nothing to read.
+    """
+    return Store(absolute_path(path), read_only=read_only)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"a database's name has up to 100 letters, digits, '_', '-' and '.', "
+            f"and begins with none of the last two: name={name!r}"
+        )

@@ -1,0 +1,99 @@
+"""Every error that leaves the package, as one tree sorted by what the caller must do.
+
+A class exists only where a caller would act differently; the facts are attributes and stand last in
+the text.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+
+class SiltstoneError(Exception):
+    """The root: catching it catches everything Siltstone raises on purpose."""
+
+
+class RetryError(SiltstoneError):
+    """Nothing happened; the same call may succeed later."""
+
+
+class OverloadedError(RetryError):
+    """Too much is waiting to be written; slow down and call again."""
+
+
+class StorageFullError(RetryError):
+    """The disk has no room for this; nothing was written. Free space, then call again."""
+
+    def __init__(self, path: PurePath, *, needed_bytes: int = 0) -> None:
+        super().__init__(f"no space left on the disk: path={path} needed_bytes={needed_bytes}")
+        self.path = path
+        self.needed_bytes = needed_bytes
+
+
+class QuotaExceededError(RetryError):
+    """The database may not grow further; drop sealed slabs or raise its quota."""
+
+    def __init__(self, database: str, *, used_bytes: int, quota_bytes: int) -> None:
+        super().__init__(
+            f"database {database!r} is over its quota, drop sealed slabs or raise it: "
+            f"used_bytes={used_bytes} quota_bytes={quota_bytes}"
+        )
+        self.database = database
+        self.used_bytes = used_bytes
+        self.quota_bytes = quota_bytes
+
+
+class OutcomeUnknownError(SiltstoneError):
+    """It may have happened; read back before calling again."""
+
+
+class UsageError(SiltstoneError):
+    """The call was wrong; fix the code, the input or the settings."""
+
+
+class InvalidTopicError(UsageError):
+    """The topic or filter breaks the rules of MQTT 4.7."""
+
+
+class NotFoundError(UsageError):
+    """What was named does not exist: a file, a database, a slab."""
+
+
+class ExistsError(UsageError):
+    """What was to be created exists already."""
+
+
+class LockedError(UsageError):
+    """Another process has this directory open for writing."""
+
+
+class SlabDroppedError(UsageError):
+    """The slab of this stream or iterator was dropped; its rows are gone."""
+
+
+class DiskError(SiltstoneError):
+    """The operating system refused a file operation."""
+
+    def __init__(self, path: PurePath, operation: str, reason: str, *, errno: int) -> None:
+        super().__init__(f"{operation} failed: {reason}: path={path} errno={errno}")
+        self.path = path
+        self.operation = operation
+        self.errno = errno
+
+
+class CorruptionError(SiltstoneError):
+    """The bytes are not what was written; restore them, or see `siltstone verify --repair`."""
+
+    def __init__(self, reason: str, *, path: PurePath, offset: int = 0) -> None:
+        super().__init__(f"{reason}: path={path} offset={offset}")
+        self.reason = reason
+        self.path = path
+        self.offset = offset
+
+
+class PoisonedError(SiltstoneError):
+    """A sync failed, so nothing more is acknowledged here; close, reopen, recover."""
+
+
+class ClosedError(UsageError):
+    """The store or database is closed."""

@@ -1,0 +1,223 @@
+"""A file system that fails as scripted, over any other one.
+
+A fault fires before its operation is done, so nothing of it happened, but for the first
+`keep_bytes` of a write. The error is what the machine's own file system would raise for that
+number. Faults are looked at in the order they were added; the first that fires wins.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import TracebackType
+from typing import Final, Literal, Self, get_args
+
+from siltstone.errors import SiltstoneError
+from siltstone.fs.api import Entry, File, FileSystem, Lock
+from siltstone.fs.memory import PowerCut
+from siltstone.fs.translate import failure
+
+Change = Literal["create", "write_at", "write", "truncate", "allocate", "sync"]
+NameChange = Literal[
+    "make_directory", "rename", "link", "remove", "remove_directory", "sync_directory"
+]
+Look = Literal["open", "size", "read_at", "map", "exists", "list", "lock", "free_bytes"]
+Operation = Change | NameChange | Look
+
+_LOOKS: Final = frozenset(get_args(Look))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The nth matching operation from now on fails, or with repeat that one and all after it.
+
+    An operation matches by its name and, where path_suffix is given, by the end of its path; a
+    rename or link by the end of either path. keep_bytes is for writes.
+    """
+
+    operation: Operation
+    errno: int
+    nth: int = 1
+    path_suffix: str = ""
+    keep_bytes: int = 0
+    repeat: bool = False
+
+    def matches(self, operation: Operation, paths: tuple[PurePath, ...]) -> bool:
+        """Tell whether this fault counts the operation."""
+        return operation == self.operation and any(
+            str(path).endswith(self.path_suffix) for path in paths
+        )
+
+
+class FaultyFileSystem:
+    """Hands every operation on to inner, unless a fault or the power cut says otherwise.
+
+    operations_left counts the operations that change something; the next one after them raises
+    PowerCut, and so does everything later.
+    """
+
+    def __init__(self, inner: FileSystem, *faults: Fault) -> None:
+        self.inner = inner
+        self.operations_left: int | None = None
+        self._power_is_cut = False
+        self._seen: dict[Fault, int] = dict.fromkeys(faults, 0)
+        self._mutex = threading.Lock()
+
+    def add(self, fault: Fault) -> None:
+        """Script one more fault; its count starts now."""
+        with self._mutex:
+            self._seen[fault] = 0
+
+    def clear(self) -> None:
+        """Forget all faults: the disk is well again."""
+        with self._mutex:
+            self._seen.clear()
+
+    def fault(self, operation: Operation, *paths: PurePath) -> Fault | None:
+        """Count one operation and return the fault that it meets. Raises: PowerCut."""
+        with self._mutex:
+            if operation not in _LOOKS and self.operations_left is not None:
+                if self.operations_left == 0:
+                    self._power_is_cut = True
+                else:
+                    self.operations_left -= 1
+            if self._power_is_cut:
+                raise PowerCut
+            met: Fault | None = None
+            for fault in self._seen:
+                if fault.matches(operation, paths):
+                    self._seen[fault] += 1
+                    seen = self._seen[fault]
+                    if seen == fault.nth or (fault.repeat and seen > fault.nth):
+                        met = met or fault
+            return met
+
+    def check(self, operation: Operation, *paths: PurePath) -> None:
+        """Count one operation and raise its error, if it meets a fault."""
+        fault = self.fault(operation, *paths)
+        if fault is not None:
+            raise scripted_error(fault, paths[0])
+
+    def create(self, path: PurePath) -> FaultyFile:
+        self.check("create", path)
+        return FaultyFile(self, self.inner.create(path))
+
+    def open(self, path: PurePath, *, writable: bool) -> FaultyFile:
+        self.check("open", path)
+        return FaultyFile(self, self.inner.open(path, writable=writable))
+
+    def read(self, path: PurePath) -> bytes:
+        with self.open(path, writable=False) as file:
+            return file.read_at(0, file.size())
+
+    def exists(self, path: PurePath) -> bool:
+        self.check("exists", path)
+        return self.inner.exists(path)
+
+    def make_directory(self, path: PurePath) -> None:
+        self.check("make_directory", path)
+        self.inner.make_directory(path)
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        self.check("rename", source, target)
+        self.inner.rename(source, target)
+
+    def link(self, source: PurePath, target: PurePath) -> None:
+        self.check("link", source, target)
+        self.inner.link(source, target)
+
+    def remove(self, path: PurePath) -> None:
+        self.check("remove", path)
+        self.inner.remove(path)
+
+    def remove_directory(self, path: PurePath) -> None:
+        self.check("remove_directory", path)
+        self.inner.remove_directory(path)
+
+    def sync_directory(self, path: PurePath) -> None:
+        self.check("sync_directory", path)
+        self.inner.sync_directory(path)
+
+    def lock(self, path: PurePath) -> Lock:
+        self.check("lock", path)
+        return self.inner.lock(path)
+
+    def free_bytes(self, path: PurePath) -> int:
+        self.check("free_bytes", path)
+        return self.inner.free_bytes(path)
+
+    def list(self, path: PurePath) -> list[Entry]:
+        self.check("list", path)
+        return self.inner.list(path)
+
+
+class FaultyFile:
+    """A file of a FaultyFileSystem."""
+
+    def __init__(self, fs: FaultyFileSystem, inner: File) -> None:
+        self._fs = fs
+        self._inner = inner
+
+    @property
+    def path(self) -> PurePath:
+        return self._inner.path
+
+    def size(self) -> int:
+        self._fs.check("size", self.path)
+        return self._inner.size()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._fs.check("read_at", self.path)
+        return self._inner.read_at(offset, length)
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        fault = self._fs.fault("write_at", self.path)
+        if fault is not None:
+            self._inner.write_at(offset, data[: fault.keep_bytes])
+            raise scripted_error(fault, self.path, needed_bytes=len(data))
+        self._inner.write_at(offset, data)
+
+    def write(self, data: bytes | memoryview) -> None:
+        fault = self._fs.fault("write", self.path)
+        if fault is not None:
+            self._inner.write(data[: fault.keep_bytes])
+            raise scripted_error(fault, self.path, needed_bytes=len(data))
+        self._inner.write(data)
+
+    def truncate(self, size: int) -> None:
+        self._fs.check("truncate", self.path)
+        self._inner.truncate(size)
+
+    def allocate(self, offset: int, length: int) -> None:
+        fault = self._fs.fault("allocate", self.path)
+        if fault is not None:
+            raise scripted_error(fault, self.path, needed_bytes=length)
+        self._inner.allocate(offset, length)
+
+    def map(self, *, writable: bool) -> memoryview:
+        self._fs.check("map", self.path)
+        return self._inner.map(writable=writable)
+
+    def sync(self) -> None:
+        self._fs.check("sync", self.path)
+        self._inner.sync()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def scripted_error(fault: Fault, path: PurePath, *, needed_bytes: int = 0) -> SiltstoneError:
+    """Return the error that the machine's file system would raise for this fault."""
+    return failure(fault.errno, fault.operation, path, needed_bytes=needed_bytes)

@@ -1,0 +1,272 @@
+"""The disk of the machine: the only module that calls os, mmap and fcntl.
+
+Invariants: no call waits on a FIFO or device, none follows a symbolic link in the last part of a
+name, and no descriptor is inherited by a child process. A map keeps a descriptor of its own until
+its last view is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePath
+from types import TracebackType
+from typing import Final, Self
+
+from siltstone.errors import ClosedError, DiskError, StorageFullError, UsageError
+from siltstone.fs.api import Entry, EntryKind
+from siltstone.fs.translate import locked, not_regular, translate
+
+# O_NONBLOCK means nothing to a regular file; it keeps open(2) of a FIFO from waiting for a writer.
+_SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_FILE_MODE: Final = 0o644
+_DIRECTORY_MODE: Final = 0o755
+
+
+@contextmanager
+def _translated(operation: str, path: PurePath, *, needed_bytes: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise translate(exc, operation, path, needed_bytes=needed_bytes) from exc
+
+
+def _open_regular(path: PurePath, flags: int) -> int:
+    """Open path and return the descriptor, which is of a regular file."""
+    descriptor = os.open(path, flags | _SAFE, _FILE_MODE)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise not_regular(path)
+
+
+class PosixFile:
+    """An open file of the machine."""
+
+    def __init__(self, path: PurePath, descriptor: int, *, writable: bool) -> None:
+        self._path = path
+        self._open_descriptor: int | None = descriptor
+        self._writable = writable
+
+    @property
+    def path(self) -> PurePath:
+        return self._path
+
+    def _descriptor(self, *, to_write: bool = False) -> int:
+        if self._open_descriptor is None:
+            raise ClosedError(f"the file is closed: path={self._path}")
+        if to_write and not self._writable:
+            raise UsageError(f"the file was opened for reading only: path={self._path}")
+        return self._open_descriptor
+
+    def size(self) -> int:
+        with _translated("size", self._path):
+            return os.fstat(self._descriptor()).st_size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        descriptor = self._descriptor()
+        chunks: list[bytes] = []
+        with _translated("read", self._path):
+            while length > 0 and (chunk := os.pread(descriptor, length, offset)):
+                chunks.append(chunk)
+                offset += len(chunk)
+                length -= len(chunk)
+        return b"".join(chunks)
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        descriptor = self._descriptor(to_write=True)
+        left = memoryview(data).cast("B")
+        with _translated("write", self._path, needed_bytes=len(left)):
+            while left:
+                written = os.pwrite(descriptor, left, offset)
+                if written == 0:
+                    raise DiskError(self._path, "write", "nothing was written", errno=0)
+                offset += written
+                left = left[written:]
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.write_at(self.size(), data)
+
+    def truncate(self, size: int) -> None:
+        with _translated("truncate", self._path):
+            os.ftruncate(self._descriptor(to_write=True), size)
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Take the disk space of a range now; see `File.allocate`.
+
+        Refuses a range longer than the free space even where part of it is allocated already.
+        """
+        descriptor = self._descriptor(to_write=True)
+        if offset + length > self.size():
+            raise UsageError(
+                f"allocate past the end of the file: path={self._path} end={offset + length}"
+            )
+        if length == 0:
+            return
+        with _translated("allocate", self._path, needed_bytes=length):
+            # A posix_fallocate that fails keeps all it got (ext4): the disk would be full then.
+            status = os.fstatvfs(descriptor)
+            if status.f_bavail * status.f_frsize < length:
+                raise StorageFullError(self._path, needed_bytes=length)
+            os.posix_fallocate(descriptor, offset, length)
+
+    def map(self, *, writable: bool) -> memoryview:
+        descriptor = self._descriptor(to_write=writable)
+        size = self.size()
+        if size == 0:
+            raise UsageError(f"an empty file cannot be mapped: path={self._path}")
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        with _translated("map", self._path):
+            return memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, access))
+
+    def sync(self) -> None:
+        """Make contents and size durable, stores through maps included."""
+        # fdatasync writes the dirty pages of maps too, and unlike mmap.flush without the GIL.
+        with _translated("sync", self._path):
+            os.fdatasync(self._descriptor())
+
+    def close(self) -> None:
+        # Whatever close(2) answers, the descriptor is gone: a second close may hit another file.
+        descriptor, self._open_descriptor = self._open_descriptor, None
+        if descriptor is not None:
+            with _translated("close", self._path):
+                os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class PosixLock:
+    """A flock, held by its open descriptor."""
+
+    def __init__(self, path: PurePath, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with _translated("release", self._path):
+                # Closing alone would leave it to a forked child, which shares the descriptor.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+
+class PosixFileSystem:
+    """The file system of the machine."""
+
+    def create(self, path: PurePath) -> PosixFile:
+        with _translated("create", path):
+            descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return PosixFile(path, descriptor, writable=True)
+
+    def open(self, path: PurePath, *, writable: bool) -> PosixFile:
+        with _translated("open", path):
+            descriptor = _open_regular(path, os.O_RDWR if writable else os.O_RDONLY)
+        return PosixFile(path, descriptor, writable=writable)
+
+    def read(self, path: PurePath) -> bytes:
+        with self.open(path, writable=False) as file:
+            return file.read_at(0, file.size())
+
+    def exists(self, path: PurePath) -> bool:
+        with _translated("exists", path):
+            try:
+                os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
+    def make_directory(self, path: PurePath) -> None:
+        with _translated("make_directory", path):
+            os.mkdir(path, _DIRECTORY_MODE)
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        with _translated("rename", source):
+            os.rename(source, target)
+
+    def link(self, source: PurePath, target: PurePath) -> None:
+        with _translated("link", source):
+            try:
+                os.link(source, target, follow_symlinks=False)
+            except FileExistsError as exc:
+                raise translate(exc, "link", target) from exc
+
+    def remove(self, path: PurePath) -> None:
+        with _translated("remove", path):
+            os.unlink(path)
+
+    def remove_directory(self, path: PurePath) -> None:
+        with _translated("remove_directory", path):
+            os.rmdir(path)
+
+    def sync_directory(self, path: PurePath) -> None:
+        with _translated("sync_directory", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def lock(self, path: PurePath) -> PosixLock:
+        with _translated("lock", path):
+            descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                raise locked(path, holder=holder) from exc
+            except OSError:
+                os.close(descriptor)
+                raise
+        # The number only helps who is refused; a full disk must not keep us from deleting.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        return PosixLock(path, descriptor)
+
+    def free_bytes(self, path: PurePath) -> int:
+        with _translated("free_bytes", path):
+            status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def list(self, path: PurePath) -> list[Entry]:
+        entries = []
+        with _translated("list", path), os.scandir(path) as found:
+            for name in found:
+                # A name may go between the two calls: another process drops and we only read.
+                with suppress(FileNotFoundError):
+                    entries.append(_entry(name))
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _entry(found: os.DirEntry[str]) -> Entry:
+    status = found.stat(follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode):
+        return Entry(
+            name=found.name,
+            kind=EntryKind.FILE,
+            size_bytes=status.st_size,
+            allocated_bytes=status.st_blocks * 512,
+        )
+    is_directory = stat.S_ISDIR(status.st_mode)
+    kind = EntryKind.DIRECTORY if is_directory else EntryKind.OTHER
+    return Entry(name=found.name, kind=kind, size_bytes=0, allocated_bytes=0)
+
+
+def absolute_path(path: str | PurePath) -> PurePath:
+    """Return the path as it is from the root, without touching the disk."""
+    return PurePath(os.path.abspath(path))

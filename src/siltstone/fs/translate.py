@@ -1,0 +1,63 @@
+"""What an error number of the operating system means to a caller.
+
+`posix.py` translates what really happened; the other file systems build the same errors from a
+number, so that code tested on them meets what a disk would have raised.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import (
+    DiskError,
+    ExistsError,
+    LockedError,
+    NotFoundError,
+    SiltstoneError,
+    StorageFullError,
+    UsageError,
+)
+
+# What open(2) answers, by its flags, for a symbolic link, a directory, a FIFO and a socket.
+_NOT_REGULAR: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
+
+
+def translate(
+    exc: OSError, operation: str, path: PurePath, *, needed_bytes: int = 0
+) -> SiltstoneError:
+    """Return the error to raise from exc."""
+    number = exc.errno or 0
+    match number:
+        case errno.ENOENT:
+            return NotFoundError(f"no such file or directory: path={path}")
+        case errno.EEXIST:
+            return ExistsError(f"the name is taken: path={path}")
+        case errno.ENOSPC | errno.EDQUOT:
+            return StorageFullError(path, needed_bytes=needed_bytes)
+        case errno.EWOULDBLOCK if operation == "lock":
+            return locked(path)
+        case _ if number in _NOT_REGULAR and operation in ("open", "lock"):
+            return not_regular(path)
+        case _:
+            return DiskError(path, operation, exc.strerror or "unknown reason", errno=number)
+
+
+def failure(
+    number: int, operation: str, path: PurePath, *, needed_bytes: int = 0
+) -> SiltstoneError:
+    """Return the error that `translate` makes of this number."""
+    name = errno.errorcode.get(number, "unknown reason")
+    return translate(OSError(number, name), operation, path, needed_bytes=needed_bytes)
+
+
+def locked(path: PurePath, *, holder: str = "") -> LockedError:
+    """Return the error for a lock that is held; holder is the text in the lock file, if any."""
+    pid = f" pid={holder}" if holder else ""
+    return LockedError(f"the directory is open for writing elsewhere, close it: path={path}{pid}")
+
+
+def not_regular(path: PurePath) -> UsageError:
+    """Return the error for a name that is a link, a directory, a FIFO or a device."""
+    return UsageError(f"not a regular file: path={path}")

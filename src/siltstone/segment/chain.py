@@ -1,0 +1,259 @@
+"""The segments of one slab, in order of their serials.
+
+The last one may be unsealed; all before it have an index beside them. A name of our form is ours
+and must be sound; anything else in the directory is left alone and counted. A handle costs a few
+words until it is read from.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.fs.api import Entry, EntryKind, FileSystem
+from siltstone.fs.publish import replace_file
+from siltstone.segment.frame import STATE, FrameHeader, encode_state
+from siltstone.segment.index import (
+    SegmentSummary,
+    decode_index,
+    decode_summary,
+    encode_index,
+)
+from siltstone.segment.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    SegmentWriter,
+    create_segment,
+    open_segment,
+)
+
+_NAME: Final = re.compile(r"\d{20}\.seg")
+_SUMMARY_BYTES: Final = 64
+
+
+class SegmentHandle:
+    """A segment of a chain, opened when it is first needed."""
+
+    def __init__(self, fs: FileSystem, path: PurePath, segment: Segment | None = None) -> None:
+        self._fs = fs
+        self._segment = segment
+        self.path = path
+        self.base_serial = int(path.stem)
+        self.summary: SegmentSummary | None = None
+        self._edges: list[bytes] = []
+        self._producers: memoryview | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the segment takes no more frames."""
+        return self.summary is not None
+
+    @property
+    def next_serial(self) -> int:
+        """The serial after the last row that is visible."""
+        return (
+            self.segment().index.next_serial if self.summary is None else self.summary.next_serial
+        )
+
+    def segment(self) -> Segment:
+        """Return the mapped segment with its index. Raises: CorruptionError."""
+        if self._segment is None:
+            segment = open_segment(self._fs, self.path)
+            if self.summary is None or not self._load_index(segment):
+                self._edges = segment.follow()
+            self._segment = segment
+        return self._segment
+
+    def edges(self) -> list[bytes]:
+        """Return the learned structure as of the end of the segment, as edges to apply in order."""
+        self.segment()
+        return self._edges
+
+    def producers(self) -> bytes:
+        """Return the producers at the end of a sealed segment."""
+        self.segment()
+        return b"" if self._producers is None else bytes(self._producers)
+
+    def follow(self) -> list[bytes]:
+        """Enter what became visible since; return the new edges."""
+        edges = self.segment().follow()
+        self._edges.extend(edges)
+        return edges
+
+    def mark_sealed(self) -> bool:
+        """Take note of the index beside the segment; False where there is no sound one."""
+        if self.summary is None:
+            path = index_path(self.path)
+            try:
+                with self._fs.open(path, writable=False) as file:
+                    self.summary = decode_summary(file.read_at(0, _SUMMARY_BYTES), path)
+            except (NotFoundError, CorruptionError):
+                return False
+        return True
+
+    def _load_index(self, segment: Segment) -> bool:
+        """Map the index; False where it is damaged, and the segment must be scanned instead."""
+        path = index_path(self.path)
+        try:
+            with self._fs.open(path, writable=False) as file:
+                sealed = decode_index(file.map(writable=False), path)
+        except CorruptionError:
+            return False
+        segment.index = sealed.index
+        self._edges = [bytes(sealed.structure)]
+        self._producers = sealed.producers
+        return True
+
+
+class Chain:
+    """The handles of a slab; readers take `handles` once and work on that."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.handles: tuple[SegmentHandle, ...] = ()
+
+    def handle_at_serial(self, serial: int) -> int:
+        """Return the number of the first handle that may hold the serial or a later one."""
+        return max(0, bisect_right(self.handles, serial, key=_base_serial) - 1)
+
+    def refresh(self) -> list[bytes]:
+        """Look for what another process has written since; return the edges it has learned.
+
+        Raises: NotFoundError when the slab was dropped.
+        """
+        known = {handle.path.name: handle for handle in self.handles}
+        names = [entry.name for entry in self._fs.list(self.directory) if is_segment(entry)]
+        handles = [
+            known.get(name) or SegmentHandle(self._fs, self.directory / name) for name in names
+        ]
+        edges: list[bytes] = []
+        for handle in handles:
+            if handle.path.name not in known:
+                handle.mark_sealed()
+            elif not handle.sealed:
+                # Whether it is sealed must be known before looking for its last frames.
+                handle.mark_sealed()
+                edges.extend(handle.follow())
+        if handles and handles[-1].path.name not in known:
+            edges.extend(handles[-1].edges())
+        self.handles = tuple(handles)
+        return edges
+
+
+def _base_serial(handle: SegmentHandle) -> int:
+    return handle.base_serial
+
+
+def is_segment(entry: Entry) -> bool:
+    """Say whether a directory entry is one of our segments, by name and kind."""
+    return entry.kind is EntryKind.FILE and _NAME.fullmatch(entry.name) is not None
+
+
+def index_path(path: PurePath) -> PurePath:
+    """Return the name of the index beside a segment."""
+    return path.with_suffix(".idx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabIdentity:
+    """What every segment of a slab says of itself."""
+
+    database: str
+    shard: int
+    generation: int
+    seed: int
+
+
+class ChainWriter:
+    """Writes the end of a chain; belongs to the shard's committer."""
+
+    def __init__(
+        self, fs: FileSystem, chain: Chain, identity: SlabIdentity, *, sealed_bytes: int
+    ) -> None:
+        self._fs = fs
+        self.chain = chain
+        self._identity = identity
+        self._sealed_bytes = sealed_bytes
+        self.active: SegmentWriter | None = None
+
+    def size_bytes(self) -> int:
+        """Return the disk space that the chain takes."""
+        active = 0 if self.active is None else self.active.allocated_bytes
+        return self._sealed_bytes + active
+
+    def adopt(self, writer: SegmentWriter) -> None:
+        """Go on with a recovered segment, the last of the chain."""
+        self.active = writer
+        last = self.chain.handles[-1]
+        handle = SegmentHandle(self._fs, last.path, writer.segment)
+        self.chain.handles = (*self.chain.handles[:-1], handle)
+
+    def start(
+        self,
+        *,
+        serial: int,
+        timestamp_us: int,
+        structure: bytes,
+        producers: bytes,
+        created_us: int,
+        segment_bytes: int,
+        room_bytes: int = 0,
+    ) -> None:
+        """Begin a segment at this serial with the state so far; one too large for it gets a larger
+        file.
+        """
+        body, sections = encode_state(structure, producers)
+        state = state_header(body, sections, serial=serial, timestamp_us=timestamp_us)
+        needed = SEGMENT_HEADER_BYTES + 64 + len(body) + room_bytes
+        header = SegmentHeader(
+            database=self._identity.database,
+            shard=self._identity.shard,
+            generation=self._identity.generation,
+            base_serial=serial,
+            file_bytes=max(segment_bytes, (needed + 4095) & ~4095),
+            created_us=created_us,
+            seed=self._identity.seed,
+        )
+        writer = create_segment(self._fs, self.chain.directory, header, state, body)
+        self.active = writer
+        handle = SegmentHandle(self._fs, writer.segment.path, writer.segment)
+        self.chain.handles = (*self.chain.handles, handle)
+
+    def seal(self, *, structure: bytes, producers: bytes) -> None:
+        """Write the index of the active segment, after which it takes no more frames."""
+        assert self.active is not None
+        segment = self.active.segment
+        index_bytes = seal_segment(self._fs, segment, structure=structure, producers=producers)
+        self._sealed_bytes += self.active.allocated_bytes + index_bytes
+        self.chain.handles[-1].summary = segment.index.summary()
+        self.active.close()
+        self.active = None
+
+
+def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:
+    """Return the header of a state frame: no rows, but a place among the serials and in time."""
+    return FrameHeader(
+        0, 0, STATE, 0, sections, serial, 0, 0, timestamp_us, timestamp_us, 0, len(body)
+    )
+
+
+def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> int:
+    """Write the index beside a segment, durably; return its size."""
+    data = encode_index(segment.index, structure=structure, producers=producers)
+    replace_file(fs, index_path(segment.path), data)
+    return len(data)
+
+
+def list_segments(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Sort the entries of a slab's directory into our segments and the names that are not ours."""
+    segments = [entry for entry in entries if is_segment(entry)]
+    ours = {entry.name for entry in segments}
+    ours |= {f"{name[:-4]}.idx" for name in ours}
+    return segments, [entry.name for entry in entries if entry.name not in ours]

@@ -1,0 +1,357 @@
+"""One mapped file of frames: its header, its life as the file being written, and its reading.
+
+    0     4  magic `KASK`
+    4     4  version, 1
+    8     8  size of the file
+    16    8  base serial: that of the first row
+    24    4  shard
+    28    4  generation
+    32    8  created, timestamp_us
+    40    4  seed of the frames' CRCs
+    44    4  layout, 1 = log
+    48    2  length of the database's name, then the name in UTF-8
+    2044  4  CRC-32C of bytes 0 to 2043
+    2048  8  visible position: readers may read up to here
+    2112  8  synced position: what stands before it survived a sync
+    2176  8  reserved serial: readers may have seen serials below it whose rows were not synced
+    4096     frames, the first a state frame
+
+The three positions have a cache line each and are stored through the map with one 8-byte store, so
+that another process reads either the old or the new one. They move after the act that they tell of,
+never before; hence a synced position that is found on the disk is always true, if not always the
+newest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError, SiltstoneError
+from siltstone.fs.api import File, FileSystem
+from siltstone.segment.frame import (
+    EDGES,
+    HEADER_BYTES,
+    FrameFormatError,
+    FrameHeader,
+    crc_matches,
+    decode_directory,
+    decode_header,
+    encode_frame,
+)
+from siltstone.segment.index import SegmentIndex
+from siltstone.segment.view import FrameView, open_frame
+
+MAGIC: Final = b"KASK"
+VERSION: Final = 1
+LAYOUT_LOG: Final = 1
+SEGMENT_HEADER_BYTES: Final = 4096
+SEGMENT_BYTES_MIN: Final = 64 * 1024
+NAME_BYTES_MAX: Final = 255
+_FIXED: Final = struct.Struct("<4sIQQIIqIIH")
+_CRC_OFFSET: Final = 2044
+_VISIBLE: Final = 2048 // 8
+_SYNCED: Final = 2112 // 8
+_RESERVED: Final = 2176 // 8
+_ALLOCATE_MIN: Final = 64 * 1024
+_ALLOCATE_MAX: Final = 16 * 1024 * 1024
+
+Directory = Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentHeader:
+    """What a segment says of itself, for good."""
+
+    database: str
+    shard: int
+    generation: int
+    base_serial: int
+    file_bytes: int
+    created_us: int
+    seed: int
+
+    def encode(self, *, end: int) -> bytes:
+        """Return the 4 KiB that open a file whose frames are synced and visible up to end."""
+        name = self.database.encode()
+        assert len(name) <= NAME_BYTES_MAX
+        data = bytearray(SEGMENT_HEADER_BYTES)
+        _FIXED.pack_into(
+            data,
+            0,
+            MAGIC,
+            VERSION,
+            self.file_bytes,
+            self.base_serial,
+            self.shard,
+            self.generation,
+            self.created_us,
+            self.seed,
+            LAYOUT_LOG,
+            len(name),
+        )
+        data[_FIXED.size : _FIXED.size + len(name)] = name
+        struct.pack_into("<I", data, _CRC_OFFSET, crc32c(bytes(data[:_CRC_OFFSET])))
+        struct.pack_into("<Q", data, _VISIBLE * 8, end)
+        struct.pack_into("<Q", data, _SYNCED * 8, end)
+        return bytes(data)
+
+    @classmethod
+    def decode(cls, view: memoryview, path: PurePath) -> SegmentHeader:
+        """Read the header of a mapped file. Raises: CorruptionError."""
+        if len(view) < SEGMENT_HEADER_BYTES or bytes(view[:4]) != MAGIC:
+            raise CorruptionError("not a segment: it does not begin with KASK", path=path)
+        (crc,) = struct.unpack_from("<I", view, _CRC_OFFSET)
+        if crc32c(view[:_CRC_OFFSET]) != crc:
+            raise CorruptionError("segment header does not match its checksum", path=path)
+        fields = _FIXED.unpack_from(view)
+        if fields[1] != VERSION or fields[8] != LAYOUT_LOG:
+            raise CorruptionError(f"segment version {fields[1]} is not supported", path=path)
+        if fields[2] != len(view):
+            reason = f"segment has {len(view)} bytes instead of {fields[2]}"
+            raise CorruptionError(reason, path=path)
+        name = bytes(view[_FIXED.size : _FIXED.size + fields[9]])
+        return cls(
+            database=name.decode(),
+            shard=fields[4],
+            generation=fields[5],
+            base_serial=fields[3],
+            file_bytes=fields[2],
+            created_us=fields[6],
+            seed=fields[7],
+        )
+
+
+class Segment:
+    """A mapped segment: any number of threads read it; its index grows where it is written or
+    followed.
+    """
+
+    def __init__(self, path: PurePath, view: memoryview) -> None:
+        self.path = path
+        self.view = view
+        self.header = SegmentHeader.decode(view, path)
+        self.buffer = pa.py_buffer(view)
+        self.index = SegmentIndex(
+            first_serial=self.header.base_serial, end_position=SEGMENT_HEADER_BYTES
+        )
+        self.cells = view[:SEGMENT_HEADER_BYTES].cast("Q")
+
+    @property
+    def visible_position(self) -> int:
+        """Where readers must stop."""
+        return self.cells[_VISIBLE]
+
+    @property
+    def synced_position(self) -> int:
+        """What survived a sync, as far as this file knows."""
+        return self.cells[_SYNCED]
+
+    @property
+    def reserved_serial(self) -> int:
+        """Below this, serials may have been seen without having been synced."""
+        return self.cells[_RESERVED]
+
+    def frame(self, number: int) -> FrameView:
+        """Open a frame; its bytes are checked the first time. Raises: CorruptionError."""
+        index = self.index
+        position = index.positions[number]
+        header = self.header_at(position, self.header.file_bytes)
+        if header is None:
+            raise CorruptionError("a frame has vanished", path=self.path, offset=position)
+        if not index.verified[number]:
+            if not crc_matches(self.view, position, header, self.header.seed):
+                raise CorruptionError(
+                    "frame does not match its checksum", path=self.path, offset=position
+                )
+            if (header.first_serial, header.row_count) != (
+                index.serials[number],
+                index.row_counts[number],
+            ):
+                raise CorruptionError("frame and index disagree", path=self.path, offset=position)
+            index.verified[number] = 1
+        return self.open_frame(position, header)
+
+    def header_at(self, position: int, limit: int) -> FrameHeader | None:
+        """Decode a frame's header; None at the clean end. Raises: CorruptionError."""
+        try:
+            return decode_header(self.view, position, limit)
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=self.path, offset=position) from exc
+
+    def open_frame(self, position: int, header: FrameHeader) -> FrameView:
+        """Lay out the sections of a frame. Raises: CorruptionError."""
+        try:
+            return open_frame(self.view, self.buffer, position, header)
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=self.path, offset=position) from exc
+
+    def add(self, position: int, header: FrameHeader) -> FrameView:
+        """Enter a frame that is known to be whole in the index."""
+        frame = self.open_frame(position, header)
+        self.index.add(position, header, decode_directory(frame.view, frame.table))
+        return frame
+
+    def follow(self) -> list[bytes]:
+        """Enter what the writer, in whatever process, made visible since; return the new edges in
+        order.
+
+        Behind the synced position a frame may be missing after a power cut that nobody has recovered
+        from yet: that is where this segment ends for now.
+
+        Raises: CorruptionError for one missing before it.
+        """
+        edges: list[bytes] = []
+        limit = min(self.visible_position, self.header.file_bytes)
+        while self.index.end_position < limit:
+            position = self.index.end_position
+            try:
+                header = self.header_at(position, limit)
+                if header is None:
+                    raise CorruptionError("a frame is missing", path=self.path, offset=position)
+                frame = self.add(position, header)
+            except CorruptionError:
+                if position >= self.synced_position:
+                    break
+                raise
+            if (found := frame.section(EDGES)) is not None:
+                edges.append(bytes(found))
+        return edges
+
+
+def open_segment(fs: FileSystem, path: PurePath) -> Segment:
+    """Map a segment for reading; its index is empty. Raises: CorruptionError, NotFoundError."""
+    with fs.open(path, writable=False) as file:
+        if file.size() < SEGMENT_HEADER_BYTES:
+            raise CorruptionError("segment is too short", path=path)
+        return Segment(path, file.map(writable=False))
+
+
+class SegmentWriter:
+    """The one writer of a segment. Not thread-safe: it belongs to the shard's committer."""
+
+    def __init__(self, file: File, segment: Segment, *, allocated: int) -> None:
+        self._file = file
+        self.segment = segment
+        self._allocated = allocated
+        self._end = segment.index.end_position
+        self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
+
+    @property
+    def end_position(self) -> int:
+        """Where the next frame goes."""
+        return self._end
+
+    @property
+    def allocated_bytes(self) -> int:
+        """How much of the disk the file takes."""
+        return self._allocated
+
+    def has_room(self, body_bytes: int) -> bool:
+        """Say whether a frame with such a body still fits."""
+        return self._end + HEADER_BYTES + body_bytes <= self.segment.header.file_bytes
+
+    def write(self, header: FrameHeader, body: bytes, directory: Directory) -> None:
+        """Write a frame behind the last one; nobody sees it before `publish`.
+
+        The directory says what the body says of its streams, so that a compressed one need not be
+        expanded.
+
+        Raises: StorageFullError, with nothing changed.
+        """
+        position = self._end
+        header.synced_position = self.segment.synced_position
+        head = encode_frame(header, body, self.segment.header.seed)
+        self._allocate(position + header.length)
+        try:
+            # The header goes last: without it the body is nothing.
+            self._file.write_at(position + HEADER_BYTES, body)
+            self._file.write_at(position, head)
+        except SiltstoneError:
+            # A payload left behind the end might be taken for a frame one day.
+            self._file.write_at(position, bytes(header.length))
+            raise
+        self._end = position + header.length
+        self._unpublished.append((position, header, directory))
+
+    def sync(self) -> None:
+        """Make everything written so far durable, then say so in the file."""
+        self._file.sync()
+        self.segment.cells[_SYNCED] = self._end
+
+    def publish(self) -> None:
+        """Let readers see everything written so far."""
+        index = self.segment.index
+        for position, header, directory in self._unpublished:
+            index.add(position, header, directory)
+            index.verified[index.frame_count - 1] = 1
+        self._unpublished.clear()
+        self.segment.cells[_VISIBLE] = self._end
+
+    def reserve(self, serial: int) -> None:
+        """Say, durably, that readers may see serials up to this one before they are synced."""
+        self.segment.cells[_RESERVED] = serial
+        self.sync()
+
+    def release(self) -> None:
+        """Say that everything readers saw is synced; durable with the next sync."""
+        self.segment.cells[_RESERVED] = 0
+
+    def close(self) -> None:
+        """Let go of the file; the map stays with its readers."""
+        self._file.close()
+
+    def _allocate(self, end: int) -> None:
+        """Take disk space ahead, in steps that grow with the segment, so that small slabs stay
+        small.
+        """
+        if end <= self._allocated:
+            return
+        step = min(_ALLOCATE_MAX, max(_ALLOCATE_MIN, self._allocated // 2))
+        target = min(self.segment.header.file_bytes, max(end, self._allocated + step))
+        self._file.allocate(self._allocated, target - self._allocated)
+        self._allocated = target
+
+
+def create_segment(
+    fs: FileSystem, directory: PurePath, header: SegmentHeader, state: FrameHeader, body: bytes
+) -> SegmentWriter:
+    """Create a segment whose first frame holds the state; the name appears when all is durable.
+
+    Raises: StorageFullError, with nothing left behind.
+    """
+    path = segment_path(directory, header.base_serial)
+    temporary = path.with_name(f"{path.name}.tmp")
+    if fs.exists(temporary):
+        fs.remove(temporary)
+    head = encode_frame(state, body, header.seed)
+    end = SEGMENT_HEADER_BYTES + state.length
+    assert end <= header.file_bytes
+    file = fs.create(temporary)
+    try:
+        file.truncate(header.file_bytes)
+        allocated = min(header.file_bytes, max(end, _ALLOCATE_MIN))
+        file.allocate(0, allocated)
+        file.write_at(0, header.encode(end=end) + head + body)
+        file.sync()
+        fs.rename(temporary, path)
+        fs.sync_directory(directory)
+        segment = Segment(path, file.map(writable=True))
+    except BaseException:
+        file.close()
+        if fs.exists(temporary):
+            fs.remove(temporary)
+        raise
+    segment.add(SEGMENT_HEADER_BYTES, state)
+    return SegmentWriter(file, segment, allocated=allocated)
+
+
+def segment_path(directory: PurePath, base_serial: int) -> PurePath:
+    """Return the name of the segment that begins with this serial."""
+    return directory / f"{base_serial:020d}.seg"

@@ -1,0 +1,261 @@
+"""Make calls durable: cook, write one frame, sync, announce. One per shard, driven by its thread.
+
+Invariants:
+- a row is visible only after its frame was written, and acknowledged as synced only after the sync;
+- the structure that readers know never holds an edge whose frame they cannot see;
+- a failure before the sync leaves nothing behind; a failed sync poisons the shard for good.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import DiskError, PoisonedError, StorageFullError
+from siltstone.segment.chain import ChainWriter
+from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, encode_rows
+from siltstone.segment.segment import SegmentWriter
+from siltstone.segment.view import compress
+from siltstone.store.cook import Call, Cook, Cooked
+from siltstone.store.outcome import Outcome
+from siltstone.store.producers import ProducerTable
+from siltstone.store.settings import DatabaseSettings
+from siltstone.store.slab import Slab
+from siltstone.topic.structure import Structure
+
+COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
+# How far ahead of the synced rows readers may be led; each such step costs one sync.
+_RESERVE_ROWS: Final = 1 << 20
+
+
+class Committer:
+    """The writing half of a shard. Not thread-safe."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: DatabaseSettings,
+        slab: Slab,
+        writer: ChainWriter,
+        *,
+        producers: ProducerTable,
+        next_serial: int,
+        last_timestamp_us: int,
+    ) -> None:
+        self._clock = clock
+        self.settings = settings
+        self.slab = slab
+        self._writer = writer
+        self._producers = producers
+        self.next_serial = next_serial
+        self.last_timestamp_us = last_timestamp_us
+        self._cook = self._new_cook()
+        self._poison: PoisonedError | None = None
+        self.unsynced = False
+
+    def check(self) -> None:
+        """Raise PoisonedError when a sync has failed here."""
+        if self._poison is not None:
+            raise self._poison
+
+    def commit(self, calls: list[Call]) -> list[Outcome | Exception]:
+        """Store the calls as one frame; return what became of each, in order.
+
+        Raises: PoisonedError; StorageFullError, with nothing stored.
+        """
+        self.check()
+        timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
+        fresh = self._fresh(calls)
+        cooked = self._cook.cook(fresh, timestamp_us)
+        frame_serial = self.next_serial
+        if cooked.row_count or cooked.producers:
+            try:
+                frame_serial = self._store(cooked, sync=any(call.wants_sync for call in fresh))
+            except StorageFullError:
+                self._cook = self._new_cook()
+                raise
+            except DiskError as exc:
+                raise self.poison(exc) from exc
+            self._cook.forget_rows(cooked)
+        return self._outcomes(calls, fresh, cooked, frame_serial)
+
+    def sync(self) -> None:
+        """Make rows durable that were acknowledged as written only."""
+        self.check()
+        if self.unsynced:
+            try:
+                self._active().sync()
+            except DiskError as exc:
+                raise self.poison(exc) from exc
+            self.unsynced = False
+
+    @property
+    def rows(self) -> int:
+        """How many serials the slab has used."""
+        return self.next_serial - self._writer.chain.handles[0].base_serial
+
+    def size_bytes(self) -> int:
+        """Return the disk space that the slab takes."""
+        return self._writer.size_bytes()
+
+    def close(self) -> None:
+        """Sync what is not, and let go of the files."""
+        if self._writer.active is None:
+            return
+        if self._poison is None:
+            self._writer.active.release()
+            self._writer.active.sync()
+        self._writer.active.close()
+        self._writer.active = None
+
+    def seal(self) -> None:
+        """End the slab: no row goes into it any more. The caller replaces this committer."""
+        self.check()
+        if self._writer.active is not None:
+            self._seal_active()
+
+    def state(self) -> tuple[bytes, bytes]:
+        """Return structure and producers, as the next segment begins with them."""
+        return self.slab.export(), self._producers.encode()
+
+    def inherited(self) -> tuple[Structure, ProducerTable]:
+        """Return what the next generation begins with."""
+        published = Structure(list(self.settings.thresholds))
+        published.apply(self.slab.export())
+        return published.inherit(list(self.settings.thresholds)), self._producers
+
+    def _new_cook(self) -> Cook:
+        structure = Structure(list(self.settings.thresholds))
+        structure.apply(self.slab.export())
+        return Cook(structure, self.settings.topic_cache)
+
+    def _fresh(self, calls: list[Call]) -> list[Call]:
+        """Leave out what an idempotent producer has sent before, be it in this very flush."""
+        fresh: list[Call] = []
+        seen: dict[bytes, int] = {}
+        for call in calls:
+            if call.producer:
+                if call.sequence <= seen.get(call.producer, -1):
+                    continue
+                if self._producers.holds(call.producer, call.sequence):
+                    continue
+                seen[call.producer] = call.sequence
+            fresh.append(call)
+        return fresh
+
+    def _store(self, cooked: Cooked, *, sync: bool) -> int:
+        """Write the frame, sync it if asked, let readers see it; return its first serial."""
+        plain, sections = encode_rows(
+            cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
+        )
+        compression = COMPRESSION[self.settings.compression]
+        body = compress(plain, compression)
+        writer = self._writer_with_room(len(body))
+        last_us = cooked.timestamp_us + cooked.row_count - 1
+        header = FrameHeader(
+            0,
+            0,
+            ROWS,
+            compression,
+            sections,
+            self.next_serial,
+            cooked.row_count,
+            len(cooked.streams),
+            cooked.timestamp_us,
+            last_us,
+            0,
+            len(plain),
+        )
+        after = self.next_serial + cooked.row_count
+        if not sync and after > writer.segment.reserved_serial:
+            writer.reserve(after + _RESERVE_ROWS)
+        directory = []
+        start = 0
+        for rows in cooked.streams:
+            directory.append((rows.stream_id, start, len(rows.values)))
+            start += len(rows.values)
+        writer.write(header, body, directory)
+        if sync:
+            writer.sync()
+        self.unsynced = not sync
+        # Readers must know a stream before they can meet its rows.
+        self.slab.publish([cooked.edges] if cooked.edges else [])
+        writer.publish()
+        self._producers.apply(cooked.producers)
+        self.last_timestamp_us = last_us
+        first_serial, self.next_serial = self.next_serial, after
+        return first_serial
+
+    def _writer_with_room(self, body_bytes: int) -> SegmentWriter:
+        """Return the active segment, or a new one when the frame does not fit."""
+        active = self._writer.active
+        if active is not None:
+            if active.has_room(body_bytes):
+                return active
+            if self.next_serial == active.segment.header.base_serial:
+                # An empty segment that is too small: its name is taken, so one serial is left out.
+                self.next_serial += 1
+            self._seal_active()
+        structure, producers = self.state()
+        self._writer.start(
+            serial=self.next_serial,
+            timestamp_us=self.last_timestamp_us,
+            structure=structure,
+            producers=producers,
+            created_us=self._clock.now_us(),
+            segment_bytes=self.settings.segment_bytes,
+            room_bytes=body_bytes + 64,
+        )
+        return self._active()
+
+    def _seal_active(self) -> None:
+        active = self._active()
+        active.release()
+        try:
+            active.sync()
+        except DiskError as exc:
+            raise self.poison(exc) from exc
+        self.unsynced = False
+        structure, producers = self.state()
+        self._writer.seal(structure=structure, producers=producers)
+
+    def _active(self) -> SegmentWriter:
+        assert self._writer.active is not None
+        return self._writer.active
+
+    def poison(self, cause: Exception) -> PoisonedError:
+        """Refuse everything from now on, because of this; return the refusal."""
+        self._poison = PoisonedError(
+            f"a write or sync failed, close the database and open it again: "
+            f"slab={self.slab.id} cause={cause}"
+        )
+        return self._poison
+
+    def _outcomes(
+        self, calls: list[Call], fresh: list[Call], cooked: Cooked, frame_serial: int
+    ) -> list[Outcome | Exception]:
+        outcomes: list[Outcome | Exception] = []
+        stored = {id(call) for call in fresh}
+        timestamp_us = cooked.timestamp_us
+        times: memoryview | None = None
+        if len(cooked.streams) > 1:
+            segment = self._active().segment
+            times = segment.frame(segment.index.frame_count - 1).times()
+        for call in calls:
+            if call.error is not None:
+                outcomes.append(call.error)
+                continue
+            duplicate = id(call) not in stored
+            outcomes.append(
+                Outcome(
+                    duplicate=duplicate,
+                    count=0 if duplicate else len(call.topics),
+                    timestamp_us=timestamp_us,
+                    frame_serial=frame_serial,
+                    frame_timestamp_us=cooked.timestamp_us,
+                    frame_times=times,
+                )
+            )
+            if not duplicate:
+                timestamp_us += len(call.topics)
+        return outcomes

@@ -1,0 +1,275 @@
+"""Turn the calls of one flush into the rows of one frame: topic to stream and varying part, grouped
+by stream.
+
+Invariants: a call is in the frame whole or not at all; a bad topic fails its own call and teaches
+the structure nothing; rows keep their order of arrival within a stream. What was learned on the way
+stays pending in the structure until the frame is durable: after a failed flush the cook is thrown
+away and made anew from what was published.
+
+Common topics are found in a dictionary. It has two halves, so that it can forget: when the newer is
+full it becomes the older, and the older is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
+from siltstone.segment.frame import PRODUCER, StreamRows
+from siltstone.topic.grammar import check_topic
+from siltstone.topic.structure import Structure
+
+NO_PRODUCER: Final = b""
+
+
+class Call:
+    """One append to one shard, as parallel lists; its rows are stored together or not at all."""
+
+    def __init__(self, topics: list[bytes], values: list[bytes], publisher: bytes) -> None:
+        self.topics = topics
+        self.values = values
+        self.publisher = publisher
+        self.publishers: list[bytes] | None = None
+        self.flags = 0
+        self.flag_list: list[int] | None = None
+        self.properties: list[bytes] | None = None
+        self.producer = NO_PRODUCER
+        self.sequence = 0
+        self.wants_sync = True
+        self.size_bytes = 0
+        self.error: SiltstoneError | None = None
+
+    def measure(self, value_bytes_max: int) -> None:
+        """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""
+        count = len(self.topics)
+        if len(self.values) != count:
+            raise UsageError(f"columns differ in length: topics={count} values={len(self.values)}")
+        total = 0
+        for i in range(count):
+            value = self.values[i]
+            if len(value) > value_bytes_max:
+                raise UsageError(
+                    f"value is too large: row={i} size_bytes={len(value)} max={value_bytes_max}"
+                )
+            total += len(self.topics[i]) + len(value)
+        if self.publishers is not None:
+            total += _measure_column(self.publishers, "publishers", count)
+        if self.properties is not None:
+            total += _measure_column(self.properties, "properties", count)
+        flags = self.flag_list
+        if flags is not None:
+            if len(flags) != count:
+                raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
+            for i in range(count):
+                if not 0 <= flags[i] <= 255:
+                    raise UsageError(f"flags are not a byte: row={i} flags={flags[i]}")
+        self.size_bytes = total + 16 * count
+
+
+def _measure_column(column: list[bytes], name: str, count: int) -> int:
+    if len(column) != count:
+        raise UsageError(f"columns differ in length: topics={count} {name}={len(column)}")
+    total = 0
+    for item in column:
+        total += len(item)
+    return total
+
+
+class Cooked:
+    """The rows of a frame, by stream, and what goes with them."""
+
+    def __init__(self, timestamp_us: int) -> None:
+        self.timestamp_us = timestamp_us
+        self.row_count = 0
+        self.streams: list[StreamRows] = []
+        self.publishers: list[bytes] = []
+        self.flags = 0
+        self.edges = b""
+        self.producers = b""
+
+
+class _Place:
+    """Where the rows of a topic go."""
+
+    def __init__(self, rows: StreamRows, varying: bytes) -> None:
+        self.rows = rows
+        self.varying = varying
+
+
+def _stream_id(rows: StreamRows) -> int:
+    return rows.stream_id
+
+
+class Cook:
+    """Holds what cooking remembers from flush to flush; belongs to the shard's committer."""
+
+    def __init__(self, structure: Structure, topics_max: int) -> None:
+        self.structure = structure
+        self._half = max(1, topics_max // 2)
+        self._newer: dict[bytes, _Place] = {}
+        self._older: dict[bytes, _Place] = {}
+        self._rows: dict[int, StreamRows] = {}
+
+    def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
+        """Group the rows of all sound calls, the first row at this time, each later one a µs later.
+
+        A call with a bad topic gets its error set and is left out.
+        """
+        cooked = Cooked(timestamp_us)
+        accepted: list[Call] = []
+        placed: list[list[_Place]] = []
+        for call in calls:
+            places = self._places(call)
+            if places is not None:
+                accepted.append(call)
+                placed.append(places)
+        names = _publisher_names(accepted)
+        cooked.publishers = list(names)
+        cooked.flags = _shared_flags(accepted)
+        with_properties = False
+        for call in accepted:
+            if call.properties is not None:
+                with_properties = True
+        touched: list[StreamRows] = []
+        timestamp = timestamp_us
+        for k in range(len(accepted)):
+            call = accepted[k]
+            _place_rows(call, placed[k], timestamp, touched)
+            _place_extras(call, placed[k], names, len(names) > 1, cooked.flags < 0, with_properties)
+            timestamp += len(call.topics)
+        touched.sort(key=_stream_id)
+        cooked.streams = touched
+        cooked.row_count = timestamp - timestamp_us
+        cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
+        cooked.producers = _producers(accepted)
+        return cooked
+
+    def forget_rows(self, cooked: Cooked) -> None:
+        """Let go of the rows of a frame that was written."""
+        for rows in cooked.streams:
+            rows.clear()
+
+    def _places(self, call: Call) -> list[_Place] | None:
+        """Find the place of each row; None, with the error set, when a topic is bad."""
+        newer = self._newer
+        topics = call.topics
+        places: list[_Place | None] = []
+        missing: list[int] = []
+        for i in range(len(topics)):
+            place = newer.get(topics[i])
+            if place is None:
+                missing.append(i)
+            places.append(place)
+        if missing:
+            # All are checked before any is learned: a refused call must teach nothing.
+            try:
+                for i in missing:
+                    if topics[i] not in self._older:
+                        check_topic(topics[i])
+            except InvalidTopicError as exc:
+                call.error = InvalidTopicError(f"{exc}: row={i}")
+                return None
+            for i in missing:
+                places[i] = self._place(topics[i])
+        return [place for place in places if place is not None]
+
+    def _place(self, topic: bytes) -> _Place:
+        place = self._newer.get(topic)
+        if place is not None:
+            return place
+        place = self._older.get(topic)
+        if place is None:
+            placement = self.structure.learn(topic)
+            stream_id = placement.stream.id
+            rows = self._rows.get(stream_id)
+            if rows is None:
+                rows = StreamRows(stream_id)
+                self._rows[stream_id] = rows
+            place = _Place(rows, placement.varying)
+        if len(self._newer) >= self._half:
+            self._older = self._newer
+            self._newer = {}
+        self._newer[topic] = place
+        return place
+
+
+def _publisher_names(calls: list[Call]) -> dict[bytes, int]:
+    """Number the publishers of all calls; nothing is numbered where all are unknown."""
+    names: dict[bytes, int] = {}
+    for call in calls:
+        publishers = call.publishers
+        if publishers is None:
+            if call.publisher not in names:
+                names[call.publisher] = len(names)
+        else:
+            for name in publishers:
+                if name not in names:
+                    names[name] = len(names)
+    if len(names) == 1 and b"" in names:
+        names.clear()
+    return names
+
+
+def _shared_flags(calls: list[Call]) -> int:
+    """Return the flags that all rows share, or -1."""
+    shared = -1
+    for call in calls:
+        if call.flag_list is not None or (shared >= 0 and call.flags != shared):
+            return -1
+        shared = call.flags
+    return shared
+
+
+def _place_rows(
+    call: Call, places: list[_Place], timestamp_us: int, touched: list[StreamRows]
+) -> None:
+    """Hand each row's time, varying part and value to its stream."""
+    values = call.values
+    timestamp = timestamp_us
+    for i in range(len(places)):
+        place = places[i]
+        rows = place.rows
+        if not rows.timestamps:
+            touched.append(rows)
+        rows.timestamps.append(timestamp)
+        rows.varying.append(place.varying)
+        rows.values.append(values[i])
+        timestamp += 1
+
+
+def _place_extras(
+    call: Call,
+    places: list[_Place],
+    names: dict[bytes, int],
+    with_publishers: bool,
+    with_flags: bool,
+    with_properties: bool,
+) -> None:
+    """Hand over the columns that not every frame has."""
+    if with_publishers:
+        publishers = call.publishers
+        number = 0 if publishers is not None else names[call.publisher]
+        for i in range(len(places)):
+            if publishers is not None:
+                number = names[publishers[i]]
+            places[i].rows.publishers.append(number)
+    if with_flags:
+        flag_list = call.flag_list
+        flags = call.flags
+        for i in range(len(places)):
+            if flag_list is not None:
+                flags = flag_list[i]
+            places[i].rows.flags.append(flags)
+    if with_properties:
+        properties = call.properties
+        item = b""
+        for i in range(len(places)):
+            if properties is not None:
+                item = properties[i]
+            places[i].rows.properties.append(item)
+
+
+def _producers(calls: list[Call]) -> bytes:
+    return b"".join(
+        [PRODUCER.pack(call.producer, call.sequence) for call in calls if call.producer]
+    )

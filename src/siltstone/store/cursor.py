@@ -1,0 +1,86 @@
+"""Rows of many streams in order of time, for people.
+
+Within a shard the frames follow each other in time and the rows of one frame are sorted by it;
+across shards the rows that no other shard can precede are merged, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.store.rows import Batch, Piece
+from siltstone.store.scan import Span, piece_rows, read_slab
+from siltstone.store.slab import Slab
+from siltstone.topic.structure import Match
+
+# Pieces are gathered up to this many rows before they are turned into Arrow and sorted.
+_GATHER_ROWS: Final = 16_384
+
+ShardPlan = list[tuple[Slab, list[Match], int]]
+
+
+def read_in_time_order(
+    shards: Sequence[ShardPlan], span: Span, columns: Sequence[str], rows_max: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield record batches with these columns, rows rising in time."""
+    wanted = list(columns)
+    carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
+    sources = [_shard_tables(plan, span, carried) for plan in shards]
+    merged = sources[0] if len(sources) == 1 else _merge(sources)
+    left = rows_max
+    for table in merged:
+        taken = table if left is None else table.slice(0, left)
+        yield from taken.select(wanted).combine_chunks().to_batches()
+        if left is not None:
+            left -= taken.num_rows
+            if left <= 0:
+                return
+
+
+def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of one shard in order, some thousands at a time."""
+    for slab, matches, end_serial in plan:
+        gathered: list[Piece] = []
+        rows = 0
+        streams: set[int] = set()
+        for pieces in read_slab(slab, matches, span, serials=range(end_serial)):
+            gathered += pieces
+            rows += sum(map(piece_rows, pieces))
+            streams.update(piece.stream.id for piece in pieces)
+            if rows >= _GATHER_ROWS:
+                yield _sorted(Batch(gathered, rows).table(columns), len(streams))
+                gathered, rows, streams = [], 0, set()
+        if rows:
+            yield _sorted(Batch(gathered, rows).table(columns), len(streams))
+
+
+def _sorted(table: pa.Table, streams: int) -> pa.Table:
+    if streams < 2:
+        return table
+    return table.take(pc.sort_indices(table, sort_keys=[("timestamp", "ascending")]))
+
+
+def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """Merge ordered tables: of what each source shows, emit all that none can still precede."""
+    heads = [(table, source) for source in sources if (table := next(source, None)) is not None]
+    while heads:
+        bound = min(_last(table) for table, _ in heads)
+        ready: list[pa.Table] = []
+        rest: list[tuple[pa.Table, Iterator[pa.Table]]] = []
+        for table, source in heads:
+            count = pc.sum(pc.less_equal(table["timestamp"].cast(pa.int64()), bound)).as_py()
+            ready.append(table.slice(0, count))
+            left = table.slice(count) if count < table.num_rows else next(source, None)
+            if left is not None:
+                rest.append((left, source))
+        yield _sorted(pa.concat_tables(ready), len(ready))
+        heads = rest
+
+
+def _last(table: pa.Table) -> int:
+    last: int = table["timestamp"][table.num_rows - 1].value
+    return last

@@ -1,0 +1,136 @@
+"""What became of a call, and the ticket by which its caller learns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Self
+
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A stored call. Its serials are worked out only when somebody asks."""
+
+    duplicate: bool
+    count: int
+    timestamp_us: int
+    frame_serial: int
+    frame_timestamp_us: int
+    frame_times: memoryview | None
+
+    def serials(self) -> list[int]:
+        """Return the serial of each row, in the order of the call."""
+        first = self.timestamp_us - self.frame_timestamp_us
+        if self.frame_times is None:
+            return list(range(self.frame_serial + first, self.frame_serial + first + self.count))
+        # Times rise by one a row in order of arrival, so a row's time tells its place in the call.
+        serials = [0] * self.count
+        end = self.timestamp_us + self.count
+        for index, time in enumerate(self.frame_times):
+            if self.timestamp_us <= time < end:
+                serials[time - self.timestamp_us] = self.frame_serial + index
+        return serials
+
+
+class Ticket:
+    """A promise of an outcome: resolved by the shards' threads, awaited by any."""
+
+    def __init__(self, count: int, parts: int, *, waits: bool) -> None:
+        self._count = count
+        self._waits = waits
+        self._waiting = parts
+        self._outcomes: list[tuple[Outcome, Sequence[int] | None]] = []
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[Ticket], None]] = []
+        self._lock = Lock()
+        self._pending = Lock()
+        self._pending.acquire()
+        if parts == 0:
+            self._pending.release()
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._waiting == 0
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong, if something did."""
+        return self._error
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether an idempotent producer had sent this before; then nothing was stored now."""
+        return bool(self._outcomes) and all(outcome.duplicate for outcome, _ in self._outcomes)
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait for the outcome and return the ticket; at once where the caller chose durability
+        none.
+
+        Raises: OutcomeUnknownError when time runs out; the error that befell the call.
+        """
+        if self._waits:
+            self._settle(timeout)
+        return self
+
+    def _settle(self, timeout: float | None = None) -> None:
+        if not self._pending.acquire(timeout=-1 if timeout is None else timeout):
+            raise OutcomeUnknownError(f"no outcome after {timeout} seconds")
+        self._pending.release()
+        if self._error is not None:
+            raise self._error
+
+    def serials(self) -> list[int]:
+        """Return the serial of each row, waiting for them; 0 for a duplicate's."""
+        self._settle()
+        serials = [0] * self._count
+        for outcome, rows in self._outcomes:
+            for index, serial in enumerate(outcome.serials()):
+                serials[index if rows is None else rows[index]] = serial
+        return serials
+
+    def timestamps(self) -> list[int]:
+        """Return the timestamp_us of each row, waiting for them; 0 for a duplicate's."""
+        self._settle()
+        timestamps = [0] * self._count
+        for outcome, rows in self._outcomes:
+            for index in range(outcome.count):
+                timestamps[index if rows is None else rows[index]] = outcome.timestamp_us + index
+        return timestamps
+
+    def on_done(self, callback: Callable[[Ticket], None]) -> None:
+        """Call back when the outcome is known, from whatever thread makes it known; at once if it
+        is.
+        """
+        with self._lock:
+            if self._waiting:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def resolve(self, outcome: Outcome | Exception, rows: Sequence[int] | None) -> None:
+        """Tell the outcome of one part; rows says which rows of the call it held."""
+        with self._lock:
+            if isinstance(outcome, Exception):
+                # A part that failed while another was stored leaves the whole in doubt.
+                self._error = self._error or outcome
+            else:
+                self._outcomes.append((outcome, rows))
+            self._waiting -= 1
+            if self._waiting:
+                return
+            if self._error is not None and self._outcomes:
+                self._error = _partly_stored(self._error)
+            callbacks, self._callbacks = self._callbacks, []
+            self._pending.release()
+        for callback in callbacks:
+            callback(self)
+
+
+def _partly_stored(error: Exception) -> SiltstoneError:
+    unknown = OutcomeUnknownError(f"rows for one shard were stored, for another not: {error}")
+    unknown.__cause__ = error
+    return unknown

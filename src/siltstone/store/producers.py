@@ -1,0 +1,44 @@
+"""Which sequence each idempotent producer has reached.
+
+A producer numbers its calls upwards; a number that was stored already is acknowledged and not
+stored again. The table travels with the segments: a state frame holds all of it, each rows frame
+what it added. The least recently used producers are forgotten beyond a limit.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from siltstone.segment.frame import PRODUCER
+
+PRODUCERS_MAX: Final = 100_000
+
+
+def producer_key(name: str) -> bytes:
+    """Return the 16 bytes that stand for a producer's name."""
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
+class ProducerTable:
+    """Last sequence by producer; belongs to the shard's committer."""
+
+    def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
+        self._producers_max = producers_max
+        self._sequences: dict[bytes, int] = {}
+
+    def holds(self, producer: bytes, sequence: int) -> bool:
+        """Say whether this call was stored before."""
+        return sequence <= self._sequences.get(producer, -1)
+
+    def apply(self, encoded: bytes | memoryview) -> None:
+        """Take over what a frame carries."""
+        for producer, sequence in PRODUCER.iter_unpack(encoded):
+            self._sequences.pop(producer, None)
+            self._sequences[producer] = sequence
+        while len(self._sequences) > self._producers_max:
+            del self._sequences[next(iter(self._sequences))]
+
+    def encode(self) -> bytes:
+        """Return the whole table, the least recently used first."""
+        return b"".join(PRODUCER.pack(*item) for item in self._sequences.items())

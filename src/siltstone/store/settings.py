@@ -1,0 +1,120 @@
+"""The settings of a database: frozen, checked, kept in its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+from siltstone.errors import UsageError
+from siltstone.segment.segment import SEGMENT_BYTES_MIN
+
+NEVER: Final = -1
+COMPRESSIONS: Final = ("none", "zstd", "lz4")
+SHARD_KEYS: Final = ("publisher", "topic")
+VALUE_BYTES_MAX: Final = 256 * 1024 * 1024
+CALL_BYTES_MAX: Final = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSettings:
+    """How a database stores its rows. Times are in seconds, None means no limit.
+
+    `thresholds` has, per topic level, how many different words are kept apart before the next
+    becomes varying; the last one holds for all deeper levels, 0 makes every word varying, -1 none.
+    """
+
+    shards: int = 1
+    shard_by: str = "publisher"
+    thresholds: tuple[int, ...] = (100, 10)
+    segment_bytes: int = 1024 * 1024 * 1024
+    compression: str = "none"
+    flush_interval: float = 0.01
+    idle_flush_interval: float = 0.0
+    max_items: int = 20_000
+    sync_interval: float = 1.0
+    pending_bytes_max: int = 64 * 1024 * 1024
+    topic_cache: int = 200_000
+    rotate_seconds: float | None = None
+    rotate_bytes: int | None = None
+    retain_seconds: float | None = None
+    retain_bytes: int | None = None
+    quota_bytes: int | None = None
+    reserve_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work. Raises: UsageError."""
+        _require(1 <= self.shards <= 4096, "shards", "a number from 1 to 4096", self.shards)
+        _require(self.shard_by in SHARD_KEYS, "shard_by", f"one of {SHARD_KEYS}", self.shard_by)
+        _require(
+            len(self.thresholds) > 0 and all(value >= NEVER for value in self.thresholds),
+            "thresholds",
+            "one or more numbers of -1 and above",
+            self.thresholds,
+        )
+        _require(
+            SEGMENT_BYTES_MIN <= self.segment_bytes <= 1 << 40 and self.segment_bytes % 4096 == 0,
+            "segment_bytes",
+            f"a multiple of 4096 from {SEGMENT_BYTES_MIN}",
+            self.segment_bytes,
+        )
+        _require(
+            self.compression in COMPRESSIONS,
+            "compression",
+            f"one of {COMPRESSIONS}",
+            self.compression,
+        )
+        _require(self.max_items >= 1, "max_items", "at least 1", self.max_items)
+        _require(self.topic_cache >= 2, "topic_cache", "at least 2", self.topic_cache)
+        _require(
+            self.pending_bytes_max >= 1, "pending_bytes_max", "at least 1", self.pending_bytes_max
+        )
+        for name in ("flush_interval", "idle_flush_interval", "sync_interval"):
+            value = getattr(self, name)
+            _require(0 <= value <= 3600, name, "a time from 0 to 3600 seconds", value)
+        for name in (
+            "rotate_seconds",
+            "rotate_bytes",
+            "retain_seconds",
+            "retain_bytes",
+            "quota_bytes",
+        ):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, "above 0, or none", value)
+        _require(self.reserve_bytes >= 0, "reserve_bytes", "0 or more", self.reserve_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for a manifest."""
+        return asdict(self) | {"thresholds": list(self.thresholds)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read plain values. Raises: UsageError."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise UsageError(f"unknown database settings: {', '.join(unknown)}")
+        plain = dict(values)
+        if "thresholds" in plain:
+            plain["thresholds"] = tuple(plain["thresholds"])
+        try:
+            return cls(**plain)
+        except TypeError as exc:
+            raise UsageError(f"database settings have the wrong type: {exc}") from exc
+
+    def changed_to(self, other: DatabaseSettings) -> list[str]:
+        """Return the names of the settings that differ."""
+        return [
+            field.name
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+# Both decide on which shard a row stands; changing them would break the order of a publisher's
+# rows.
+FIXED: Final = frozenset({"shards", "shard_by"})
+
+
+def _require(holds: bool, name: str, expected: str, value: object) -> None:
+    if not holds:
+        raise UsageError(f"setting {name} must be {expected}: {name}={value!r}")

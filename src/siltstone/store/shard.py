@@ -1,0 +1,283 @@
+"""One writer thread: gathers calls, decides when to flush, commits them in order, turns generations
+over.
+
+State has two owners: the queue is shared under one condition, everything else belongs to the
+thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import ClosedError, OverloadedError, PoisonedError, SiltstoneError
+from siltstone.store.committer import Committer
+from siltstone.store.cook import Call
+from siltstone.store.outcome import Outcome, Ticket
+from siltstone.store.settings import DatabaseSettings
+
+# A frame holds at most this much, unless a single call is larger.
+_FRAME_BYTES: Final = 16 * 1024 * 1024
+_FRAME_ROWS: Final = 1 << 20
+
+Rows = list[int] | None
+Pending = tuple[Call, Ticket, Rows]
+
+
+def flush_delay(
+    settings: DatabaseSettings, *, now: float, first_at: float, last_at: float, rows: int
+) -> float:
+    """Return how long to wait before the flush of what is pending; 0 or less means now."""
+    if rows >= settings.max_items:
+        return 0.0
+    return min(
+        first_at + settings.flush_interval - now, last_at + settings.idle_flush_interval - now
+    )
+
+
+class Shard:
+    """The queue and thread of one shard."""
+
+    def __init__(
+        self,
+        number: int,
+        committer: Committer,
+        clock: Clock,
+        *,
+        turn_over: Callable[[Committer], Committer],
+        admit: Callable[[], SiltstoneError | None],
+        housekeeping: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.committer = committer
+        self._clock = clock
+        self._turn_over = turn_over
+        self._admit = admit
+        self._housekeeping = housekeeping
+        self._condition = Condition()
+        self._pending: deque[Pending] = deque()
+        self._pending_bytes = 0
+        self._pending_rows = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        self._orders: deque[tuple[Callable[[], None], Ticket]] = deque()
+        self._closing = False
+        self._taken: list[Ticket] = []
+        self._written_at = 0.0
+        self._thread = Thread(target=self._run, name=f"siltstone-shard-{number}", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Call, ticket: Ticket, rows: Rows, timeout: float | None) -> None:
+        """Queue a call; wait while too much is pending.
+
+        Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
+        """
+        limit = self.committer.settings.pending_bytes_max
+        with self._condition:
+            self._check_open()
+            if not self._condition.wait_for(
+                lambda: (
+                    self._closing
+                    or self._pending_bytes == 0
+                    or self._pending_bytes + call.size_bytes <= limit
+                ),
+                timeout,
+            ):
+                raise OverloadedError(
+                    f"too much is waiting to be written: pending_bytes={self._pending_bytes}"
+                )
+            self._check_open()
+            now = self._clock.monotonic()
+            if not self._pending:
+                self._first_at = now
+            self._last_at = now
+            self._pending.append((call, ticket, rows))
+            self._pending_bytes += call.size_bytes
+            self._pending_rows += len(call.topics)
+            self._condition.notify_all()
+
+    def seal(self) -> None:
+        """Turn the generation over behind everything queued so far; return when it is done."""
+        self._order(self.turn)
+
+    def sync(self) -> None:
+        """Make everything queued so far durable."""
+
+        def act() -> None:
+            # The committer is looked up when the order is obeyed: the generation may turn before.
+            self.committer.sync()
+
+        self._order(act)
+
+    def configure(self, settings: DatabaseSettings) -> None:
+        """Put settings into force behind everything queued so far."""
+
+        def change() -> None:
+            self.committer.settings = settings
+
+        self._order(change)
+
+    def turn(self) -> None:
+        """Turn the generation over now; only for the shard's own thread."""
+        self.committer = self._turn_over(self.committer)
+
+    def close(self) -> None:
+        """Commit what is queued, end the thread, let go of the files."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join()
+
+    def _order(self, act: Callable[[], None]) -> None:
+        ticket = Ticket(0, 1, waits=True)
+        with self._condition:
+            self._check_open()
+            self._orders.append((act, ticket))
+            self._condition.notify_all()
+        ticket.wait()
+
+    def _check_open(self) -> None:
+        self.committer.check()
+        if self._closing:
+            raise ClosedError("the database is closed")
+
+    def _run(self) -> None:
+        try:
+            while True:
+                batch, orders = self._take()
+                if batch:
+                    self._commit(batch)
+                for act, ticket in orders:
+                    self._obey(act, ticket)
+                if not batch and not orders:
+                    if self._closing:
+                        break
+                    self._look_after()
+            self.committer.close()
+        except Exception as exc:  # noqa: BLE001 - a thread that dies silently would leave callers waiting
+            self._fail_all(exc)
+
+    def _take(self) -> tuple[list[Pending], list[tuple[Callable[[], None], Ticket]]]:
+        """Wait for work; return the calls of one frame, and orders when no call precedes them."""
+        with self._condition:
+            while not self._closing:
+                now = self._clock.monotonic()
+                if self._orders:
+                    break
+                if self._pending:
+                    delay = flush_delay(
+                        self.committer.settings,
+                        now=now,
+                        first_at=self._first_at,
+                        last_at=self._last_at,
+                        rows=self._pending_rows,
+                    )
+                    if delay <= 0:
+                        break
+                    self._condition.wait(delay)
+                elif not self._condition.wait(self._idle_seconds()):
+                    return [], []
+            batch = self._take_batch()
+            orders: list[tuple[Callable[[], None], Ticket]] = []
+            if not self._pending:
+                orders = list(self._orders)
+                self._orders.clear()
+            self._taken = [ticket for _, ticket, _ in batch]
+            self._taken += [ticket for _, ticket in orders]
+            self._condition.notify_all()
+            return batch, orders
+
+    def _take_batch(self) -> list[Pending]:
+        batch: list[Pending] = []
+        size = rows = 0
+        while self._pending:
+            call = self._pending[0][0]
+            if batch and (
+                size + call.size_bytes > _FRAME_BYTES or rows + len(call.topics) > _FRAME_ROWS
+            ):
+                break
+            batch.append(self._pending.popleft())
+            size += call.size_bytes
+            rows += len(call.topics)
+        self._pending_bytes -= size
+        self._pending_rows -= rows
+        self._first_at = self._clock.monotonic()
+        return batch
+
+    def _commit(self, batch: list[Pending]) -> None:
+        outcomes: list[Outcome | Exception]
+        refusal = self._admit()
+        if refusal is not None:
+            outcomes = [refusal] * len(batch)
+        else:
+            try:
+                outcomes = self.committer.commit([call for call, _, _ in batch])
+            except SiltstoneError as exc:
+                outcomes = [exc] * len(batch)
+        for (_, ticket, rows), outcome in zip(batch, outcomes, strict=True):
+            ticket.resolve(outcome, rows)
+        if self.committer.unsynced and self._written_at == 0.0:
+            self._written_at = self._clock.monotonic()
+        self._look_after()
+
+    def _obey(self, act: Callable[[], None], ticket: Ticket) -> None:
+        try:
+            act()
+        except SiltstoneError as exc:
+            ticket.resolve(exc, None)
+        else:
+            ticket.resolve(_DONE, None)
+
+    def _idle_seconds(self) -> float | None:
+        settings = self.committer.settings
+        waits = [
+            seconds
+            for seconds in (
+                settings.sync_interval if self.committer.unsynced else None,
+                1.0 if settings.rotate_seconds or settings.retain_seconds else None,
+            )
+            if seconds is not None
+        ]
+        return min(waits) if waits else None
+
+    def _look_after(self) -> None:
+        """Sync what was only written, and turn over or drop what is due."""
+        try:
+            if not self.committer.unsynced:
+                self._written_at = 0.0
+            elif (
+                self._clock.monotonic() - self._written_at >= self.committer.settings.sync_interval
+            ):
+                self.committer.sync()
+                self._written_at = 0.0
+            self._housekeeping()
+        except PoisonedError:
+            # The committer keeps it and refuses the next call with it.
+            return
+
+    def _fail_all(self, cause: Exception) -> None:
+        """Leave nobody waiting when the thread ends by a mistake of ours."""
+        error = self.committer.poison(cause)
+        with self._condition:
+            self._closing = True
+            waiting = [ticket for ticket in self._taken if not ticket.done]
+            waiting += [ticket for _, ticket, _ in self._pending]
+            waiting += [ticket for _, ticket in self._orders]
+            self._pending.clear()
+            self._orders.clear()
+            self._condition.notify_all()
+        for ticket in waiting:
+            ticket.resolve(error, None)
+
+
+_DONE: Final = Outcome(
+    duplicate=False,
+    count=0,
+    timestamp_us=0,
+    frame_serial=0,
+    frame_timestamp_us=0,
+    frame_times=None,
+)

@@ -1,0 +1,131 @@
+"""An open slab: its segments and the structure that its readers know.
+
+The reading structure holds only what frames carry that readers may see; the committer learns in one
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
+from siltstone.fs.api import FileSystem
+from siltstone.segment.chain import Chain, SegmentHandle
+from siltstone.store.manifest import SlabId, SlabRecord
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match, Stream, Structure
+
+_MATCHES_MAX: Final = 10_000
+
+
+class Slab:
+    """One generation of one shard, for any number of reading threads."""
+
+    def __init__(
+        self, fs: FileSystem, directory: PurePath, record: SlabRecord, structure: Structure
+    ) -> None:
+        self.record = record
+        self.chain = Chain(fs, directory)
+        self._structure = structure
+        self._lock = Lock()
+        self._loaded = False
+        self.follows = True
+        self._matches: dict[tuple[str, int], Match | None] = {}
+
+    @property
+    def id(self) -> SlabId:
+        """The slab's name."""
+        return self.record.id
+
+    def refresh(self) -> None:
+        """Look on the disk for what another process has written since. Raises: SlabDroppedError."""
+        try:
+            with self._lock:
+                self._apply(self.chain.refresh())
+                self._loaded = True
+        except NotFoundError as exc:
+            raise SlabDroppedError(f"slab {self.id} was dropped") from exc
+
+    def load(self) -> None:
+        """Open the segments of a slab that nobody in this process writes, once."""
+        if not self._loaded:
+            self.refresh()
+
+    def publish(self, edges: Iterable[bytes]) -> list[Stream]:
+        """Let readers know these edges; return the streams that are new to them."""
+        with self._lock:
+            self._loaded = True
+            return self._apply(edges)
+
+    def _apply(self, edges: Iterable[bytes]) -> list[Stream]:
+        new: list[Stream] = []
+        for block in edges:
+            try:
+                new.extend(self._structure.apply(block))
+            except ValueError as exc:
+                raise CorruptionError(
+                    f"learned structure is damaged: {exc}", path=self.chain.directory
+                ) from exc
+        return new
+
+    def match(self, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams with rows that may match, with what their varying levels must be."""
+        self.load()
+        held = self.stream_rows()
+        with self._lock:
+            found = self._structure.match(list(topic_filter.levels))
+        return sorted(
+            (match for match in found if match.stream.id in held), key=lambda match: match.stream.id
+        )
+
+    def match_stream(self, stream_id: int, topic_filter: TopicFilter) -> Match | None:
+        """Return what the filter asks of the varying levels of one stream; None when it cannot
+        match.
+        """
+        key = (topic_filter.text, stream_id)
+        if key not in self._matches:
+            matches = {match.stream.id: match for match in self.match(topic_filter)}
+            if stream_id not in matches and self.stream_rows().get(stream_id) is None:
+                return None
+            if len(self._matches) >= _MATCHES_MAX:
+                self._matches.clear()
+            self._matches[key] = matches.get(stream_id)
+        return self._matches[key]
+
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return a stream by its id."""
+        self.load()
+        with self._lock:
+            return self._structure.stream(stream_id)
+
+    def export(self) -> bytes:
+        """Return the whole structure as edges."""
+        self.load()
+        with self._lock:
+            return self._structure.export()
+
+    def stream_rows(self) -> dict[int, int]:
+        """Return how many rows each stream has."""
+        self.load()
+        total: dict[int, int] = {}
+        for handle in self.chain.handles:
+            for stream_id, rows in list(handle.segment().index.stream_rows.items()):
+                total[stream_id] = total.get(stream_id, 0) + rows
+        return total
+
+    def handles(self) -> tuple[SegmentHandle, ...]:
+        """Return the segments in order, as they are now."""
+        self.load()
+        return self.chain.handles
+
+    def next_serial(self) -> int:
+        """Return the serial after the last row that is visible."""
+        handles = self.handles()
+        return handles[-1].next_serial if handles else 0
+
+    def row_count(self) -> int:
+        """Return the number of rows that are visible."""
+        return sum(self.stream_rows().values())

@@ -1,0 +1,404 @@
+"""Learned topic structure: topic <-> stream and what varies in it. Compiled.
+
+A trie of topic levels. Topics that differ only at levels where many words were seen share one
+stream, `metrics/+/cpu`; their words at the `+` levels are the varying part, stored with each row.
+
+Invariants:
+- A topic never changes its stream: an edge with the exact word wins over `+`, and once a node has
+  `+` no topic gives it another word.
+- An id depends on its path alone, so equal edges give equal ids, here and elsewhere.
+- `$` topics live under a root of their own, which a leading wildcard does not see [MQTT-4.7.2-1].
+- An edge is pending from its insertion until `take_pending`; one that was applied never is.
+
+Edges as bytes, little endian; a parent's edge stands before its children's:
+
+    u32 count, then per edge: u64 parent id | u8 kind | u16 size of the word | word
+
+    kind 0  literal: the word is one topic level, maybe empty
+    kind 1  plus:    any word; size 0
+    kind 2  end:     a topic may end here, and its stream begins; size 0
+
+The id of a node is the first 8 bytes of BLAKE2b(parent id as 8 bytes | kind | word), those of the
+two roots are 1 and 2; the id of a stream is that of its end edge. A structure has one owner: it is
+not for two threads at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final
+
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.topic.grammar import check_pattern, check_topic
+
+LITERAL: Final = 0
+PLUS: Final = 1
+END: Final = 2
+
+ROOT_ID: Final = 1
+SPECIAL_ROOT_ID: Final = 2
+
+NEVER: Final = -1
+
+_COUNT: Final = struct.Struct("<I")
+_EDGE: Final = struct.Struct("<QBH")
+
+
+class Stream:
+    """Topics of one structure; `pattern` has + at the levels that vary."""
+
+    def __init__(self, stream_id: int, levels: list[bytes], special: bool) -> None:
+        self.id = stream_id
+        self.pattern = b"/".join(levels)
+        self.levels = levels
+        self.varying_count = levels.count(b"+")
+        self.special = special
+
+
+class Node:
+    """A place in the trie, reached from `parent` by `token`: a word, or b"+" for any."""
+
+    def __init__(self, node_id: int, parent: Node | None, token: bytes) -> None:
+        self.id = node_id
+        self.parent = parent
+        self.token = token
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.children: dict[bytes, Node] = {}
+        self.plus: Node | None = None
+        self.stream: Stream | None = None
+
+
+class Placement:
+    """Where a topic is kept: its stream, and its words at the varying levels joined by slashes."""
+
+    def __init__(self, stream: Stream, varying: bytes) -> None:
+        self.stream = stream
+        self.varying = varying
+
+
+class Match:
+    """A stream that may hold topics of a filter.
+
+    `constraints` has for each varying level the word that it must be, or None for any.
+    """
+
+    def __init__(self, stream: Stream, constraints: list[bytes | None]) -> None:
+        self.stream = stream
+        self.constraints = constraints
+
+
+class Structure:
+    """The trie; `root` and `special_root` are for reading.
+
+    A node learns at most thresholds[depth] words, the last one counting for all deeper levels; the
+    next unseen word makes the level vary. 0 is varying from the start, NEVER is no limit.
+    """
+
+    def __init__(self, thresholds: list[int]) -> None:
+        if not thresholds or min(thresholds) < NEVER:
+            raise UsageError(
+                "thresholds must be one or more numbers, 0 or above, or -1 for never: "
+                f"thresholds={thresholds}"
+            )
+        self.thresholds = list(thresholds)
+        self.root = Node(ROOT_ID, None, b"")
+        self.special_root = Node(SPECIAL_ROOT_ID, None, b"")
+        self._nodes: dict[int, Node] = {ROOT_ID: self.root, SPECIAL_ROOT_ID: self.special_root}
+        self._streams: dict[int, Stream] = {}
+        # All edges in order of insertion. Ids are settled in that order should two ever collide,
+        # so it is kept by export too.
+        self._edges = bytearray()
+        self._edge_count = 0
+        self._taken_size = 0
+        self._taken_count = 0
+
+    def learn(self, topic: bytes) -> Placement:
+        """Place a topic that passed check_topic, inserting the edges it lacks."""
+        placement = self.lookup(topic)
+        if placement is None:
+            return self._insert_topic(topic)
+        return placement
+
+    def lookup(self, topic: bytes) -> Placement | None:
+        """Place a topic without learning; None when it was never learned."""
+        node = self.special_root if topic.startswith(b"$") else self.root
+        varying: list[bytes] = []
+        for level in topic.split(b"/"):
+            child = node.children.get(level)
+            if child is None:
+                child = node.plus
+                if child is None:
+                    return None
+                varying.append(level)
+            node = child
+        stream = node.stream
+        if stream is None:
+            return None
+        return Placement(stream, b"/".join(varying))
+
+    def insert_pattern(self, pattern: bytes, special: bool = False) -> Stream:
+        """Teach a structure before its topics come, and return the stream that will hold them.
+
+        Thresholds do not bind it. Where a level varies already, a new word gets no edge, for its
+        topics may have been placed: the stream returned is then wider than the pattern. `special`
+        tells that a leading + stands for words that start with $; else it is not looked at.
+
+        Raises: InvalidTopicError.
+        """
+        check_pattern(pattern)
+        levels = pattern.split(b"/")
+        # A word tells its root itself; only + can stand under both.
+        under_special = special if levels[0] == b"+" else levels[0].startswith(b"$")
+        node = self.special_root if under_special else self.root
+        for level in levels:
+            child = node.plus
+            if level != b"+":
+                child = node.children.get(level, child)
+            node = self._add_child(node, level) if child is None else child
+        return self._end(node)
+
+    def take_pending(self) -> bytes:
+        """Return the pending edges, encoded; they are pending no more."""
+        count = self._edge_count - self._taken_count
+        encoded = _COUNT.pack(count) + self._edges[self._taken_size :]
+        self._taken_size = len(self._edges)
+        self._taken_count = self._edge_count
+        return encoded
+
+    def has_pending(self) -> bool:
+        """Tell whether take_pending would return any edge."""
+        return self._edge_count > self._taken_count
+
+    def export(self) -> bytes:
+        """Return all edges, encoded; applied to a fresh structure they make it equal to this."""
+        return _COUNT.pack(self._edge_count) + self._edges
+
+    def apply(self, encoded: bytes | memoryview) -> list[Stream]:
+        """Insert encoded edges, of which some may exist, and return the streams that are new.
+
+        Raises: ValueError when the bytes make no sense; the edges before the bad one were inserted,
+        so the structure is of no further use. UsageError while edges of its own are pending.
+        """
+        if self.has_pending():
+            raise UsageError(
+                "edges of this structure are pending, take them before applying others"
+            )
+        data = bytes(encoded)
+        if len(data) < _COUNT.size:
+            raise ValueError(f"edges are cut short: size_bytes={len(data)}")
+        count: int = _COUNT.unpack_from(data)[0]
+        offset = _COUNT.size
+        streams: list[Stream] = []
+        for _ in range(count):
+            start = offset + _EDGE.size
+            if start > len(data):
+                raise ValueError(f"edges are cut short: size_bytes={len(data)}")
+            parent_id, kind, size = _EDGE.unpack_from(data, offset)
+            offset = start + size
+            if offset > len(data):
+                raise ValueError(f"edges are cut short: size_bytes={len(data)}")
+            stream = self._apply_edge(parent_id, kind, data[start:offset])
+            if stream is not None:
+                streams.append(stream)
+        if offset != len(data):
+            raise ValueError(f"bytes follow the last edge: offset={offset}")
+        self._taken_size = len(self._edges)
+        self._taken_count = self._edge_count
+        return streams
+
+    def inherit(self, thresholds: list[int]) -> Structure:
+        """Return what the next generation starts with: the paths that vary, none of them pending.
+
+        A topic that had a stream of its own here may come into a varying one there.
+        """
+        heir = Structure(thresholds)
+        for stream in self._streams.values():
+            if stream.varying_count == 0:
+                continue
+            node = heir.special_root if stream.special else heir.root
+            for level in stream.levels:
+                child = node.plus if level == b"+" else node.children.get(level)
+                node = heir._add_child(node, level) if child is None else child
+            heir._end(node)
+        heir.take_pending()
+        return heir
+
+    def streams(self) -> list[Stream]:
+        """Return all streams, oldest first."""
+        return list(self._streams.values())
+
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return the stream with this id, if there is one."""
+        return self._streams.get(stream_id)
+
+    def match(self, levels: list[bytes]) -> list[Match]:
+        """Return each stream that may hold a topic of the filter with these levels, once."""
+        open_ended = levels[-1] == b"#"
+        fixed_count = len(levels) - 1 if open_ended else len(levels)
+        matches: list[Match] = []
+        # A topic may have thousands of levels, so the walk keeps a list instead of recursing.
+        waiting = [self._root_of(levels[0])]
+        while waiting:
+            node = waiting.pop()
+            depth = node.depth
+            if depth >= fixed_count:
+                if node.stream is not None:
+                    matches.append(Match(node.stream, _constraints(node.stream, levels)))
+                if not open_ended:
+                    continue
+            if depth >= fixed_count or levels[depth] == b"+":
+                waiting.extend(node.children.values())
+            else:
+                exact = node.children.get(levels[depth])
+                if exact is not None:
+                    waiting.append(exact)
+            if node.plus is not None:
+                waiting.append(node.plus)
+        return matches
+
+    def topic_of(self, stream: Stream, varying: bytes) -> bytes:
+        """Return the topic that was placed so.
+
+        Raises: ValueError when varying has not one word for each varying level.
+        """
+        if stream.varying_count == 0 and not varying:
+            return stream.pattern
+        words = varying.split(b"/")
+        if len(words) != stream.varying_count:
+            raise ValueError(f"varying part does not fit: stream={stream.pattern!r} {varying=}")
+        levels: list[bytes] = []
+        index = 0
+        for level in stream.levels:
+            if level == b"+":
+                levels.append(words[index])
+                index += 1
+            else:
+                levels.append(level)
+        return b"/".join(levels)
+
+    def _root_of(self, level: bytes) -> Node:
+        return self.special_root if level.startswith(b"$") else self.root
+
+    def _insert_topic(self, topic: bytes) -> Placement:
+        levels = topic.split(b"/")
+        varying: list[bytes] = []
+        node = self._root_of(levels[0])
+        for level in levels:
+            child = node.children.get(level)
+            if child is None and node.plus is None and not self._varies_next(node):
+                assert level != b"+", "a topic has no wildcard"
+                child = self._add_child(node, level)
+            if child is None:
+                child = node.plus
+                if child is None:
+                    child = self._add_child(node, b"+")
+                varying.append(level)
+            node = child
+        return Placement(self._end(node), b"/".join(varying))
+
+    def _varies_next(self, node: Node) -> bool:
+        """Tell whether the next unseen word at this node makes its level vary."""
+        threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
+        return threshold != NEVER and len(node.children) >= threshold
+
+    def _apply_edge(self, parent_id: int, kind: int, token: bytes) -> Stream | None:
+        """Insert an edge if it is missing; return the stream that this begins."""
+        parent = self._nodes.get(parent_id)
+        if parent is None:
+            raise ValueError(f"edge starts at an unknown node: parent={parent_id}")
+        if kind == LITERAL:
+            if token not in parent.children:
+                _check_literal(parent, token)
+                self._add_child(parent, token)
+        elif token:
+            raise ValueError(f"only a literal edge has a word: {kind=} {token=}")
+        elif kind == PLUS:
+            if parent.plus is None:
+                self._add_child(parent, b"+")
+        elif kind != END or parent.parent is None:
+            raise ValueError(
+                f"edge is of no known kind, or ends at a root: parent={parent_id} {kind=}"
+            )
+        elif parent.stream is None:
+            return self._end(parent)
+        return None
+
+    def _add_child(self, parent: Node, token: bytes) -> Node:
+        """Add a missing edge: the plus edge for b"+", else a literal one."""
+        kind = PLUS if token == b"+" else LITERAL
+        word = b"" if kind == PLUS else token
+        node_id = edge_id(parent.id, kind, word)
+        suffix = b""
+        while node_id in self._nodes:
+            # Two paths with one 64-bit id: the later one moves. No UTF-8 word ends in 0xFF.
+            suffix += b"\xff"
+            node_id = edge_id(parent.id, kind, word + suffix)
+        node = Node(node_id, parent, token)
+        if kind == PLUS:
+            parent.plus = node
+        else:
+            parent.children[token] = node
+        self._nodes[node_id] = node
+        self._log(parent.id, kind, word)
+        return node
+
+    def _end(self, node: Node) -> Stream:
+        """Return the stream of a node, beginning it when there is none."""
+        if node.stream is not None:
+            return node.stream
+        stream_id = edge_id(node.id, END, b"")
+        suffix = b""
+        while stream_id in self._streams:
+            suffix += b"\xff"
+            stream_id = edge_id(node.id, END, suffix)
+        levels, special = _path(node)
+        stream = Stream(stream_id, levels, special)
+        node.stream = stream
+        self._streams[stream_id] = stream
+        self._log(node.id, END, b"")
+        return stream
+
+    def _log(self, parent_id: int, kind: int, word: bytes) -> None:
+        self._edges += _EDGE.pack(parent_id, kind, len(word))
+        self._edges += word
+        self._edge_count += 1
+
+
+def edge_id(parent_id: int, kind: int, word: bytes) -> int:
+    """Return the id of what this edge leads to, but for the rare case that the id is taken."""
+    path = parent_id.to_bytes(8, "little") + bytes((kind,)) + word
+    return int.from_bytes(hashlib.blake2b(path).digest()[:8], "little")
+
+
+def _path(node: Node) -> tuple[list[bytes], bool]:
+    """Return the levels from the root to a node, and whether that root is the special one."""
+    levels: list[bytes] = []
+    while node.parent is not None:
+        levels.append(node.token)
+        node = node.parent
+    levels.reverse()
+    return levels, node.id == SPECIAL_ROOT_ID
+
+
+def _constraints(stream: Stream, levels: list[bytes]) -> list[bytes | None]:
+    """Return what a filter that reaches a stream asks of each of its varying levels."""
+    constraints: list[bytes | None] = []
+    for index, level in enumerate(stream.levels):
+        if level != b"+":
+            continue
+        wanted = levels[index] if index < len(levels) else b"#"
+        constraints.append(None if wanted in (b"+", b"#") else wanted)
+    return constraints
+
+
+def _check_literal(parent: Node, token: bytes) -> None:
+    if b"/" in token:
+        raise ValueError(f"edge has more than one level: {token=}")
+    if parent.parent is None and token.startswith(b"$") != (parent.id == SPECIAL_ROOT_ID):
+        raise ValueError(f"edge starts at the wrong root: parent={parent.id} {token=}")
+    if token:
+        try:
+            check_topic(token)
+        except InvalidTopicError as exc:
+            raise ValueError(f"edge has no valid topic level: {exc}") from exc

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match, Placement, Stream, Structure
+
+WORDS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"$x", b"$y"])
+LEVELS = st.lists(WORDS, min_size=1, max_size=4)
+TOPICS = LEVELS.map(b"/".join).filter(bool)
+SEQUENCES = st.lists(TOPICS, max_size=40)
+THRESHOLDS = st.lists(st.sampled_from([-1, 0, 1, 2, 3]), min_size=1, max_size=3)
+FILTERS = (
+    st.tuples(st.lists(WORDS | st.just(b"+"), max_size=4), st.sampled_from([[], [b"#"]]))
+    .map(lambda parts: b"/".join(parts[0] + parts[1]))
+    .filter(bool)
+)
+PATTERNS = st.lists(WORDS | st.just(b"+"), min_size=1, max_size=4).map(b"/".join).filter(bool)
+
+
+def learned(thresholds: list[int], topics: list[bytes]) -> Structure:
+    structure = Structure(thresholds)
+    for topic in topics:
+        structure.learn(topic)
+    return structure
+
+
+def where(placement: Placement) -> tuple[int, bytes]:
+    return placement.stream.id, placement.varying
+
+
+def accepts(match: Match, varying: bytes) -> bool:
+    words = varying.split(b"/") if match.stream.varying_count else []
+    assert len(words) == len(match.constraints)
+    return all(
+        wanted is None or wanted == word
+        for wanted, word in zip(match.constraints, words, strict=True)
+    )
+
+
+def facts(stream: Stream) -> tuple[int, bytes, list[bytes], int, bool]:
+    return stream.id, stream.pattern, stream.levels, stream.varying_count, stream.special
+
+
+def all_facts(structure: Structure) -> list[tuple[int, bytes, list[bytes], int, bool]]:
+    return [facts(stream) for stream in structure.streams()]
+
+
+@given(THRESHOLDS, SEQUENCES, FILTERS)
+def test_streams_and_constraints_select_exactly_the_topics_of_a_filter(
+    thresholds: list[int], topics: list[bytes], text: bytes
+) -> None:
+    structure = Structure(thresholds)
+    placements = {topic: structure.learn(topic) for topic in topics}
+    topic_filter = TopicFilter.parse(text)
+    matches = structure.match(list(topic_filter.levels))
+    by_stream = {match.stream.id: match for match in matches}
+    assert len(by_stream) == len(matches)
+    selected = {
+        topic
+        for topic, placement in placements.items()
+        if placement.stream.id in by_stream
+        and accepts(by_stream[placement.stream.id], placement.varying)
+    }
+    assert selected == {topic for topic in placements if topic_filter.matches(topic)}
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_a_topic_comes_back_from_where_it_was_placed(
+    thresholds: list[int], topics: list[bytes]
+) -> None:
+    structure = Structure(thresholds)
+    placements = [structure.learn(topic) for topic in topics]
+    assert [structure.topic_of(place.stream, place.varying) for place in placements] == topics
+    assert [structure.stream(place.stream.id) for place in placements] == [
+        place.stream for place in placements
+    ]
+
+
+@given(THRESHOLDS, st.lists(st.tuples(st.booleans(), TOPICS, PATTERNS), max_size=40))
+def test_no_topic_changes_its_stream_whatever_is_learned_or_taught(
+    thresholds: list[int], steps: list[tuple[bool, bytes, bytes]]
+) -> None:
+    structure = Structure(thresholds)
+    first: dict[bytes, tuple[int, bytes]] = {}
+    for teach, topic, pattern in steps:
+        if teach:
+            structure.insert_pattern(pattern)
+        else:
+            first.setdefault(topic, where(structure.learn(topic)))
+        assert {topic: where(structure.learn(topic)) for topic in first} == first
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_equal_sequences_give_equal_structures(thresholds: list[int], topics: list[bytes]) -> None:
+    assert learned(thresholds, topics).export() == learned(thresholds, topics).export()
+
+
+@given(THRESHOLDS, SEQUENCES, THRESHOLDS, SEQUENCES)
+def test_equal_patterns_have_equal_ids_in_all_structures(
+    thresholds: list[int],
+    topics: list[bytes],
+    other_thresholds: list[int],
+    other_topics: list[bytes],
+) -> None:
+    ids: dict[tuple[bytes, bool], int] = {}
+    patterns: dict[int, tuple[bytes, bool]] = {}
+    for structure in (learned(thresholds, topics), learned(other_thresholds, other_topics)):
+        for stream in structure.streams():
+            pattern = (stream.pattern, stream.special)
+            assert ids.setdefault(pattern, stream.id) == stream.id
+            assert patterns.setdefault(stream.id, pattern) == pattern
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_lookup_sees_what_learn_placed_and_changes_nothing(
+    thresholds: list[int], topics: list[bytes]
+) -> None:
+    structure = Structure(thresholds)
+    placed = [where(structure.learn(topic)) for topic in topics]
+    before = structure.export()
+    assert [where(structure.learn(topic)) for topic in topics] == placed
+    found = [structure.lookup(topic) for topic in topics]
+    assert [where(placement) for placement in found if placement is not None] == placed
+    assert structure.export() == before
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_thresholds_bound_the_words_of_each_node(
+    thresholds: list[int], topics: list[bytes]
+) -> None:
+    structure = learned(thresholds, topics)
+    waiting = [structure.root, structure.special_root]
+    while waiting:
+        node = waiting.pop()
+        threshold = thresholds[min(node.depth, len(thresholds) - 1)]
+        if threshold >= 0:
+            assert len(node.children) <= threshold
+        if node.plus is not None:
+            assert len(node.children) == threshold
+            waiting.append(node.plus)
+        waiting.extend(node.children.values())
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_an_exported_structure_applied_is_equal_and_learns_on_equally(
+    thresholds: list[int], topics: list[bytes]
+) -> None:
+    half = len(topics) // 2
+    original = learned(thresholds, topics[:half])
+    copy = Structure(thresholds)
+    assert [facts(stream) for stream in copy.apply(original.export())] == all_facts(original)
+    assert copy.has_pending() is False
+    assert copy.export() == original.export()
+    for topic in topics[half:]:
+        assert where(copy.learn(topic)) == where(original.learn(topic))
+    assert copy.export() == original.export()
+
+
+@given(THRESHOLDS, THRESHOLDS, SEQUENCES)
+def test_a_follower_stays_equal_step_by_step(
+    thresholds: list[int], other_thresholds: list[int], topics: list[bytes]
+) -> None:
+    leader = Structure(thresholds)
+    follower = Structure(other_thresholds)
+    for topic in topics:
+        known = len(leader.streams())
+        placement = leader.learn(topic)
+        new = follower.apply(memoryview(leader.take_pending()))
+        assert [facts(stream) for stream in new] == all_facts(leader)[known:]
+        assert follower.export() == leader.export()
+        found = follower.lookup(topic)
+        assert found is not None
+        assert where(found) == where(placement)
+
+
+@given(THRESHOLDS, THRESHOLDS, SEQUENCES)
+def test_an_heir_holds_exactly_the_paths_that_vary(
+    thresholds: list[int], next_thresholds: list[int], topics: list[bytes]
+) -> None:
+    structure = learned(thresholds, topics)
+    heir = structure.inherit(next_thresholds)
+    assert all_facts(heir) == [
+        facts(stream) for stream in structure.streams() if b"+" in stream.levels
+    ]
+    assert heir.has_pending() is False
+    assert heir.inherit(thresholds).export() == heir.export()
+    # No literal path hides in edges without an end: each edge lies on the way to a varying stream.
+    prefixes = {
+        (stream.special, tuple(stream.levels[:size]))
+        for stream in heir.streams()
+        for size in range(1, len(stream.levels) + 1)
+    }
+    ends = len(heir.streams())
+    assert int.from_bytes(heir.export()[:4], "little") == len(prefixes) + ends
+
+
+@given(THRESHOLDS, SEQUENCES, SEQUENCES, FILTERS)
+def test_matching_holds_in_an_heir_too(
+    thresholds: list[int], topics: list[bytes], later: list[bytes], text: bytes
+) -> None:
+    heir = learned(thresholds, topics).inherit(thresholds)
+    placements = {topic: heir.learn(topic) for topic in later}
+    topic_filter = TopicFilter.parse(text)
+    by_stream = {match.stream.id: match for match in heir.match(list(topic_filter.levels))}
+    selected = {
+        topic
+        for topic, placement in placements.items()
+        if placement.stream.id in by_stream
+        and accepts(by_stream[placement.stream.id], placement.varying)
+    }
+    assert selected == {topic for topic in placements if topic_filter.matches(topic)}

@@ -1,0 +1,225 @@
+"""The house rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import siltstone
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "siltstone"
+UNIT = ROOT / "tests" / "unit"
+
+LINES_MAX = 600
+LINES_UNEXPLAINED_MAX = 450
+FUNCTION_LINES_MAX = 60
+BROAD_HANDLERS_MAX = 2
+TEXT_BYTES_MAX = 2_000_000
+
+# Path under src/siltstone -> why it is one module all the same.
+LONG_MODULES: dict[str, str] = {}
+
+# Path under src/siltstone -> why no unit test mirrors it.
+MODULES_WITHOUT_UNIT_TEST: dict[str, str] = {
+    "errors.py": "classes that hold facts; the tests of what raises them read those",
+    "fs/api.py": "protocols without code; every implementation runs one suite",
+}
+
+BANNED_MODULE_NAMES = {"base", "common", "helpers", "utils"}
+BANNED_CLASS_SUFFIXES = ("Handler", "Manager", "Service")
+
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root)/")
+REGISTRY_HOST = re.compile(r"pypi\.org|pythonhosted\.org|https?://(?:127\.|localhost)\S*simple")
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
+
+
+def python_files(*directories: str) -> list[Path]:
+    found = [path for name in directories for path in (ROOT / name).rglob("*.py")]
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def source_modules() -> list[str]:
+    paths = python_files("src/siltstone")
+    return [path.relative_to(SOURCE).as_posix() for path in paths if path.name != "__init__.py"]
+
+
+def is_generated(path: Path) -> bool:
+    """Say whether a directory is made by tools: caches, environments, builds."""
+    hidden = path.name.startswith(".") and path.name != ".ci"
+    return hidden or path.name in {"build", "dist", "__pycache__"} or path.suffix == ".egg-info"
+
+
+def text_files(directory: Path = ROOT) -> Iterator[tuple[Path, str]]:
+    """Yield what is committed, or may be: small files that decode as UTF-8."""
+    for path in sorted(directory.iterdir()):
+        if path.is_dir() and not path.is_symlink() and not is_generated(path):
+            yield from text_files(path)
+        elif path.is_file() and path.stat().st_size <= TEXT_BYTES_MAX and path != Path(__file__):
+            try:
+                yield path, path.read_text("utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def lines_with(pattern: re.Pattern[str], *, suffix: str = "") -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path, text in text_files()
+        if path.name.endswith(suffix)
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text("utf-8"), str(path)))
+
+
+def compiled_modules() -> tuple[str, ...]:
+    """Return the list in setup.py, without running it."""
+    lists: list[tuple[str, ...]] = [
+        ast.literal_eval(node.value)
+        for node in nodes(ROOT / "setup.py")
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPILED"
+    ]
+    assert len(lists) == 1
+    return lists[0]
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    """Say whether a handler swallows everything; one that cleans up and raises again does not."""
+    if isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None:
+        return False
+    caught = {node.id for node in ast.walk(handler.type or handler) if isinstance(node, ast.Name)}
+    return handler.type is None or bool(caught & {"Exception", "BaseException"})
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines())
+        for path in python_files("src", "tests", "bench")
+    }
+    assert {name: length for name, length in lengths.items() if length > LINES_MAX} == {}
+
+
+def test_every_long_module_is_explained() -> None:
+    long = [
+        name
+        for name in source_modules()
+        if len((SOURCE / name).read_text("utf-8").splitlines()) > LINES_UNEXPLAINED_MAX
+    ]
+    assert long == sorted(LONG_MODULES)
+
+
+def test_every_function_fits_a_screen() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in python_files("src")
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    named = [
+        path.relative_to(ROOT).as_posix()
+        for path in python_files("src", "tests", "bench", "examples")
+        if BANNED_MODULE_NAMES & {path.stem, path.stem.removeprefix("test_"), path.parent.name}
+    ]
+    assert named == []
+
+
+def test_no_class_has_a_name_that_says_nothing() -> None:
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in python_files("src")
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_CLASS_SUFFIXES)
+    ]
+    assert named == []
+
+
+def test_every_sub_package_has_an_empty_init() -> None:
+    packages = {path.parent for path in python_files("src/siltstone")} - {SOURCE}
+    sizes = {
+        package.relative_to(SOURCE).as_posix(): [
+            path.stat().st_size for path in package.glob("__init__.py")
+        ]
+        for package in packages
+    }
+    assert {name: size for name, size in sizes.items() if size != [0]} == {}
+
+
+def test_unit_tests_mirror_the_modules_one_to_one() -> None:
+    tested = {
+        (path.parent / f"{path.stem.removeprefix('test_')}.py").relative_to(UNIT).as_posix()
+        for path in UNIT.rglob("test_*.py")
+    }
+    modules = set(source_modules())
+    untested = modules - tested
+    assert sorted(untested ^ set(MODULES_WITHOUT_UNIT_TEST)) == [], "modules without a unit test"
+    assert sorted(tested - modules) == [], "unit tests without a module"
+
+
+def test_everything_is_caught_at_most_twice() -> None:
+    broad = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files("src")
+        for node in nodes(path)
+        if isinstance(node, ast.ExceptHandler) and is_broad(node)
+    ]
+    assert len(broad) <= BROAD_HANDLERS_MAX, broad
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert lines_with(UNFINISHED) == []
+
+
+def test_no_test_sleeps() -> None:
+    sleeps = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files("tests")
+        for node in nodes(path)
+        if (isinstance(node, ast.Attribute) and node.attr == "sleep")
+        or (isinstance(node, ast.Name) and node.id == "sleep")
+    ]
+    assert sleeps == []
+
+
+def test_no_text_names_a_path_of_one_machine() -> None:
+    assert lines_with(MACHINE_PATH) == []
+
+
+def test_no_text_names_a_package_registry() -> None:
+    assert lines_with(REGISTRY_HOST) == []
+    assert lines_with(re.compile(r"://|index-url|find-links|file:"), suffix=".lock") == []
+
+
+def test_builds_use_the_locked_compiler() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        requires = tomllib.load(file)["build-system"]["requires"]
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    locked = set(re.findall(r"^[\w.-]+==[^ ]+", lock, re.MULTILINE))
+    assert {pin.replace("[mypyc]", "") for pin in requires} - locked == set()
+
+
+def test_every_compiled_module_exists() -> None:
+    assert [module for module in compiled_modules() if not (ROOT / module).is_file()] == []
+
+
+def test_every_public_name_is_documented() -> None:
+    public = {name: getattr(siltstone, name) for name in siltstone.__all__}
+    documented = {
+        name: inspect.cleandoc(value.__doc__ or "")
+        for name, value in public.items()
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    # A dataclass without a docstring gets its signature as one.
+    assert [n for n, text in documented.items() if not text or text.startswith(f"{n}(")] == []

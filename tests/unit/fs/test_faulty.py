@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.errors import (
+    DiskError,
+    ExistsError,
+    LockedError,
+    NotFoundError,
+    SiltstoneError,
+    StorageFullError,
+)
+from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem, Operation
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
+
+A, B, D = PurePath("/a.seg"), PurePath("/b.idx"), PurePath("/d")
+
+
+def faulty(*faults: Fault) -> FaultyFileSystem:
+    """Return a file system with an empty file A and an empty directory /d."""
+    memory = MemoryFileSystem()
+    memory.create(A).close()
+    memory.make_directory(D)
+    return FaultyFileSystem(memory, *faults)
+
+
+def with_file(use: Callable[[FaultyFile], object]) -> Callable[[FaultyFileSystem], None]:
+    def step(fs: FaultyFileSystem) -> None:
+        with fs.open(A, writable=True) as file:
+            use(file)
+
+    return step
+
+
+LOOKS: dict[Operation, Callable[[FaultyFileSystem], object]] = {
+    "open": lambda fs: fs.open(A, writable=False),
+    "size": with_file(lambda file: file.size()),
+    "read_at": with_file(lambda file: file.read_at(0, 1)),
+    "map": with_file(lambda file: file.map(writable=False)),
+    "exists": lambda fs: fs.exists(A),
+    "list": lambda fs: fs.list(D),
+    "lock": lambda fs: fs.lock(A),
+    "free_bytes": lambda fs: fs.free_bytes(D),
+}
+CHANGES: dict[Operation, Callable[[FaultyFileSystem], object]] = {
+    "create": lambda fs: fs.create(B),
+    "write_at": with_file(lambda file: file.write_at(0, b"x")),
+    "write": with_file(lambda file: file.write(b"x")),
+    "truncate": with_file(lambda file: file.truncate(1)),
+    "allocate": with_file(lambda file: file.allocate(0, 0)),
+    "sync": with_file(lambda file: file.sync()),
+    "make_directory": lambda fs: fs.make_directory(B),
+    "rename": lambda fs: fs.rename(A, B),
+    "link": lambda fs: fs.link(A, B),
+    "remove": lambda fs: fs.remove(A),
+    "remove_directory": lambda fs: fs.remove_directory(D),
+    "sync_directory": lambda fs: fs.sync_directory(D),
+}
+STEPS = LOOKS | CHANGES
+
+
+@pytest.mark.parametrize("operation", STEPS)
+def test_any_operation_fails_as_scripted_and_changes_nothing(operation: Operation) -> None:
+    fs = faulty(Fault(operation=operation, errno=errno.EIO))
+    before = fs.inner.list(PurePath("/"))
+    with pytest.raises(DiskError, match=f"^{operation} failed: EIO: "):
+        STEPS[operation](fs)
+    assert fs.inner.list(PurePath("/")) == before
+
+
+@pytest.mark.parametrize("operation", CHANGES)
+def test_the_power_goes_before_any_change(operation: Operation) -> None:
+    fs = faulty()
+    fs.operations_left = 0
+    with pytest.raises(PowerCut):
+        STEPS[operation](fs)
+    with pytest.raises(PowerCut):
+        fs.read(A)
+    assert fs.inner.read(A) == b""
+
+
+def test_the_power_goes_after_the_chosen_number_of_changes() -> None:
+    fs = faulty()
+    fs.operations_left = 1
+    fs.create(B).close()
+    assert fs.exists(B) is True
+    with pytest.raises(PowerCut):
+        fs.remove(B)
+    assert fs.inner.exists(B) is True
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "kind"),
+    [
+        ("open", errno.ENOENT, NotFoundError),
+        ("create", errno.EEXIST, ExistsError),
+        ("sync", errno.ENOSPC, StorageFullError),
+        ("lock", errno.EWOULDBLOCK, LockedError),
+    ],
+)
+def test_the_error_is_the_one_the_disk_would_raise(
+    operation: Operation, number: int, kind: type[SiltstoneError]
+) -> None:
+    fs = faulty(Fault(operation=operation, errno=number))
+    with pytest.raises(SiltstoneError) as caught:
+        STEPS[operation](fs)
+    assert type(caught.value) is kind
+
+
+def test_a_short_write_keeps_its_first_bytes() -> None:
+    fs = faulty(Fault(operation="write", errno=errno.ENOSPC, keep_bytes=2))
+    with fs.open(A, writable=True) as file, pytest.raises(StorageFullError) as caught:
+        file.write(b"abcde")
+    assert (fs.inner.read(A), caught.value.needed_bytes) == (b"ab", 5)
+
+
+def test_a_short_write_at_an_offset_keeps_its_first_bytes() -> None:
+    fs = faulty(Fault(operation="write_at", errno=errno.ENOSPC, keep_bytes=2))
+    with fs.open(A, writable=True) as file, pytest.raises(StorageFullError) as caught:
+        file.write_at(1, memoryview(b"abcde"))
+    assert (fs.inner.read(A), caught.value.needed_bytes) == (b"\0ab", 5)
+
+
+def test_a_fault_tells_how_much_could_not_be_allocated() -> None:
+    fs = faulty(Fault(operation="allocate", errno=errno.ENOSPC))
+    with fs.open(A, writable=True) as file:
+        file.truncate(10)
+        with pytest.raises(StorageFullError) as caught:
+            file.allocate(0, 7)
+    assert (caught.value.path, caught.value.needed_bytes) == (A, 7)
+
+
+def outcomes(fs: FaultyFileSystem, *paths: PurePath) -> list[bool]:
+    """Tell of each path whether looking it up went well."""
+    results = []
+    for path in paths:
+        try:
+            fs.exists(path)
+            results.append(True)
+        except DiskError:
+            results.append(False)
+    return results
+
+
+def test_only_the_nth_matching_operation_fails() -> None:
+    fs = faulty(Fault(operation="exists", errno=errno.EIO, nth=2, path_suffix=".seg"))
+    assert outcomes(fs, A, B, B, A, A) == [True, True, True, False, True]
+
+
+def test_a_repeated_fault_fails_from_the_nth_on_until_it_is_cleared() -> None:
+    fs = faulty(Fault(operation="exists", errno=errno.EIO, nth=2, repeat=True))
+    assert outcomes(fs, A, A, B, A) == [True, False, False, False]
+    fs.clear()
+    assert outcomes(fs, A) == [True]
+
+
+def test_a_fault_counts_from_when_it_was_added() -> None:
+    fs = faulty()
+    assert outcomes(fs, A) == [True]
+    fs.add(Fault(operation="exists", errno=errno.EIO))
+    assert outcomes(fs, A, A) == [False, True]
+
+
+def test_the_fault_that_was_added_first_wins() -> None:
+    fs = faulty(
+        Fault(operation="remove", errno=errno.EIO), Fault(operation="remove", errno=errno.EROFS)
+    )
+    with pytest.raises(DiskError, match="EIO"):
+        fs.remove(A)
+    fs.remove(A)
+
+
+@pytest.mark.parametrize("suffix", [".seg", ".idx"])
+def test_a_rename_matches_by_either_name(suffix: str) -> None:
+    fs = faulty(Fault(operation="rename", errno=errno.EIO, path_suffix=suffix))
+    with pytest.raises(DiskError, match=f"path={A}"):
+        fs.rename(A, B)
+    fs.rename(A, B)

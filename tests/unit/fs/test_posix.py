@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from types import SimpleNamespace
+
+import pytest
+
+from siltstone.errors import DiskError, LockedError, NotFoundError, StorageFullError, UsageError
+from siltstone.fs.api import Entry, EntryKind
+from siltstone.fs.posix import PosixFileSystem
+
+FS = PosixFileSystem()
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("kind", ["fifo", "symlink", "dangling", "device", "socket"])
+def test_what_is_not_a_regular_file_is_refused_at_once(
+    tmp_path: Path, kind: str, writable: bool
+) -> None:
+    path = tmp_path / "odd"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "symlink":
+            (tmp_path / "target").write_bytes(b"")
+            path.symlink_to(tmp_path / "target")
+        case "dangling":
+            path.symlink_to(tmp_path / "nowhere")
+        case "device":
+            path = Path("/dev/null")
+        case _:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(str(path))
+    with pytest.raises(UsageError, match=f"^not a regular file: path={path}$"):
+        FS.open(path, writable=writable)
+
+
+def test_a_fifo_in_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "LOCK")
+    with pytest.raises(UsageError, match="not a regular file"):
+        FS.lock(tmp_path / "LOCK")
+
+
+def test_a_file_is_for_its_owner_to_write_and_is_not_inherited(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        FS.make_directory(tmp_path / "d")
+        FS.create(tmp_path / "d" / "a").close()
+        FS.lock(tmp_path / "d" / "LOCK").release()
+    finally:
+        os.umask(mask)
+    names = [tmp_path / "d", tmp_path / "d" / "a", tmp_path / "d" / "LOCK"]
+    modes = [stat.S_IMODE(name.stat().st_mode) for name in names]
+    assert modes == [0o755, 0o644, 0o644]
+
+
+def test_descriptors_are_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real_open = os.open
+
+    def open_and_tell(path: PurePath, flags: int, mode: int = 0o777) -> int:
+        opened.append(flags)
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_and_tell)
+    FS.create(tmp_path / "a").close()
+    FS.open(tmp_path / "a", writable=True).close()
+    FS.lock(tmp_path / "LOCK").release()
+    FS.sync_directory(tmp_path)
+    assert [flags & os.O_CLOEXEC for flags in opened] == [os.O_CLOEXEC] * 4
+
+
+def test_short_writes_and_reads_are_carried_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write, real_read = os.pwrite, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real_write(fd, data[:3], at))
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: real_read(fd, min(length, 2), at))
+    with FS.create(tmp_path / "a") as file:
+        file.write_at(1, b"0123456789")
+        assert file.read_at(0, 99) == b"\x000123456789"
+
+
+def test_a_write_that_stores_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
+    with FS.create(tmp_path / "a") as file, pytest.raises(DiskError, match="nothing was written"):
+        file.write(b"abc")
+
+
+def test_allocate_asks_for_the_free_space_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(f_bavail=2, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: free)
+    with FS.create(tmp_path / "a") as file:
+        file.truncate(3 * 4096)
+        with pytest.raises(StorageFullError) as caught:
+            file.allocate(0, 2 * 4096 + 1)
+        assert (caught.value.path, caught.value.needed_bytes) == (tmp_path / "a", 2 * 4096 + 1)
+        assert FS.list(tmp_path)[0].allocated_bytes == 0
+        file.allocate(4096, 2 * 4096)
+    assert FS.list(tmp_path)[0].allocated_bytes == 2 * 4096
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_up_is_a_storage_full_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(number))
+    monkeypatch.setattr(os, "pwrite", failing(number))
+    with FS.create(tmp_path / "a") as file:
+        file.truncate(4096)
+        with pytest.raises(StorageFullError) as allocating:
+            file.allocate(0, 4096)
+        with pytest.raises(StorageFullError) as writing:
+            file.write_at(0, b"abc")
+        assert (allocating.value.needed_bytes, writing.value.needed_bytes) == (4096, 3)
+        assert isinstance(writing.value.__cause__, OSError)
+
+
+def test_sync_calls_fdatasync_and_passes_its_error_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    with FS.create(tmp_path / "a") as file, pytest.raises(DiskError) as caught:
+        file.sync()
+    assert (caught.value.path, caught.value.operation) == (tmp_path / "a", "sync")
+    assert caught.value.errno == errno.EIO
+
+
+def test_sync_directory_calls_fsync_and_closes_what_it_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(DiskError, match=r"^sync_directory failed: .* errno=5$"):
+        FS.sync_directory(tmp_path)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_an_error_of_close_is_an_error_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = FS.create(tmp_path / "a")
+    real_close = os.close
+
+    def close_and_fail(descriptor: int) -> None:
+        real_close(descriptor)
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_and_fail)
+        with pytest.raises(DiskError, match=r"^close failed: input/output error"):
+            file.close()
+    file.close()
+
+
+def test_refused_opens_and_locks_leave_no_descriptor(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    lock = FS.lock(tmp_path / "LOCK")
+    before = os.listdir("/proc/self/fd")
+    for refused in (
+        lambda: FS.open(tmp_path / "fifo", writable=False),
+        lambda: FS.lock(tmp_path / "LOCK"),
+        lambda: FS.lock(tmp_path / "fifo"),
+    ):
+        with pytest.raises(UsageError):
+            refused()
+    assert os.listdir("/proc/self/fd") == before
+    lock.release()
+
+
+def test_a_refused_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    path.write_text("a text longer than any process number")
+    lock = FS.lock(path)
+    with pytest.raises(LockedError, match=f"path={path} pid={os.getpid()}$"):
+        FS.lock(path)
+    lock.release()
+
+
+def test_a_lock_is_taken_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    lock = FS.lock(tmp_path / "LOCK")
+    with pytest.raises(LockedError, match=r"LOCK$"):
+        FS.lock(tmp_path / "LOCK")
+    lock.release()
+
+
+def test_a_lock_that_the_disk_cannot_give_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr("fcntl.flock", failing(errno.ENOLCK))
+    with pytest.raises(DiskError, match=r"^lock failed: "):
+        FS.lock(tmp_path / "LOCK")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_list_does_not_follow_links_and_shows_odd_entries(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    assert FS.list(tmp_path) == [
+        Entry(name="fifo", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
+        Entry(name="link", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
+    ]
+
+
+def test_a_name_that_goes_while_the_directory_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stays").write_bytes(b"")
+    (tmp_path / "goes").write_bytes(b"")
+    real_scan = os.scandir
+
+    class Scan:
+        def __init__(self, path: Path) -> None:
+            with real_scan(path) as found:
+                self.found = list(found)
+            (tmp_path / "goes").unlink(missing_ok=True)
+
+        def __enter__(self) -> list[os.DirEntry[str]]:
+            return self.found
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Scan)
+    assert [entry.name for entry in FS.list(tmp_path)] == ["stays"]
+
+
+def test_exists_looks_at_the_link_and_not_through_it(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert FS.exists(tmp_path / "dangling") is True
+
+
+def test_exists_passes_other_errors_on(tmp_path: Path) -> None:
+    with pytest.raises(DiskError) as caught:
+        FS.exists(tmp_path / ("x" * 300))
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_free_bytes_is_what_an_ordinary_user_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=512))
+    assert FS.free_bytes(tmp_path) == 1536
+
+
+def test_stores_through_a_map_reach_the_file(tmp_path: Path) -> None:
+    with FS.create(tmp_path / "a") as file:
+        file.truncate(8192)
+        file.allocate(0, 8192)
+        view = file.map(writable=True)
+        view[4090:4100] = b"0123456789"
+        file.sync()
+    assert (tmp_path / "a").read_bytes()[4088:4102] == b"\0\x000123456789\0\0"
+
+
+def test_errors_are_raised_from_what_the_system_said(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        FS.remove(tmp_path / "missing")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
