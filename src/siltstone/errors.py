@@ -71,6 +71,28 @@ class SlabDroppedError(UsageError):
     """The slab of this stream or iterator was dropped; its rows are gone."""
 
 
+class PeerError(SiltstoneError):
+    """The other side broke the rules of its protocol; send it the reason, then close."""
+
+    def __init__(self, message: str, *, reason: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class MalformedPacketError(PeerError):
+    """The bytes cannot be read as a packet."""
+
+    def __init__(self, message: str, *, reason: int = 0x81) -> None:
+        super().__init__(message, reason=reason)
+
+
+class ProtocolError(PeerError):
+    """The packet can be read, but may not be sent, or not with this content."""
+
+    def __init__(self, message: str, *, reason: int = 0x82) -> None:
+        super().__init__(message, reason=reason)
+
+
 class DiskError(SiltstoneError):
     """The operating system refused a file operation."""
 

@@ -77,6 +77,12 @@ class File(Protocol):
         """
         ...
 
+    def data_end(self, offset: int) -> int:
+        """Return where the last data at or behind offset ends, offset where there is none; from
+        there on the file is a hole. Data may be zeros too.
+        """
+        ...
+
     def map(self, *, writable: bool) -> memoryview:
         """Map the whole file, shared; stores are seen by every other map and by read_at.
 

@@ -22,7 +22,7 @@ Change = Literal["create", "write_at", "write", "truncate", "allocate", "sync"]
 NameChange = Literal[
     "make_directory", "rename", "link", "remove", "remove_directory", "sync_directory"
 ]
-Look = Literal["open", "size", "read_at", "map", "exists", "list", "lock", "free_bytes"]
+Look = Literal["open", "size", "read_at", "data_end", "map", "exists", "list", "lock", "free_bytes"]
 Operation = Change | NameChange | Look
 
 _LOOKS: Final = frozenset(get_args(Look))
@@ -194,6 +194,10 @@ class FaultyFile:
         if fault is not None:
             raise scripted_error(fault, self.path, needed_bytes=length)
         self._inner.allocate(offset, length)
+
+    def data_end(self, offset: int) -> int:
+        self._fs.check("data_end", self.path)
+        return self._inner.data_end(offset)
 
     def map(self, *, writable: bool) -> memoryview:
         self._fs.check("map", self.path)

@@ -95,6 +95,12 @@ class MemoryFile:
                 )
             self._fs.take_space(self._node, self._path, offset, length)
 
+    def data_end(self, offset: int) -> int:
+        with self._fs.reading():
+            self._check()
+            end = (max(self._node.pages, default=-1) + 1) * self._node.page_bytes
+            return max(offset, min(end, len(self._node.contents)))
+
     def map(self, *, writable: bool) -> memoryview:
         with self._fs.reading():
             self._check(to_write=writable)

@@ -7,6 +7,7 @@ its last view is gone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -113,6 +114,19 @@ class PosixFile:
             if status.f_bavail * status.f_frsize < length:
                 raise StorageFullError(self._path, needed_bytes=length)
             os.posix_fallocate(descriptor, offset, length)
+
+    def data_end(self, offset: int) -> int:
+        """Return where the last data at or behind offset ends; see `File.data_end`."""
+        descriptor = self._descriptor()
+        with _translated("data_end", self._path):
+            while True:
+                try:
+                    start = os.lseek(descriptor, offset, os.SEEK_DATA)
+                except OSError as exc:
+                    if exc.errno == errno.ENXIO:
+                        return offset
+                    raise
+                offset = os.lseek(descriptor, start, os.SEEK_HOLE)
 
     def map(self, *, writable: bool) -> memoryview:
         descriptor = self._descriptor(to_write=writable)

@@ -109,7 +109,7 @@ def quarantine_file(
     stands without its reason, so the reason is written first.
     """
     create_directories(fs, quarantine_dir)
-    target = _free_name(fs, quarantine_dir, path.name)
+    target = free_name(fs, quarantine_dir, path.name)
     replace_file(fs, target.with_name(target.name + REASON_SUFFIX), f"{reason}\n".encode())
     # Link and remove, not rename: nothing promises that both directories keep a rename together.
     fs.link(path, target)
@@ -118,7 +118,7 @@ def quarantine_file(
     return target
 
 
-def _free_name(fs: FileSystem, directory: PurePath, name: str) -> PurePath:
+def free_name(fs: FileSystem, directory: PurePath, name: str) -> PurePath:
     """Return name, or name.1, name.2, … : the first that has neither a file nor a reason."""
     paths = (directory / (f"{name}.{number}" if number else name) for number in count())
     return next(

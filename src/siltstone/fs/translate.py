@@ -34,7 +34,8 @@ def translate(
             return NotFoundError(f"no such file or directory: path={path}")
         case errno.EEXIST:
             return ExistsError(f"the name is taken: path={path}")
-        case errno.ENOSPC | errno.EDQUOT:
+        # Of a name that could not be synced nothing is known: it must not pass for a clean refusal.
+        case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
             return StorageFullError(path, needed_bytes=needed_bytes)
         case errno.EWOULDBLOCK if operation == "lock":
             return locked(path)

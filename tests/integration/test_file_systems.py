@@ -138,6 +138,19 @@ def test_allocate_takes_space_and_changes_neither_size_nor_contents(disk: Disk) 
     assert entry.allocated_bytes >= 1 << 16
 
 
+def test_data_ends_behind_the_last_byte_that_was_written(disk: Disk) -> None:
+    with disk.fs.create(disk.root / "a") as file:
+        assert file.data_end(0) == 0
+        file.truncate(1 << 20)
+        assert [file.data_end(0), file.data_end(5), file.data_end(1 << 20)] == [0, 5, 1 << 20]
+        file.write_at(200_000, b"a")
+        file.write_at(300_000, b"b")
+        # Disks know blocks, not bytes.
+        for offset in (0, 200_001, 300_000):
+            assert 300_001 <= file.data_end(offset) <= 300_001 + 65_536
+        assert file.data_end(500_000) == 500_000
+
+
 def test_allocate_past_the_end_is_refused(disk: Disk) -> None:
     with disk.fs.create(disk.root / "a") as file:
         file.truncate(100)
@@ -204,7 +217,12 @@ def test_a_closed_file_says_so_and_is_closed_once(disk: Disk) -> None:
     with disk.fs.open(disk.write("a", b"abc"), writable=True) as file:
         pass
     file.close()
-    looks: list[Callable[[], object]] = [file.size, file.sync, lambda: file.read_at(0, 1)]
+    looks: list[Callable[[], object]] = [
+        file.size,
+        file.sync,
+        lambda: file.read_at(0, 1),
+        lambda: file.data_end(0),
+    ]
     for call in looks + changes(file):
         with pytest.raises(ClosedError, match="the file is closed"):
             call()
