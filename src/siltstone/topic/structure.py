@@ -1,7 +1,7 @@
 """Learned topic structure: topic <-> stream and what varies in it. Compiled.
 
 A trie of topic levels. Topics that differ only at levels where many words were seen share one
-stream, `metrics/+/cpu`; their words at the `+` levels are the varying part, stored with each row.
+stream, `metrics/+/cpu`; their words at the `+` levels are the varying part.
 
 Invariants:
 - A topic never changes its stream: an edge with the exact word wins over `+`, and once a node has
@@ -120,6 +120,18 @@ class Structure:
             return self._insert_topic(topic)
         return placement
 
+    def find(self, topic: bytes) -> Stream | None:
+        """Return the stream of a topic without learning, and without its varying part."""
+        node = self.special_root if topic.startswith(b"$") else self.root
+        for level in topic.split(b"/"):
+            child = node.children.get(level)
+            if child is None:
+                child = node.plus
+                if child is None:
+                    return None
+            node = child
+        return node.stream
+
     def lookup(self, topic: bytes) -> Placement | None:
         """Place a topic without learning; None when it was never learned."""
         node = self.special_root if topic.startswith(b"$") else self.root
@@ -184,7 +196,14 @@ class Structure:
             raise UsageError(
                 "edges of this structure are pending, take them before applying others"
             )
-        data = bytes(encoded)
+        try:
+            return self._apply_all(bytes(encoded))
+        finally:
+            # What was applied came from elsewhere; nothing of it is ours to hand on.
+            self._taken_size = len(self._edges)
+            self._taken_count = self._edge_count
+
+    def _apply_all(self, data: bytes) -> list[Stream]:
         if len(data) < _COUNT.size:
             raise ValueError(f"edges are cut short: size_bytes={len(data)}")
         count: int = _COUNT.unpack_from(data)[0]
@@ -203,8 +222,6 @@ class Structure:
                 streams.append(stream)
         if offset != len(data):
             raise ValueError(f"bytes follow the last edge: offset={offset}")
-        self._taken_size = len(self._edges)
-        self._taken_count = self._edge_count
         return streams
 
     def inherit(self, thresholds: list[int]) -> Structure:
@@ -369,6 +386,18 @@ def edge_id(parent_id: int, kind: int, word: bytes) -> int:
     """Return the id of what this edge leads to, but for the rare case that the id is taken."""
     path = parent_id.to_bytes(8, "little") + bytes((kind,)) + word
     return int.from_bytes(hashlib.blake2b(path).digest()[:8], "little")
+
+
+def path_edges(levels: list[bytes], special: bool) -> bytes:
+    """Return the edges that lead to the stream of these levels, b"+" where they vary, encoded."""
+    node_id = SPECIAL_ROOT_ID if special else ROOT_ID
+    encoded = bytearray(_COUNT.pack(len(levels) + 1))
+    for level in levels:
+        kind = PLUS if level == b"+" else LITERAL
+        word = b"" if kind == PLUS else level
+        encoded += _EDGE.pack(node_id, kind, len(word)) + word
+        node_id = edge_id(node_id, kind, word)
+    return bytes(encoded + _EDGE.pack(node_id, END, 0))
 
 
 def _path(node: Node) -> tuple[list[bytes], bool]:

@@ -16,6 +16,7 @@ from siltstone.topic.structure import (
     Node,
     Structure,
     edge_id,
+    path_edges,
 )
 
 
@@ -455,3 +456,26 @@ class TestTopicOf:
             ValueError, match=r"^varying part does not fit: stream=b'x' varying=b'a'$"
         ):
             structure.topic_of(stream, b"a")
+
+
+class TestPathEdges:
+    @pytest.mark.parametrize("pattern", [b"a", b"a/b/c", b"a/+/c", b"+", b"/", b"+//+"])
+    def test_applied_they_lead_to_the_stream_of_the_path(self, pattern: bytes) -> None:
+        structure = Structure([NEVER])
+        (stream,) = structure.apply(path_edges(pattern.split(b"/"), special=False))
+        wanted = Structure([NEVER]).insert_pattern(pattern)
+        assert (stream.id, stream.pattern) == (wanted.id, pattern)
+
+    @pytest.mark.parametrize("pattern", [b"$SYS/x", b"+/x"])
+    def test_special_paths_are_under_the_special_root(self, pattern: bytes) -> None:
+        structure = Structure([NEVER])
+        (stream,) = structure.apply(path_edges(pattern.split(b"/"), special=True))
+        wanted = Structure([NEVER]).insert_pattern(pattern, special=True)
+        assert (stream.id, stream.special) == (wanted.id, True)
+
+    def test_a_word_is_added_even_where_the_level_varies(self) -> None:
+        structure = Structure([NEVER])
+        structure.insert_pattern(b"a/+")
+        structure.take_pending()
+        structure.apply(path_edges([b"a", b"b"], special=False))
+        assert place(structure, b"a/b") == (b"a/b", b"")
