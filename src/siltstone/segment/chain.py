@@ -11,14 +11,16 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import Entry, EntryKind, FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.segment.frame import STATE, FrameHeader, encode_state
+from siltstone.segment.frame import PRODUCERS, STATE, FrameHeader, encode_state
 from siltstone.segment.index import (
+    SUMMARY_BYTES,
     SegmentSummary,
     decode_index,
     decode_summary,
@@ -31,10 +33,10 @@ from siltstone.segment.segment import (
     SegmentWriter,
     create_segment,
     open_segment,
+    segment_path,
 )
 
 _NAME: Final = re.compile(r"\d{20}\.seg")
-_SUMMARY_BYTES: Final = 64
 
 
 class SegmentHandle:
@@ -65,8 +67,10 @@ class SegmentHandle:
         """Return the mapped segment with its index. Raises: CorruptionError."""
         if self._segment is None:
             segment = open_segment(self._fs, self.path)
-            if self.summary is None or not self._load_index(segment):
+            if self.summary is None:
                 self._edges = segment.follow()
+            elif not self._load_index(segment):
+                self._edges = segment.follow(stands_to=self.summary.end_position)
             self._segment = segment
         return self._segment
 
@@ -76,15 +80,33 @@ class SegmentHandle:
         return self._edges
 
     def producers(self) -> bytes:
-        """Return the producers at the end of a sealed segment."""
-        self.segment()
-        return b"" if self._producers is None else bytes(self._producers)
+        """Return the producers at the end of a sealed segment, as blocks to apply in order."""
+        segment = self.segment()
+        if self._producers is not None:
+            return bytes(self._producers)
+        frames = (segment.frame(number) for number in range(segment.index.frame_count))
+        return b"".join(bytes(frame.section(PRODUCERS) or b"") for frame in frames)
 
-    def follow(self) -> list[bytes]:
-        """Enter what became visible since; return the new edges."""
-        edges = self.segment().follow()
+    def follow(self, *, ended: bool = False) -> list[bytes]:
+        """Enter what became visible since; return the new edges. Of a segment that has ended every
+        frame must stand.
+        """
+        segment = self.segment()
+        edges = segment.follow(stands_to=segment.visible_position if ended else 0)
         self._edges.extend(edges)
         return edges
+
+    def check_reaches(self, base_serial: int) -> None:
+        """Raise CorruptionError unless the rows reach to the next segment, which begins there."""
+        end = self.next_serial
+        if not self.sealed:
+            end = max(end, self.segment().reserved_serial)
+        # One serial is left out where an empty segment was too small for the next frame.
+        if not end <= base_serial <= end + 1:
+            raise CorruptionError(
+                f"a segment is missing: serial {end} should follow, not {base_serial}",
+                path=self.path,
+            )
 
     def mark_sealed(self) -> bool:
         """Take note of the index beside the segment; False where there is no sound one."""
@@ -92,9 +114,13 @@ class SegmentHandle:
             path = index_path(self.path)
             try:
                 with self._fs.open(path, writable=False) as file:
-                    self.summary = decode_summary(file.read_at(0, _SUMMARY_BYTES), path)
+                    summary = decode_summary(file.read_at(0, SUMMARY_BYTES), path)
             except (NotFoundError, CorruptionError):
                 return False
+            if self._segment is not None:
+                # Sealed, it has all its frames; other threads must not be told before we know them.
+                self.follow()
+            self.summary = summary
         return True
 
     def _load_index(self, segment: Segment) -> bool:
@@ -123,13 +149,16 @@ class Chain:
         """Return the number of the first handle that may hold the serial or a later one."""
         return max(0, bisect_right(self.handles, serial, key=_base_serial) - 1)
 
-    def refresh(self) -> list[bytes]:
-        """Look for what another process has written since; return the edges it has learned.
+    def refresh(self, *, ended: bool = False) -> list[bytes]:
+        """Look for what another process has written since; return the edges it has learned. ended
+        says that nobody writes the slab any more.
 
-        Raises: NotFoundError when the slab was dropped.
+        Raises: NotFoundError when the slab was dropped; CorruptionError.
         """
         known = {handle.path.name: handle for handle in self.handles}
-        names = [entry.name for entry in self._fs.list(self.directory) if is_segment(entry)]
+        entries = self._fs.list(self.directory)
+        refuse_lost(self._fs, self.directory, entries)
+        names = [entry.name for entry in entries if is_segment(entry)]
         handles = [
             known.get(name) or SegmentHandle(self._fs, self.directory / name) for name in names
         ]
@@ -138,13 +167,23 @@ class Chain:
             if handle.path.name not in known:
                 handle.mark_sealed()
             elif not handle.sealed:
-                # Whether it is sealed must be known before looking for its last frames.
-                handle.mark_sealed()
-                edges.extend(handle.follow())
+                seen = len(handle.edges())
+                if not handle.mark_sealed():
+                    handle.follow()
+                edges.extend(handle.edges()[seen:])
         if handles and handles[-1].path.name not in known:
             edges.extend(handles[-1].edges())
+        for before, after in pairwise(handles):
+            before.check_reaches(after.base_serial)
         self.handles = tuple(handles)
-        return edges
+        return edges + self._last_edges(ended=ended)
+
+    def _last_edges(self, *, ended: bool) -> list[bytes]:
+        # Only a damaged or missing index leaves the last segment of such a slab unsealed: then
+        # nothing but its frames tells that none is lost.
+        if ended and self.handles and not self.handles[-1].sealed:
+            return self.handles[-1].follow(ended=True)
+        return []
 
 
 def _base_serial(handle: SegmentHandle) -> int:
@@ -230,8 +269,8 @@ class ChainWriter:
         """Write the index of the active segment, after which it takes no more frames."""
         assert self.active is not None
         segment = self.active.segment
-        index_bytes = seal_segment(self._fs, segment, structure=structure, producers=producers)
-        self._sealed_bytes += self.active.allocated_bytes + index_bytes
+        seal_segment(self._fs, segment, structure=structure, producers=producers)
+        self._sealed_bytes = directory_bytes(self._fs, self.chain.directory)
         self.chain.handles[-1].summary = segment.index.summary()
         self.active.close()
         self.active = None
@@ -244,11 +283,45 @@ def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) 
     )
 
 
-def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> int:
-    """Write the index beside a segment, durably; return its size."""
+def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> None:
+    """Write the index beside a segment, durably."""
     data = encode_index(segment.index, structure=structure, producers=producers)
     replace_file(fs, index_path(segment.path), data)
-    return len(data)
+
+
+def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
+    """Return the disk space that the files of a slab take, one of them left out."""
+    return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name != but)
+
+
+def lost_segments(
+    fs: FileSystem, directory: PurePath, entries: Sequence[Entry]
+) -> dict[int, SegmentSummary]:
+    """Return by base serial what is known of segments that are gone while their index is there."""
+    names = {entry.name for entry in entries if is_segment(entry)}
+    lost: dict[int, SegmentSummary] = {}
+    for entry in entries:
+        path = directory / entry.name
+        segment = path.with_suffix(".seg").name
+        if (
+            path.suffix == ".idx"
+            and entry.kind is EntryKind.FILE
+            and _NAME.fullmatch(segment)
+            and segment not in names
+        ):
+            handle = SegmentHandle(fs, path.with_name(segment))
+            # An index that is not sound proves nothing: it may be anybody's file.
+            if handle.mark_sealed() and handle.summary is not None:
+                lost[handle.base_serial] = handle.summary
+    return lost
+
+
+def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -> None:
+    """Raise CorruptionError where an index has lost its segment."""
+    for base_serial in lost_segments(fs, directory, entries):
+        raise CorruptionError(
+            "a segment is missing, its index is there", path=segment_path(directory, base_serial)
+        )
 
 
 def list_segments(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:

@@ -29,14 +29,14 @@ import struct
 from typing import Final
 
 from crc32c import crc32c
-from librt.strings import BytesWriter, write_i32_le, write_i64_le
-from mypy_extensions import i32, i64
+from librt.strings import BytesWriter, write_i16_le, write_i32_le, write_i64_le
+from mypy_extensions import i16, i32, i64
 
 MAGIC: Final = b"SFRM"
 HEADER_BYTES: Final = 64
 HEADER: Final = struct.Struct("<4sIIBBHQIIqqQQ")
 SECTION: Final = struct.Struct("<HHI")
-DIRECTORY: Final = struct.Struct("<QII")
+DIRECTORY: Final = struct.Struct("<QIIII")
 PRODUCER: Final = struct.Struct("<16sQ")
 
 ROWS: Final = 1
@@ -51,8 +51,8 @@ STREAMS: Final = 1
 EDGES: Final = 2
 PRODUCERS: Final = 3
 TIMESTAMPS: Final = 4
-VARYING_OFFSETS: Final = 5
-VARYING: Final = 6
+TOPIC_OFFSETS: Final = 5
+TOPICS: Final = 6
 VALUE_OFFSETS: Final = 7
 VALUES: Final = 8
 PUBLISHER_OFFSETS: Final = 9
@@ -61,9 +61,12 @@ PUBLISHER_INDEX: Final = 11
 FLAGS: Final = 12
 PROPERTY_OFFSETS: Final = 13
 PROPERTIES: Final = 14
-SECTION_MAX: Final = 14
+TOPIC_INDEX: Final = 15
+SECTION_MAX: Final = 15
 
 ROWS_MAX: Final = 1 << 24
+# In a smaller frame offsets would save less than it costs to read them.
+OFFSET_TIMES_ROWS: Final = 16
 BODY_BYTES_MAX: Final = (1 << 31) - (1 << 16)
 
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
@@ -74,12 +77,16 @@ class FrameFormatError(ValueError):
 
 
 class StreamRows:
-    """The rows of one stream in the making: parallel lists, in arrival order."""
+    """The rows of one stream in the making: parallel lists, in arrival order.
+
+    Each topic is listed once; `topic_index` says which of them a row has.
+    """
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
         self.timestamps: list[int] = []
-        self.varying: list[bytes] = []
+        self.topics: list[bytes] = []
+        self.topic_index: list[int] = []
         self.values: list[bytes] = []
         self.publishers: list[int] = []
         self.flags: list[int] = []
@@ -88,7 +95,8 @@ class StreamRows:
     def clear(self) -> None:
         """Forget the rows, keep the stream."""
         self.timestamps = []
-        self.varying = []
+        self.topics = []
+        self.topic_index = []
         self.values = []
         self.publishers = []
         self.flags = []
@@ -193,6 +201,10 @@ def _write_integers(
         for numbers in lists:
             for number in numbers:
                 out.append(number)
+    elif width == 2:
+        for numbers in lists:
+            for number in numbers:
+                write_i16_le(out, i16(number))
     elif width == 4:
         for numbers in lists:
             for number in numbers:
@@ -210,10 +222,74 @@ def _write_publishers(
     """Write who published: a dictionary, and an index a row where there is more than one name."""
     if len(dictionary) > 1:
         _write_strings(writer, PUBLISHER_OFFSETS, PUBLISHERS, [dictionary])
-        width = 1 if len(dictionary) <= 127 else 4
+        width = index_width(len(dictionary))
         _write_integers(writer, PUBLISHER_INDEX, width, [stream.publishers for stream in streams])
     elif dictionary:
         writer.add(PUBLISHERS, 1, dictionary[0])
+
+
+def index_width(count: int) -> int:
+    """Return how many bytes an index into so many entries takes, as Arrow's signed integers."""
+    if count <= 1 << 7:
+        return 1
+    return 2 if count <= 1 << 15 else 4
+
+
+def _write_timestamps(writer: _SectionWriter, streams: list[StreamRows], rows: int) -> None:
+    """Write the times: whole in a small frame, else as offsets from the first of the frame."""
+    first = streams[0].timestamps[0]
+    last = first
+    for stream in streams:
+        first = min(first, stream.timestamps[0])
+        last = max(last, stream.timestamps[-1])
+    width = 8 if rows < OFFSET_TIMES_ROWS else offset_width(last - first)
+    if width == 8:
+        first = 0
+    out = writer.sections
+    start: i64 = len(out)
+    for stream in streams:
+        if width == 1:
+            for timestamp in stream.timestamps:
+                out.append(timestamp - first)
+        elif width == 2:
+            for timestamp in stream.timestamps:
+                write_i16_le(out, i16(timestamp - first))
+        elif width == 4:
+            for timestamp in stream.timestamps:
+                write_i32_le(out, i32(timestamp - first))
+        else:
+            for timestamp in stream.timestamps:
+                write_i64_le(out, i64(timestamp))
+    writer.close(TIMESTAMPS, width, start)
+
+
+def offset_width(span: int) -> int:
+    """Return how many bytes offsets up to the span take: u8, i16, i32, or 8 for none at all."""
+    if span < 1 << 8:
+        return 1
+    if span < 1 << 15:
+        return 2
+    return 4 if span < 1 << 31 else 8
+
+
+def _write_topic_index(writer: _SectionWriter, streams: list[StreamRows], topics: int) -> None:
+    """Write which topic of the frame each row has."""
+    width = index_width(topics)
+    out = writer.sections
+    start: i64 = len(out)
+    first: i32 = 0
+    for stream in streams:
+        if width == 1:
+            for number in stream.topic_index:
+                out.append(int(first) + number)
+        elif width == 2:
+            for number in stream.topic_index:
+                write_i16_le(out, i16(first + i32(number)))
+        else:
+            for number in stream.topic_index:
+                write_i32_le(out, first + i32(number))
+        first += i32(len(stream.topics))
+    writer.close(TOPIC_INDEX, width, start)
 
 
 def encode_rows(
@@ -226,19 +302,23 @@ def encode_rows(
     """
     writer = _SectionWriter()
     out = writer.sections
-    index: i32 = 0
+    rows: i32 = 0
+    topics: i32 = 0
     for stream in streams:
-        count: i32 = len(stream.values)
         # Stream ids use all 64 bits, which a signed writer does not take.
         out.write(stream.stream_id.to_bytes(8, "little"))
-        write_i32_le(out, index)
-        write_i32_le(out, count)
-        index += count
-    writer.close(STREAMS, 16, 0)
+        write_i32_le(out, rows)
+        write_i32_le(out, i32(len(stream.values)))
+        write_i32_le(out, topics)
+        write_i32_le(out, i32(len(stream.topics)))
+        rows += i32(len(stream.values))
+        topics += i32(len(stream.topics))
+    writer.close(STREAMS, DIRECTORY.size, 0)
     writer.add(EDGES, 1, edges)
     writer.add(PRODUCERS, 24, producers)
-    _write_integers(writer, TIMESTAMPS, 8, [stream.timestamps for stream in streams])
-    _write_strings(writer, VARYING_OFFSETS, VARYING, [stream.varying for stream in streams])
+    _write_timestamps(writer, streams, int(rows))
+    _write_strings(writer, TOPIC_OFFSETS, TOPICS, [stream.topics for stream in streams])
+    _write_topic_index(writer, streams, int(topics))
     _write_strings(writer, VALUE_OFFSETS, VALUES, [stream.values for stream in streams])
     _write_publishers(writer, publishers, streams)
     if flags > 0:
@@ -250,6 +330,19 @@ def encode_rows(
             writer, PROPERTY_OFFSETS, PROPERTIES, [stream.properties for stream in streams]
         )
     return writer.body(), len(writer.ids)
+
+
+def directory_of(streams: list[StreamRows]) -> list[tuple[int, int, int, int, int]]:
+    """Return the directory that `encode_rows` writes, as `decode_directory` reads it."""
+    directory: list[tuple[int, int, int, int, int]] = []
+    rows = 0
+    topics = 0
+    for stream in streams:
+        entry = (stream.stream_id, rows, len(stream.values), topics, len(stream.topics))
+        directory.append(entry)
+        rows += len(stream.values)
+        topics += len(stream.topics)
+    return directory
 
 
 def encode_state(structure: bytes, producers: bytes) -> tuple[bytes, int]:
@@ -334,21 +427,27 @@ def decode_sections(body: memoryview, start: int, count: int) -> SectionTable:
     """Read the table of sections; offsets are relative to the view. Raises: FrameFormatError."""
     table = SectionTable()
     position = start + count * SECTION.size
+    if position > len(body):
+        raise FrameFormatError("table of sections runs past the body")
     for i in range(count):
         section_id, width, length = SECTION.unpack_from(body, start + i * SECTION.size)
-        if section_id > SECTION_MAX:
-            raise FrameFormatError(f"unknown section {section_id}")
+        if not 0 < section_id <= SECTION_MAX:
+            raise FrameFormatError(f"section {section_id} is unknown")
+        if table.offsets[section_id] >= 0:
+            raise FrameFormatError(f"section {section_id} is there twice")
         table.offsets[section_id] = position
         table.lengths[section_id] = length
         table.widths[section_id] = width
         position += (length + 7) & ~7
     if position > len(body):
         raise FrameFormatError("sections run past the body")
+    if table.lengths[STREAMS] % DIRECTORY.size:
+        raise FrameFormatError("directory of streams is cut short")
     return table
 
 
-def decode_directory(view: memoryview, table: SectionTable) -> list[tuple[int, int, int]]:
-    """Return (stream id, first row, number of rows) for each stream of a rows frame."""
+def decode_directory(view: memoryview, table: SectionTable) -> list[tuple[int, int, int, int, int]]:
+    """Return (stream id, first row, rows, first topic, topics) for each stream of a rows frame."""
     offset = table.offsets[STREAMS]
     if offset < 0:
         return []

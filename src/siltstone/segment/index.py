@@ -17,7 +17,9 @@ The side file `<base serial>.idx`, little endian:
     40  8  position after its last frame
     48  8  length of the learned structure, L
     56  8  length of the producers, M
-    64     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
+    64  4  CRC-32C of bytes 8 to 63, so that the totals can be trusted without reading the rest
+    68  4  zero
+    72     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
            (u64 stream, u64 rows, u32 first posting, u32 postings)[S], u32[F] row counts,
            u32[P] frames by stream, L bytes of structure, M bytes of producers
 """
@@ -40,7 +42,11 @@ from siltstone.segment.frame import ROWS, FrameHeader
 MAGIC: Final = b"KIDX"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sIIIIIQQQQQ")
+_HEADER_CRC: Final = struct.Struct("<II")
+SUMMARY_BYTES: Final = _HEADER.size + _HEADER_CRC.size
 _STREAM: Final = struct.Struct("<QQII")
+
+Directory = Sequence[tuple[int, int, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +76,7 @@ class SegmentIndex:
         self._postings: dict[int, Sequence[int]] = {}
         self.verified = bytearray()
 
-    def add(
-        self, position: int, header: FrameHeader, directory: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def add(self, position: int, header: FrameHeader, directory: Directory) -> None:
         """Enter the frame that stands at position, after all others."""
         number = self.frame_count
         for column, value in (
@@ -86,7 +90,7 @@ class SegmentIndex:
             column.append(value)
         self.verified.append(0)
         if header.kind == ROWS:
-            for stream_id, _, rows in directory:
+            for stream_id, _, rows, _, _ in directory:
                 postings = self._postings.get(stream_id)
                 if postings is None:
                     postings = self._postings[stream_id] = array("I")
@@ -155,17 +159,19 @@ def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> 
         len(structure),
         len(producers),
     )
-    data = header + b"".join(parts)
+    data = b"".join([header, _HEADER_CRC.pack(crc32c(header[8:]), 0), *parts])
     return data[:4] + crc32c(data[8:]).to_bytes(4, "little") + data[8:]
 
 
 def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
-    """Read the totals from the first 64 bytes of a side file. Raises: CorruptionError."""
-    if len(header) < _HEADER.size:
+    """Read the totals from the first SUMMARY_BYTES of a side file. Raises: CorruptionError."""
+    if len(header) < SUMMARY_BYTES:
         raise CorruptionError("index is too short", path=path)
     fields = _HEADER.unpack_from(header)
     if fields[0] != MAGIC or fields[2] != VERSION:
         raise CorruptionError("not an index of this version", path=path)
+    if _HEADER_CRC.unpack_from(header, _HEADER.size) != (crc32c(header[8 : _HEADER.size]), 0):
+        raise CorruptionError("index header does not match its checksum", path=path)
     return SegmentSummary(
         first_serial=fields[6], next_serial=fields[7], end_position=fields[8], frame_count=fields[3]
     )
@@ -182,14 +188,14 @@ class SealedIndex:
 
 def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     """Check and open a mapped side file; its columns stay in the map. Raises: CorruptionError."""
-    summary = decode_summary(bytes(view[: _HEADER.size]), path)
+    summary = decode_summary(bytes(view[:SUMMARY_BYTES]), path)
     fields = _HEADER.unpack_from(view)
     if crc32c(view[8:]) != fields[1]:
         raise CorruptionError("index does not match its checksum", path=path)
     frames, streams, postings = fields[3], fields[4], fields[5]
     structure_bytes, producers_bytes = fields[9], fields[10]
     expected = (
-        _HEADER.size
+        SUMMARY_BYTES
         + frames * 36
         + streams * _STREAM.size
         + postings * 4
@@ -198,7 +204,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     )
     if len(view) != expected:
         raise CorruptionError(f"index has {len(view)} bytes instead of {expected}", path=path)
-    cut = _Cutter(view, _HEADER.size)
+    cut = _Cutter(view, SUMMARY_BYTES)
     index = SegmentIndex(first_serial=summary.first_serial, end_position=summary.end_position)
     index.positions = cut.take(frames * 8).cast("Q")
     index.serials = cut.take(frames * 8).cast("Q")

@@ -25,7 +25,6 @@ newest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -45,7 +44,7 @@ from siltstone.segment.frame import (
     decode_header,
     encode_frame,
 )
-from siltstone.segment.index import SegmentIndex
+from siltstone.segment.index import Directory, SegmentIndex
 from siltstone.segment.view import FrameView, open_frame
 
 MAGIC: Final = b"KASK"
@@ -61,8 +60,6 @@ _SYNCED: Final = 2112 // 8
 _RESERVED: Final = 2176 // 8
 _ALLOCATE_MIN: Final = 64 * 1024
 _ALLOCATE_MAX: Final = 16 * 1024 * 1024
-
-Directory = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +182,20 @@ class Segment:
         except FrameFormatError as exc:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
 
+    def _whole_header(self, position: int, limit: int) -> FrameHeader:
+        """Decode the header of a frame and check all its bytes.
+
+        What a frame says of its streams and edges is believed from here on, so it must be whole.
+        """
+        header = self.header_at(position, limit)
+        if header is None:
+            raise CorruptionError("a frame is missing", path=self.path, offset=position)
+        if not crc_matches(self.view, position, header, self.header.seed):
+            raise CorruptionError(
+                "frame does not match its checksum", path=self.path, offset=position
+            )
+        return header
+
     def open_frame(self, position: int, header: FrameHeader) -> FrameView:
         """Lay out the sections of a frame. Raises: CorruptionError."""
         try:
@@ -198,26 +209,24 @@ class Segment:
         self.index.add(position, header, decode_directory(frame.view, frame.table))
         return frame
 
-    def follow(self) -> list[bytes]:
+    def follow(self, *, stands_to: int = 0) -> list[bytes]:
         """Enter what the writer, in whatever process, made visible since; return the new edges in
         order.
 
-        Behind the synced position a frame may be missing after a power cut that nobody has recovered
-        from yet: that is where this segment ends for now.
+        Behind the synced position, or stands_to where that is further, a frame may be missing after
+        a power cut that nobody has recovered from yet: that is where this segment ends for now.
 
         Raises: CorruptionError for one missing before it.
         """
         edges: list[bytes] = []
-        limit = min(self.visible_position, self.header.file_bytes)
+        limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
         while self.index.end_position < limit:
             position = self.index.end_position
             try:
-                header = self.header_at(position, limit)
-                if header is None:
-                    raise CorruptionError("a frame is missing", path=self.path, offset=position)
-                frame = self.add(position, header)
+                frame = self.add(position, self._whole_header(position, limit))
+                self.index.verified[-1] = 1
             except CorruptionError:
-                if position >= self.synced_position:
+                if position >= max(self.synced_position, stands_to):
                     break
                 raise
             if (found := frame.section(EDGES)) is not None:
@@ -300,8 +309,11 @@ class SegmentWriter:
         self.sync()
 
     def release(self) -> None:
-        """Say that everything readers saw is synced; durable with the next sync."""
-        self.segment.cells[_RESERVED] = 0
+        """Sync, and only then say, durably, that readers have seen nothing that is not synced."""
+        self.sync()
+        if self.segment.reserved_serial:
+            self.segment.cells[_RESERVED] = 0
+            self.sync()
 
     def close(self) -> None:
         """Let go of the file; the map stays with its readers."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from siltstone.segment.frame import (
     BODY_BYTES_MAX,
@@ -23,10 +24,11 @@ from siltstone.segment.frame import (
     PUBLISHER_OFFSETS,
     PUBLISHERS,
     TIMESTAMPS,
+    TOPIC_INDEX,
+    TOPIC_OFFSETS,
+    TOPICS,
     VALUE_OFFSETS,
     VALUES,
-    VARYING,
-    VARYING_OFFSETS,
     ZSTD,
     FrameFormatError,
     FrameHeader,
@@ -36,6 +38,9 @@ from siltstone.segment.frame import (
 )
 
 CODECS: Final = {ZSTD: "zstd", LZ4: "lz4"}
+_INDEX_TYPES: Final = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}
+_WHOLE: Final = 8
+_OFFSET_TYPES: Final = {1: pa.uint8(), 2: pa.int16(), 4: pa.int32()}
 _STORED: Final = struct.Struct("<Q")
 
 
@@ -65,29 +70,48 @@ class FrameView:
         offset = self.table.offsets[section_id]
         return None if offset < 0 else self.view[offset : offset + self.table.lengths[section_id]]
 
-    def directory(self) -> list[tuple[int, int, int]]:
-        """Return (stream id, first row, number of rows) for each stream."""
+    def directory(self) -> list[tuple[int, int, int, int, int]]:
+        """Return (stream id, first row, rows, first topic, topics) for each stream."""
         return decode_directory(self.view, self.table)
 
-    def rows_of(self, stream_id: int) -> tuple[int, int]:
-        """Return the half-open range of the rows of a stream; empty where it has none here."""
-        for found, start, count in self.directory():
-            if found == stream_id:
-                return start, start + count
-        return 0, 0
+    def entry_of(self, stream_id: int) -> tuple[int, int, int, int, int] | None:
+        """Return the entry of one stream in the directory; None where it has no row here."""
+        for entry in self.directory():
+            if entry[0] == stream_id:
+                return entry
+        return None
 
     def times(self) -> memoryview:
         """Return all timestamps as integers."""
         section = self.section(TIMESTAMPS)
-        return memoryview(b"").cast("q") if section is None else section.cast("q")
+        if section is None:
+            return memoryview(b"").cast("q")
+        if self.table.widths[TIMESTAMPS] == _WHOLE:
+            return section.cast("q")
+        whole = self.timestamps(0, self.header.row_count)
+        return memoryview(whole.buffers()[1]).cast("b").cast("q")[: len(whole)]
 
     def timestamps(self, start: int, stop: int) -> pa.Array:
         """Return timestamps in µs."""
-        return self._numbers(TIMESTAMPS, pa.int64(), start, stop)
+        width = self.table.widths[TIMESTAMPS]
+        if width == _WHOLE:
+            return self._numbers(TIMESTAMPS, pa.int64(), start, stop)
+        offsets = self._numbers(TIMESTAMPS, _OFFSET_TYPES[width], start, stop)
+        first = pa.scalar(self.header.first_timestamp_us, pa.int64())
+        return pc.add(offsets.cast(pa.int64()), first)
 
-    def varying(self, start: int, stop: int) -> pa.Array:
-        """Return the varying parts of the topics, as UTF-8 strings."""
-        return self._strings(VARYING_OFFSETS, VARYING, pa.string(), start, stop)
+    def topic_words(self, first: int, last: int) -> pa.Array:
+        """Return topics of the frame by number, each once."""
+        return self._strings(TOPIC_OFFSETS, TOPICS, pa.string(), first, last)
+
+    def topic_numbers(self, start: int, stop: int) -> pa.Array:
+        """Return which topic of the frame each row has."""
+        kind = _INDEX_TYPES[self.table.widths[TOPIC_INDEX]]
+        return self._numbers(TOPIC_INDEX, kind, start, stop)
+
+    def all_topics(self) -> pa.Array:
+        """Return every topic of the frame, by number."""
+        return self.topic_words(0, self.table.lengths[TOPIC_OFFSETS] // 4 - 1)
 
     def values(self, start: int, stop: int) -> pa.Array:
         """Return the payloads."""
@@ -96,6 +120,10 @@ class FrameView:
     def properties(self, start: int, stop: int) -> pa.Array:
         """Return the MQTT properties as they were received."""
         return self._strings(PROPERTY_OFFSETS, PROPERTIES, pa.binary(), start, stop)
+
+    def has_properties(self) -> bool:
+        """Say whether any row has MQTT properties."""
+        return self.table.offsets[PROPERTIES] >= 0
 
     def flags(self, start: int, stop: int) -> pa.Array | int:
         """Return the flags of each row, or the one value that all rows have."""
@@ -106,18 +134,22 @@ class FrameView:
             return section[0]
         return self._numbers(FLAGS, pa.uint8(), start, stop)
 
-    def publishers(self, start: int, stop: int) -> pa.Array:
-        """Return who published each row."""
+    def publisher(self) -> str | None:
+        """Return who published all rows; None where there is more than one."""
         names = self.section(PUBLISHERS)
         if names is None:
-            return empty_strings(pa.string(), stop - start)
-        if self.table.offsets[PUBLISHER_OFFSETS] < 0:
-            return pa.repeat(pa.scalar(bytes(names).decode(), pa.string()), stop - start)
+            return ""
+        return bytes(names).decode() if self.table.offsets[PUBLISHER_OFFSETS] < 0 else None
+
+    def publisher_words(self) -> pa.Array:
+        """Return every publisher of the frame, by number; for frames that have more than one."""
         count = self.table.lengths[PUBLISHER_OFFSETS] // 4 - 1
-        dictionary = self._strings(PUBLISHER_OFFSETS, PUBLISHERS, pa.string(), 0, count)
-        kind = pa.int8() if self.table.widths[PUBLISHER_INDEX] == 1 else pa.int32()
-        indices = self._numbers(PUBLISHER_INDEX, kind, start, stop)
-        return dictionary.take(indices)
+        return self._strings(PUBLISHER_OFFSETS, PUBLISHERS, pa.string(), 0, count)
+
+    def publisher_numbers(self, start: int, stop: int) -> pa.Array:
+        """Return which publisher of the frame each row has."""
+        kind = _INDEX_TYPES[self.table.widths[PUBLISHER_INDEX]]
+        return self._numbers(PUBLISHER_INDEX, kind, start, stop)
 
     def _numbers(self, section_id: int, kind: pa.DataType, start: int, stop: int) -> pa.Array:
         buffers = [None, self._slice(section_id)]
@@ -145,13 +177,15 @@ def open_frame(
         body, part = view[start:stop], buffer.slice(start, stop - start)
     else:
         part = _expand(view[start:stop], header)
-        body = memoryview(part)
+        body = memoryview(part).cast("B")
     return FrameView(header, body, part, decode_sections(body, 0, header.section_count))
 
 
 def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:
     if header.compression not in CODECS or not 0 < header.body_bytes <= BODY_BYTES_MAX:
         raise FrameFormatError("unknown compression")
+    if len(stored) < _STORED.size:
+        raise FrameFormatError("compressed body is cut short")
     (length,) = _STORED.unpack_from(stored)
     if length > len(stored) - _STORED.size:
         raise FrameFormatError("compressed body is cut short")

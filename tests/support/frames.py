@@ -1,0 +1,221 @@
+"""Builders of frames and segments: small ones, with every field chosen by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.chain import state_header
+from siltstone.segment.frame import (
+    PLAIN,
+    ROWS,
+    FrameHeader,
+    StreamRows,
+    decode_header,
+    directory_of,
+    encode_frame,
+    encode_rows,
+    encode_state,
+)
+from siltstone.segment.segment import Segment, SegmentHeader, SegmentWriter, create_segment
+from siltstone.segment.view import FrameView, compress, open_frame
+from siltstone.store.cook import Cooked
+
+SEED: Final = 0x5EEDF00D
+SLAB: Final = PurePath("/slab")
+NOW_US: Final = 1_700_000_000_000_000
+SEGMENT_BYTES: Final = 64 * 1024
+
+HEADER_FIELDS: Final = (
+    "crc",
+    "length",
+    "kind",
+    "compression",
+    "section_count",
+    "first_serial",
+    "row_count",
+    "stream_count",
+    "first_timestamp_us",
+    "last_timestamp_us",
+    "synced_position",
+    "body_bytes",
+)
+
+
+class Frame(NamedTuple):
+    """A frame before it is written: what `SegmentWriter.write` takes."""
+
+    header: FrameHeader
+    body: bytes
+    directory: list[tuple[int, int, int, int, int]]
+
+
+def header_fields(header: FrameHeader) -> dict[str, int]:
+    """Return a header as a value that can be compared."""
+    return {name: getattr(header, name) for name in HEADER_FIELDS}
+
+
+def stream_rows(stream_id: int, values: Sequence[bytes], timestamps: Sequence[int]) -> StreamRows:
+    """Return rows of one topic, with no more than a time and a value each."""
+    rows = StreamRows(stream_id)
+    rows.timestamps.extend(timestamps)
+    rows.topics.append(b"t%d" % stream_id)
+    rows.topic_index.extend([0] * len(values))
+    rows.values.extend(values)
+    return rows
+
+
+def rows_frame(
+    streams: Mapping[int, Sequence[bytes]],
+    *,
+    serial: int = 0,
+    timestamp_us: int = NOW_US,
+    compression: int = PLAIN,
+    edges: bytes = b"",
+    producers: bytes = b"",
+) -> Frame:
+    """Return a frame with these values by stream; times rise by one a row."""
+    cooked = Cooked(timestamp_us)
+    for stream_id, values in sorted(streams.items()):
+        first_us = timestamp_us + cooked.row_count
+        times = range(first_us, first_us + len(values))
+        cooked.streams.append(stream_rows(stream_id, values, times))
+        cooked.row_count += len(values)
+    cooked.edges = edges
+    cooked.producers = producers
+    return cooked_frame(cooked, serial=serial, compression=compression)
+
+
+def frame_bytes(frame: Frame, seed: int = SEED) -> bytes:
+    """Return a frame as it is stored."""
+    return encode_frame(frame.header, frame.body, seed) + frame.body
+
+
+def view_of(data: bytes, position: int = 0) -> FrameView:
+    """Open the frame that stands at a position of the data."""
+    view = memoryview(data)
+    header = decode_header(view, position, len(data))
+    assert header is not None
+    return open_frame(view, pa.py_buffer(data), position, header)
+
+
+class StoredRow(NamedTuple):
+    """A row as a frame holds it."""
+
+    stream_id: int
+    serial: int
+    timestamp_us: int
+    topic: str
+    value: bytes
+    publisher: str
+    flags: int
+    properties: bytes
+
+
+def rows_in(frame: FrameView) -> list[StoredRow]:
+    """Return the rows of a frame in the order of their serials, read through Arrow."""
+    rows: list[StoredRow] = []
+    topics = frame.all_topics().to_pylist()
+    publisher = frame.publisher()
+    names = frame.publisher_words().to_pylist() if publisher is None else []
+    for stream_id, first, count, _, _ in frame.directory():
+        stop = first + count
+        flags = frame.flags(first, stop)
+        columns = zip(
+            frame.timestamps(first, stop).to_pylist(),
+            [topics[number] for number in frame.topic_numbers(first, stop).to_pylist()],
+            frame.values(first, stop).to_pylist(),
+            [names[number] for number in frame.publisher_numbers(first, stop).to_pylist()]
+            if publisher is None
+            else [publisher] * count,
+            [flags] * count if isinstance(flags, int) else flags.to_pylist(),
+            frame.properties(first, stop).to_pylist(),
+            strict=True,
+        )
+        serials = range(frame.header.first_serial + first, frame.header.first_serial + stop)
+        rows += [
+            StoredRow(stream_id, serial, *row) for serial, row in zip(serials, columns, strict=True)
+        ]
+    return rows
+
+
+def cooked_frame(cooked: Cooked, *, serial: int = 0, compression: int = PLAIN) -> Frame:
+    """Turn what was cooked into the frame that the committer writes of it."""
+    plain, sections = encode_rows(
+        cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
+    )
+    header = FrameHeader(
+        0,
+        0,
+        ROWS,
+        compression,
+        sections,
+        serial,
+        cooked.row_count,
+        len(cooked.streams),
+        cooked.timestamp_us,
+        cooked.timestamp_us + cooked.row_count - 1,
+        0,
+        len(plain),
+    )
+    return Frame(header, compress(plain, compression), directory_of(cooked.streams))
+
+
+def segment_header(
+    *, base_serial: int = 0, file_bytes: int = SEGMENT_BYTES, shard: int = 3, generation: int = 7
+) -> SegmentHeader:
+    return SegmentHeader(
+        database="plant",
+        shard=shard,
+        generation=generation,
+        base_serial=base_serial,
+        file_bytes=file_bytes,
+        created_us=NOW_US,
+        seed=SEED,
+    )
+
+
+def slab_fs(*, capacity_bytes: int = 1 << 60) -> MemoryFileSystem:
+    """Return a file system with an empty slab directory."""
+    fs = MemoryFileSystem(page_bytes=4096, capacity_bytes=capacity_bytes)
+    fs.make_directory(SLAB)
+    fs.sync_directory(SLAB.parent)
+    return fs
+
+
+def new_segment(
+    fs: MemoryFileSystem,
+    *,
+    base_serial: int = 0,
+    file_bytes: int = SEGMENT_BYTES,
+    edges: bytes = b"",
+    producers: bytes = b"",
+) -> SegmentWriter:
+    """Create a segment in the slab directory; its state frame holds what is given."""
+    body, sections = encode_state(edges, producers)
+    state = state_header(body, sections, serial=base_serial, timestamp_us=NOW_US - 1)
+    header = segment_header(base_serial=base_serial, file_bytes=file_bytes)
+    return create_segment(fs, SLAB, header, state, body)
+
+
+def store(writer: SegmentWriter, frame: Frame, *, sync: bool = True) -> int:
+    """Write a frame and let readers see it; return its position."""
+    position = writer.end_position
+    writer.write(*frame)
+    if sync:
+        writer.sync()
+    writer.publish()
+    return position
+
+
+def values_in(segment: Segment) -> list[bytes]:
+    """Return the values of all frames that the index knows, in order."""
+    values: list[bytes] = []
+    for number in range(segment.index.frame_count):
+        frame = segment.frame(number)
+        values.extend(frame.values(0, frame.header.row_count).to_pylist())
+    return values
