@@ -7,15 +7,22 @@ Everything may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import PurePath
-from typing import Any, Final, Literal
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import pyarrow as pa
 
 from siltstone.clock import Clock
-from siltstone.errors import NotFoundError, SiltstoneError, UsageError
+from siltstone.errors import (
+    CorruptionError,
+    NotFoundError,
+    SiltstoneError,
+    SlabDroppedError,
+    UsageError,
+)
 from siltstone.fs.api import FileSystem
 from siltstone.store.cook import Call
 from siltstone.store.cursor import read_in_time_order
@@ -27,7 +34,7 @@ from siltstone.store.partition import Columns, columns_of, split_call
 from siltstone.store.producers import producer_key
 from siltstone.store.rows import COLUMNS, Batch, Row, schema_of
 from siltstone.store.scan import Span, Status, count_rows, read_stream
-from siltstone.store.settings import CALL_BYTES_MAX, FIXED, VALUE_BYTES_MAX, DatabaseSettings
+from siltstone.store.settings import CALL_BYTES_MAX, VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.store.slab import Slab
 from siltstone.store.slabs import ReadableSlabs, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
@@ -35,6 +42,8 @@ from siltstone.topic.structure import Match
 
 Durability = Literal["synced", "written", "none"]
 DURABILITIES: Final = ("synced", "written", "none")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,26 @@ class StreamInfo:
     rows: int
 
 
+def _again_when_dropped(
+    look: Callable[Concatenate[Database, P], T],
+) -> Callable[Concatenate[Database, P], T]:
+    """Look again when files went under a look because their slab was dropped, here or elsewhere."""
+
+    @wraps(look)
+    def looked(self: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            known = self._slabs.manifest
+            try:
+                return look(self, *args, **kwargs)
+            except (NotFoundError, SlabDroppedError, CorruptionError):
+                # Whoever drops a slab takes it out of the manifest first.
+                self._slabs.refresh()
+                if self._slabs.manifest == known:
+                    raise
+
+    return looked
+
+
 class Database:
     """Rows by topic and time. Made by a Store."""
 
@@ -87,6 +116,11 @@ class Database:
     def name(self) -> str:
         """The database's name."""
         return self._slabs.manifest.database
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; its Store opens it anew when asked."""
+        return self._slabs.closed
 
     @property
     def settings(self) -> DatabaseSettings:
@@ -137,11 +171,13 @@ class Database:
                 break
         return ticket
 
+    @_again_when_dropped
     def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
         """Return the streams that may hold rows of the filter at or after a time, oldest slab
         first.
         """
         parsed = TopicFilter.parse(topic_filter)
+        self._slabs.refresh()
         return [
             StreamRef(
                 database=self.name,
@@ -153,6 +189,7 @@ class Database:
             for match in slab.match(parsed)
         ]
 
+    @_again_when_dropped
     def iterator(
         self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
     ) -> StreamIterator:
@@ -160,7 +197,11 @@ class Database:
 
         Raises: SlabDroppedError, NotFoundError.
         """
+        if stream.database != self.name:
+            raise UsageError(f"stream belongs to database {stream.database!r}")
         slab = self._slabs.slab(stream.slab)
+        if slab.stream(stream.stream_id) is None:
+            self._slabs.refresh()
         if slab.stream(stream.stream_id) is None:
             raise NotFoundError(f"slab {stream.slab} has no stream {stream.stream_id:016x}")
         return StreamIterator(
@@ -172,6 +213,7 @@ class Database:
             filter=TopicFilter.parse(topic_filter),
         )
 
+    @_again_when_dropped
     def next(
         self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
     ) -> Read:
@@ -188,6 +230,8 @@ class Database:
         # Whether the slab has ended must be known before looking for its last rows.
         ended = self._slabs.ended(iterator.slab)
         match = slab.match_stream(iterator.stream_id, iterator.filter)
+        if match is None and self._slabs.refresh():
+            match = slab.match_stream(iterator.stream_id, iterator.filter)
         if match is None:
             status = Status.END if ended else Status.CAUGHT_UP
             return Read(iterator=iterator, batch=Batch([], 0), status=status)
@@ -202,6 +246,7 @@ class Database:
             status=found.status,
         )
 
+    @_again_when_dropped
     def read(
         self,
         topic_filter: str = "#",
@@ -216,6 +261,8 @@ class Database:
         The end is where the database ended when the read began.
         """
         schema_of(columns)
+        if rows_max is not None and rows_max < 0:
+            raise UsageError(f"rows_max must be 0 or more: rows_max={rows_max}")
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -225,6 +272,7 @@ class Database:
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
         return read_in_time_order(list(shards.values()), span, columns, rows_max)
 
+    @_again_when_dropped
     def count(
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> int:
@@ -237,6 +285,7 @@ class Database:
             for slab in self._overlapping(since_us, until_us)
         )
 
+    @_again_when_dropped
     def slabs(self) -> list[SlabInfo]:
         """Return all slabs with their bounds and sizes."""
         self._slabs.refresh()
@@ -255,6 +304,7 @@ class Database:
             for slab in self._slabs.all()
         ]
 
+    @_again_when_dropped
     def structure(self) -> list[StreamInfo]:
         """Return the learned structures of every slab with their numbers of rows."""
         self._slabs.refresh()
@@ -262,7 +312,9 @@ class Database:
         for slab in self._slabs.all():
             for stream_id, rows in sorted(slab.stream_rows().items()):
                 stream = slab.stream(stream_id)
-                assert stream is not None, "a frame names a stream that no edge leads to"
+                if stream is None:
+                    # Its edges went with a damaged frame; `verify` tells of it.
+                    continue
                 found.append(
                     StreamInfo(
                         slab=slab.id,
@@ -273,6 +325,7 @@ class Database:
                 )
         return found
 
+    @_again_when_dropped
     def size_bytes(self) -> int:
         """Return the disk space that all slabs take."""
         return sum(self._slabs.slab_bytes(slab.id) for slab in self._slabs.all())
@@ -297,11 +350,7 @@ class Database:
 
     def configure(self, **changes: Any) -> DatabaseSettings:
         """Change settings; what is written from now on follows them. Raises: UsageError."""
-        settings = DatabaseSettings.from_json(self.settings.to_json() | changes)
-        if fixed := FIXED & set(self.settings.changed_to(settings)):
-            names = ", ".join(sorted(fixed))
-            raise UsageError(f"settings that cannot change once a database exists: {names}")
-        return self._writable().configure(settings)
+        return self._writable().configure(changes)
 
     def refresh(self) -> None:
         """Look at the disk for what another process has written; reads do so by themselves."""
@@ -334,7 +383,7 @@ def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | Non
         )
     if producer is not None:
         name, sequence = producer
-        if sequence < 0:
-            raise UsageError(f"a producer's sequence is 0 or more: sequence={sequence}")
+        if not 0 <= sequence < 1 << 64:
+            raise UsageError(f"a producer's sequence is 0 or more, of 64 bits: sequence={sequence}")
         call.producer = producer_key(name)
         call.sequence = sequence

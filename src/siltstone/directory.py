@@ -16,15 +16,16 @@ from typing import Final, Self
 
 from siltstone.clock import Clock, SystemClock
 from siltstone.database import Database
-from siltstone.errors import ClosedError, ExistsError, NotFoundError, UsageError
+from siltstone.errors import ClosedError, CorruptionError, ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.store.manifest import MANIFEST, Manifest
 from siltstone.store.settings import DatabaseSettings
-from siltstone.store.slabs import create_slabs
+from siltstone.store.slabs import create_slabs, holds_rows
 
 VERSION: Final = b"siltstone 1\n"
+_DROPPING: Final = "dropping"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -91,8 +92,7 @@ class Store:
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")
             if self._fs.exists(directory):
-                # Left by a crash before the manifest made it a database.
-                remove_tree(self._fs, directory)
+                self._clear_remains(directory)
             create_directories(self._fs, directory)
             manifest = Manifest(
                 database=name,
@@ -108,7 +108,7 @@ class Store:
         """Open a database; its own settings hold. Raises: NotFoundError, CorruptionError."""
         with self._mutex:
             self._check_open()
-            if name not in self._databases:
+            if name not in self._databases or self._databases[name].closed:
                 _check_name(name)
                 if not self._fs.exists(self.path / "data" / name / MANIFEST):
                     raise NotFoundError(
@@ -133,21 +133,39 @@ class Store:
             if name in self._databases:
                 self._databases.pop(name).close()
             directory = self.path / "data" / name
-            # Without its manifest it is no database, whatever a crash leaves of it.
+            # The mark tells what a crash leaves of it from a database that lost its manifest.
+            replace_file(self._fs, directory / _DROPPING, b"")
             self._fs.remove(directory / MANIFEST)
             self._fs.sync_directory(directory)
-            remove_tree(self._fs, directory)
+            self._clear_remains(directory)
 
     def close(self) -> None:
         """Close every database and let go of the lock."""
         with self._mutex:
             self._closed = True
-            for database in self._databases.values():
-                database.close()
+            databases = [known for known in self._databases.values() if not known.closed]
             self._databases.clear()
-            if self._file_lock is not None:
-                self._file_lock.release()
-                self._file_lock = None
+            try:
+                for database in databases:
+                    database.close()
+            finally:
+                if self._file_lock is not None:
+                    self._file_lock.release()
+                    self._file_lock = None
+
+    def _clear_remains(self, directory: PurePath) -> None:
+        """Remove what a crash left of a database that was being created or dropped.
+
+        Raises: CorruptionError where there are rows and nobody dropped them.
+        """
+        if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
+            raise CorruptionError(
+                "there are rows but no manifest, restore it from a copy", path=directory
+            )
+        for entry in self._fs.list(directory):
+            if entry.kind is EntryKind.DIRECTORY:
+                remove_tree(self._fs, directory / entry.name)
+        remove_tree(self._fs, directory)
 
     def _open(self, name: str) -> Database:
         directory = self.path / "data" / name

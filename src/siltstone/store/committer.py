@@ -8,12 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import DiskError, PoisonedError, StorageFullError
+from siltstone.errors import DiskError, PoisonedError, SiltstoneError, StorageFullError
 from siltstone.segment.chain import ChainWriter
-from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, encode_rows
+from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, directory_of, encode_rows
 from siltstone.segment.segment import SegmentWriter
 from siltstone.segment.view import compress
 from siltstone.store.cook import Call, Cook, Cooked
@@ -50,13 +52,14 @@ class Committer:
         self.next_serial = next_serial
         self.last_timestamp_us = last_timestamp_us
         self._cook = self._new_cook()
-        self._poison: PoisonedError | None = None
+        self._poisoned_by: Exception | None = None
         self.unsynced = False
 
     def check(self) -> None:
         """Raise PoisonedError when a sync has failed here."""
-        if self._poison is not None:
-            raise self._poison
+        if self._poisoned_by is not None:
+            # A new error each time: one that is raised again and again keeps every caller alive.
+            raise self.poison(self._poisoned_by) from self._poisoned_by
 
     def commit(self, calls: list[Call]) -> list[Outcome | Exception]:
         """Store the calls as one frame; return what became of each, in order.
@@ -67,26 +70,31 @@ class Committer:
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         fresh = self._fresh(calls)
         cooked = self._cook.cook(fresh, timestamp_us)
+        # What a repeated call asks for is asked of the rows that were stored before.
+        sync = any(call.wants_sync for call in calls if call.error is None)
         frame_serial = self.next_serial
-        if cooked.row_count or cooked.producers:
+        if cooked.row_count:
             try:
-                frame_serial = self._store(cooked, sync=any(call.wants_sync for call in fresh))
+                frame_serial = self._store(cooked, sync=sync)
             except StorageFullError:
-                self._cook = self._new_cook()
+                # What was learned for these rows must be forgotten with them.
+                if cooked.edges:
+                    self._cook = self._new_cook()
+                else:
+                    self._cook.forget_rows(cooked)
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
             self._cook.forget_rows(cooked)
+        elif sync:
+            self.sync()
         return self._outcomes(calls, fresh, cooked, frame_serial)
 
     def sync(self) -> None:
         """Make rows durable that were acknowledged as written only."""
         self.check()
         if self.unsynced:
-            try:
-                self._active().sync()
-            except DiskError as exc:
-                raise self.poison(exc) from exc
+            self._durably(self._active().sync)
             self.unsynced = False
 
     @property
@@ -102,11 +110,24 @@ class Committer:
         """Sync what is not, and let go of the files."""
         if self._writer.active is None:
             return
-        if self._poison is None:
+        if self._poisoned_by is None and self._gap_is_stored():
             self._writer.active.release()
-            self._writer.active.sync()
         self._writer.active.close()
         self._writer.active = None
+
+    def _gap_is_stored(self) -> bool:
+        """Say whether the frames tell which serials are used; if not the reservation must stay."""
+        return self._active().segment.index.next_serial >= self.next_serial
+
+    def configure(self, settings: DatabaseSettings) -> None:
+        """Follow these settings from now on."""
+        learns_anew = (settings.thresholds, settings.topic_cache) != (
+            self.settings.thresholds,
+            self.settings.topic_cache,
+        )
+        self.settings = settings
+        if learns_anew:
+            self._cook = self._new_cook()
 
     def seal(self) -> None:
         """End the slab: no row goes into it any more. The caller replaces this committer."""
@@ -168,15 +189,10 @@ class Committer:
         )
         after = self.next_serial + cooked.row_count
         if not sync and after > writer.segment.reserved_serial:
-            writer.reserve(after + _RESERVE_ROWS)
-        directory = []
-        start = 0
-        for rows in cooked.streams:
-            directory.append((rows.stream_id, start, len(rows.values)))
-            start += len(rows.values)
-        writer.write(header, body, directory)
+            self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
+        writer.write(header, body, directory_of(cooked.streams))
         if sync:
-            writer.sync()
+            self._durably(writer.sync)
         self.unsynced = not sync
         # Readers must know a stream before they can meet its rows.
         self.slab.publish([cooked.edges] if cooked.edges else [])
@@ -192,10 +208,10 @@ class Committer:
         if active is not None:
             if active.has_room(body_bytes):
                 return active
-            if self.next_serial == active.segment.header.base_serial:
-                # An empty segment that is too small: its name is taken, so one serial is left out.
-                self.next_serial += 1
             self._seal_active()
+        # The name of an empty segment is taken, so behind one a serial is left out.
+        last = self._writer.chain.handles[-1]
+        self.next_serial = max(self.next_serial, last.base_serial + 1)
         structure, producers = self.state()
         self._writer.start(
             serial=self.next_serial,
@@ -209,12 +225,12 @@ class Committer:
         return self._active()
 
     def _seal_active(self) -> None:
-        active = self._active()
-        active.release()
-        try:
-            active.sync()
-        except DiskError as exc:
-            raise self.poison(exc) from exc
+        if self._gap_is_stored():
+            self._durably(self._active().release)
+        else:
+            # The index says where serials go on; until it stands, the reservation does.
+            self._durably(self._active().sync)
+            self._active().segment.index.next_serial = self.next_serial
         self.unsynced = False
         structure, producers = self.state()
         self._writer.seal(structure=structure, producers=producers)
@@ -223,13 +239,21 @@ class Committer:
         assert self._writer.active is not None
         return self._writer.active
 
+    def _durably(self, act: Callable[[], None]) -> None:
+        """Do what syncs. When it fails, for whatever reason, nothing is known of the rows."""
+        try:
+            act()
+        except SiltstoneError as exc:
+            raise self.poison(exc) from exc
+
     def poison(self, cause: Exception) -> PoisonedError:
         """Refuse everything from now on, because of this; return the refusal."""
-        self._poison = PoisonedError(
+        self._poisoned_by = cause
+        self.unsynced = False
+        return PoisonedError(
             f"a write or sync failed, close the database and open it again: "
             f"slab={self.slab.id} cause={cause}"
         )
-        return self._poison
 
     def _outcomes(
         self, calls: list[Call], fresh: list[Call], cooked: Cooked, frame_serial: int
@@ -246,6 +270,9 @@ class Committer:
                 outcomes.append(call.error)
                 continue
             duplicate = id(call) not in stored
+            if duplicate and not self._producers.holds(call.producer, call.sequence):
+                outcomes.append(self._commit_late(call))
+                continue
             outcomes.append(
                 Outcome(
                     duplicate=duplicate,
@@ -259,3 +286,10 @@ class Committer:
             if not duplicate:
                 timestamp_us += len(call.topics)
         return outcomes
+
+    def _commit_late(self, call: Call) -> Outcome | Exception:
+        """Store a call that seemed to repeat another one of its flush, which was then refused."""
+        try:
+            return self.commit([call])[0]
+        except SiltstoneError as exc:
+            return exc

@@ -1,5 +1,4 @@
-"""Turn the calls of one flush into the rows of one frame: topic to stream and varying part, grouped
-by stream.
+"""Turn the calls of one flush into the rows of one frame, grouped by stream.
 
 Invariants: a call is in the frame whole or not at all; a bad topic fails its own call and teaches
 the structure nothing; rows keep their order of arrival within a stream. What was learned on the way
@@ -12,14 +11,18 @@ full it becomes the older, and the older is dropped.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, cast
+
+from mypy_extensions import i64
 
 from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
 from siltstone.segment.frame import PRODUCER, StreamRows
-from siltstone.topic.grammar import check_topic
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Structure
 
 NO_PRODUCER: Final = b""
+_MISSES_A_TURN: Final = 4
 
 
 class Call:
@@ -36,43 +39,47 @@ class Call:
         self.producer = NO_PRODUCER
         self.sequence = 0
         self.wants_sync = True
+        # The numbers that the rows had in the call that was split by shard.
+        self.rows: list[int] | None = None
         self.size_bytes = 0
         self.error: SiltstoneError | None = None
 
     def measure(self, value_bytes_max: int) -> None:
         """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""
         count = len(self.topics)
-        if len(self.values) != count:
-            raise UsageError(f"columns differ in length: topics={count} values={len(self.values)}")
-        total = 0
-        for i in range(count):
-            value = self.values[i]
-            if len(value) > value_bytes_max:
-                raise UsageError(
-                    f"value is too large: row={i} size_bytes={len(value)} max={value_bytes_max}"
-                )
-            total += len(self.topics[i]) + len(value)
+        total = measure_column(self.topics, "topics", count, TOPIC_SIZE_MAX)
+        total += measure_column(self.values, "values", count, value_bytes_max)
         if self.publishers is not None:
-            total += _measure_column(self.publishers, "publishers", count)
+            total += measure_column(self.publishers, "publishers", count, TOPIC_SIZE_MAX)
         if self.properties is not None:
-            total += _measure_column(self.properties, "properties", count)
-        flags = self.flag_list
-        if flags is not None:
-            if len(flags) != count:
-                raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
-            for i in range(count):
-                if not 0 <= flags[i] <= 255:
-                    raise UsageError(f"flags are not a byte: row={i} flags={flags[i]}")
+            total += measure_column(self.properties, "properties", count, value_bytes_max)
         self.size_bytes = total + 16 * count
 
 
-def _measure_column(column: list[bytes], name: str, count: int) -> int:
+def measure_column(column: Sequence[object], name: str, count: int, size_max: int) -> int:
+    """Check that a column has count byte strings of a bearable size; return their size in all.
+
+    Raises: UsageError, naming the row.
+    """
     if len(column) != count:
         raise UsageError(f"columns differ in length: topics={count} {name}={len(column)}")
     total = 0
     for item in column:
-        total += len(item)
+        if not isinstance(item, bytes) or len(item) > size_max:
+            _refuse_item(column, name, size_max)
+        else:
+            total += len(item)
     return total
+
+
+def _refuse_item(column: Sequence[object], name: str, size_max: int) -> None:
+    for row, item in enumerate(column):
+        if not isinstance(item, bytes):
+            raise UsageError(f"{name} must be bytes: row={row} type={type(item).__name__}")
+        if len(item) > size_max:
+            raise UsageError(
+                f"{name} has too large an item: row={row} size_bytes={len(item)} max={size_max}"
+            )
 
 
 class Cooked:
@@ -91,9 +98,11 @@ class Cooked:
 class _Place:
     """Where the rows of a topic go."""
 
-    def __init__(self, rows: StreamRows, varying: bytes) -> None:
+    def __init__(self, rows: StreamRows) -> None:
         self.rows = rows
-        self.varying = varying
+        # The frame in which the topic was last met, and its number among the stream's topics there.
+        self.frame = -1
+        self.number = 0
 
 
 def _stream_id(rows: StreamRows) -> int:
@@ -109,6 +118,8 @@ class Cook:
         self._newer: dict[bytes, _Place] = {}
         self._older: dict[bytes, _Place] = {}
         self._rows: dict[int, StreamRows] = {}
+        self._frame = 0
+        self._misses = 0
 
     def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
         """Group the rows of all sound calls, the first row at this time, each later one a µs later.
@@ -116,6 +127,7 @@ class Cook:
         A call with a bad topic gets its error set and is left out.
         """
         cooked = Cooked(timestamp_us)
+        self._frame += 1
         accepted: list[Call] = []
         placed: list[list[_Place]] = []
         for call in calls:
@@ -134,7 +146,7 @@ class Cook:
         timestamp = timestamp_us
         for k in range(len(accepted)):
             call = accepted[k]
-            _place_rows(call, placed[k], timestamp, touched)
+            _place_rows(call, placed[k], timestamp, self._frame, touched)
             _place_extras(call, placed[k], names, len(names) > 1, cooked.flags < 0, with_properties)
             timestamp += len(call.topics)
         touched.sort(key=_stream_id)
@@ -162,16 +174,22 @@ class Cook:
             places.append(place)
         if missing:
             # All are checked before any is learned: a refused call must teach nothing.
-            try:
-                for i in missing:
-                    if topics[i] not in self._older:
-                        check_topic(topics[i])
-            except InvalidTopicError as exc:
-                call.error = InvalidTopicError(f"{exc}: row={i}")
-                return None
+            for i in missing:
+                if not _is_plain(topics[i]) and not self._is_sound(call, i):
+                    return None
             for i in missing:
                 places[i] = self._place(topics[i])
-        return [place for place in places if place is not None]
+        return cast("list[_Place]", places)
+
+    def _is_sound(self, call: Call, row: int) -> bool:
+        """Check a topic by all rules; set the call's error where it breaks one."""
+        try:
+            check_topic(call.topics[row])
+        except InvalidTopicError as exc:
+            rows = call.rows
+            call.error = InvalidTopicError(f"{exc}: row={row if rows is None else rows[row]}")
+            return False
+        return True
 
     def _place(self, topic: bytes) -> _Place:
         place = self._newer.get(topic)
@@ -179,18 +197,44 @@ class Cook:
             return place
         place = self._older.get(topic)
         if place is None:
-            placement = self.structure.learn(topic)
-            stream_id = placement.stream.id
+            self._misses += 1
+            stream = self.structure.find(topic)
+            if stream is None:
+                stream = self.structure.learn(topic).stream
+            stream_id = stream.id
             rows = self._rows.get(stream_id)
             if rows is None:
                 rows = StreamRows(stream_id)
                 self._rows[stream_id] = rows
-            place = _Place(rows, placement.varying)
+            place = _Place(rows)
+        self._remember(topic, place)
+        return place
+
+    def _remember(self, topic: bytes, place: _Place) -> None:
+        """Keep a place while there is room; make room only now and then.
+
+        Where topics hardly ever return, remembering each would cost more than finding it anew.
+        """
         if len(self._newer) >= self._half:
+            if self._older and self._misses < _MISSES_A_TURN * self._half:
+                return
             self._older = self._newer
             self._newer = {}
+            self._misses = 0
         self._newer[topic] = place
-        return place
+
+
+def _is_plain(topic: bytes) -> bool:
+    """Say whether a topic is of the common kind that needs no closer look: ASCII, no wildcard."""
+    length: i64 = len(topic)
+    if length == 0 or length > TOPIC_SIZE_MAX:
+        return False
+    for i in range(length):
+        code: i64 = topic[i]
+        # A set of boxed numbers would cost more than the whole loop.
+        if code >= 0x80 or code == 0 or code == 0x2B or code == 0x23:  # noqa: PLR1714
+            return False
+    return True
 
 
 def _publisher_names(calls: list[Call]) -> dict[bytes, int]:
@@ -221,18 +265,23 @@ def _shared_flags(calls: list[Call]) -> int:
 
 
 def _place_rows(
-    call: Call, places: list[_Place], timestamp_us: int, touched: list[StreamRows]
+    call: Call, places: list[_Place], timestamp_us: int, frame: int, touched: list[StreamRows]
 ) -> None:
-    """Hand each row's time, varying part and value to its stream."""
+    """Hand each row's time, topic and value to its stream."""
     values = call.values
+    topics = call.topics
     timestamp = timestamp_us
     for i in range(len(places)):
         place = places[i]
         rows = place.rows
-        if not rows.timestamps:
-            touched.append(rows)
+        if place.frame != frame:
+            place.frame = frame
+            place.number = len(rows.topics)
+            if place.number == 0:
+                touched.append(rows)
+            rows.topics.append(topics[i])
         rows.timestamps.append(timestamp)
-        rows.varying.append(place.varying)
+        rows.topic_index.append(place.number)
         rows.values.append(values[i])
         timestamp += 1
 

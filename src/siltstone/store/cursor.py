@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.store.rows import Batch, Piece
-from siltstone.store.scan import Span, piece_rows, read_slab
+from siltstone.store.scan import Span, read_slab
 from siltstone.store.slab import Slab
 from siltstone.topic.structure import Match
 
 # Pieces are gathered up to this many rows before they are turned into Arrow and sorted.
 _GATHER_ROWS: Final = 16_384
+_GATHER_BYTES: Final = 64 * 1024 * 1024
 
 ShardPlan = list[tuple[Slab, list[Match], int]]
 
@@ -45,17 +46,37 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
     """Yield the rows of one shard in order, some thousands at a time."""
     for slab, matches, end_serial in plan:
         gathered: list[Piece] = []
-        rows = 0
+        rows = held = 0
         streams: set[int] = set()
         for pieces in read_slab(slab, matches, span, serials=range(end_serial)):
             gathered += pieces
-            rows += sum(map(piece_rows, pieces))
+            rows += sum(piece.num_rows for piece in pieces)
             streams.update(piece.stream.id for piece in pieces)
-            if rows >= _GATHER_ROWS:
-                yield _sorted(Batch(gathered, rows).table(columns), len(streams))
-                gathered, rows, streams = [], 0, set()
+            held += _held_bytes(pieces)
+            if rows >= _GATHER_ROWS or held >= _GATHER_BYTES:
+                yield _gathered(gathered, rows, columns, len(streams))
+                gathered, rows, held, streams = [], 0, 0, set()
         if rows:
-            yield _sorted(Batch(gathered, rows).table(columns), len(streams))
+            yield _gathered(gathered, rows, columns, len(streams))
+
+
+def _held_bytes(pieces: Sequence[Piece]) -> int:
+    """Estimate what keeping these pieces of one frame costs.
+
+    A compressed frame was expanded for its rows, however few they are.
+    """
+    header = pieces[0].frame.header
+    if header.compression:
+        return header.body_bytes
+    return header.body_bytes * sum(piece.num_rows for piece in pieces) // header.row_count
+
+
+def _gathered(pieces: Sequence[Piece], rows: int, columns: Sequence[str], streams: int) -> pa.Table:
+    batch = Batch(pieces, rows)
+    if streams < 2:
+        return batch.table(columns)
+    # Picking rows out of many small chunks costs many times what joining them first does.
+    return _sorted(pa.Table.from_batches([batch.arrow(columns)]), streams)
 
 
 def _sorted(table: pa.Table, streams: int) -> pa.Table:
@@ -77,7 +98,7 @@ def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
             left = table.slice(count) if count < table.num_rows else next(source, None)
             if left is not None:
                 rest.append((left, source))
-        yield _sorted(pa.concat_tables(ready), len(ready))
+        yield _sorted(pa.concat_tables(ready).combine_chunks(), len(ready))
         heads = rest
 
 

@@ -1,9 +1,9 @@
 """Positions that outlive a process: a stream of a slab, and a place in it. Values, to and from
 bytes.
 
-stream    `SS` 1, shard u32, generation u32, stream u64, length u16 + database, length u16 + pattern
+stream    `SS` 1, shard u32, generation u32, stream u64, length u32 + database, length u32 + pattern
 iterator  `SI` 1, shard u32, generation u32, stream u64, next serial u64, since i64,
-          length u16 + database, length u16 + filter
+          length u32 + database, length u32 + filter
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from siltstone.topic.grammar import TopicFilter
 
 _STREAM: Final = struct.Struct("<2sBIIQ")
 _ITERATOR: Final = struct.Struct("<2sBIIQQq")
-_LENGTH: Final = struct.Struct("<H")
+_LENGTH: Final = struct.Struct("<I")
 _VERSION: Final = 1
 
 

@@ -63,6 +63,8 @@ class SlabRecord:
     since_us: int
     until_us: int | None
     created_us: int
+    first_serial: int = 0
+    until_serial: int | None = None
 
     @property
     def id(self) -> SlabId:
@@ -142,8 +144,11 @@ class ManifestKeeper:
     def keep_reserve(self) -> None:
         """Put the reserve file in its place again, where there is room for it."""
         path = self._directory / RESERVE
-        if self._fs.exists(path):
-            return
+        for entry in self._fs.list(self._directory):
+            if entry.name == RESERVE and entry.allocated_bytes >= RESERVE_BYTES:
+                return
+        # A power cut may have left the name without the space.
+        self._give_up_reserve()
         try:
             with self._fs.create(path) as file:
                 file.truncate(RESERVE_BYTES)

@@ -7,25 +7,29 @@ is recovered and written on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import PurePath
 
 from siltstone.clock import Clock
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import sweep_temporaries
 from siltstone.segment.chain import (
     ChainWriter,
     SegmentHandle,
     SlabIdentity,
+    directory_bytes,
     list_segments,
+    refuse_lost,
     seal_segment,
     state_header,
 )
 from siltstone.segment.frame import encode_state
 from siltstone.segment.recovery import Recovered, recover_segment
+from siltstone.segment.segment import Segment
 from siltstone.store.committer import Committer
 from siltstone.store.manifest import Manifest, SlabId, SlabRecord
 from siltstone.store.producers import ProducerTable
@@ -108,6 +112,7 @@ def reopen_slab(
     """Come back to the current slab of a shard. Raises: CorruptionError."""
     sweep_temporaries(fs, directory)
     entries, foreign = list_segments(fs.list(directory))
+    refuse_lost(fs, directory, fs.list(directory))
     if not entries:
         raise CorruptionError("slab has no segment", path=directory)
     slab = Slab(fs, directory, record, Structure(list(settings.thresholds)))
@@ -116,6 +121,7 @@ def reopen_slab(
         handle.path.name for handle in handles[:-1] if _rebuild_index(fs, handle, settings)
     )
     slab.chain.handles = tuple(handles)
+    slab.check_first()
     _check_order(handles)
     last_name = handles[-1].path.name
     writer = ChainWriter(
@@ -129,15 +135,11 @@ def reopen_slab(
             _after_recovery(clock, settings, slab, writer, recovered),
             recovered.torn_bytes,
         )
+    _check_identity(slab.chain.handles[-1].segment(), identity)
     report = RecoveryReport(
         slab=slab.id, torn_bytes=torn_bytes, rebuilt=rebuilt, foreign=tuple(foreign)
     )
     return committer, report
-
-
-def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
-    """Return the disk space that the files of a slab take, one of them left out."""
-    return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name != but)
 
 
 def _after_sealed(
@@ -156,7 +158,8 @@ def _after_sealed(
         slab,
         writer,
         producers=producers,
-        next_serial=last.next_serial,
+        # An empty segment was too small for the next frame; its name must not be taken again.
+        next_serial=max(last.next_serial, last.base_serial + 1),
         last_timestamp_us=max(last.segment().index.last_times, default=0),
     )
 
@@ -174,7 +177,9 @@ def _after_recovery(
     for block in recovered.producers:
         producers.apply(block)
     if recovered.next_serial > recovered.writer.segment.index.next_serial:
-        _leave_gap(slab, writer, producers, recovered)
+        # On a full disk the gap waits for the first frame; until then its trace stays reserved.
+        with suppress(StorageFullError):
+            _leave_gap(slab, writer, producers, recovered)
     return Committer(
         clock,
         settings,
@@ -202,7 +207,6 @@ def _leave_gap(
         )
         active.write(header, body, ())
         active.release()
-        active.sync()
         active.publish()
     else:
         active.segment.index.next_serial = recovered.next_serial
@@ -227,6 +231,18 @@ def _rebuild_index(fs: FileSystem, handle: SegmentHandle, settings: DatabaseSett
     seal_segment(fs, segment, structure=structure.export(), producers=producers.encode())
     handle.mark_sealed()
     return True
+
+
+def _check_identity(segment: Segment, identity: SlabIdentity) -> None:
+    """Raise CorruptionError when a segment says that it belongs elsewhere."""
+    header = segment.header
+    found = (header.database, header.shard, header.generation, header.seed)
+    if found != (identity.database, identity.shard, identity.generation, identity.seed):
+        raise CorruptionError(
+            f"segment of another slab: database={header.database!r} shard={header.shard} "
+            f"generation={header.generation}",
+            path=segment.path,
+        )
 
 
 def _check_order(handles: list[SegmentHandle]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -81,7 +83,8 @@ class Ticket:
             raise OutcomeUnknownError(f"no outcome after {timeout} seconds")
         self._pending.release()
         if self._error is not None:
-            raise self._error
+            # Without the traces of earlier calls, or each would keep its caller's frames alive.
+            raise self._error.with_traceback(None)
 
     def serials(self) -> list[int]:
         """Return the serial of each row, waiting for them; 0 for a duplicate's."""
@@ -127,10 +130,20 @@ class Ticket:
             callbacks, self._callbacks = self._callbacks, []
             self._pending.release()
         for callback in callbacks:
-            callback(self)
+            _call_back(callback, self)
 
 
 def _partly_stored(error: Exception) -> SiltstoneError:
     unknown = OutcomeUnknownError(f"rows for one shard were stored, for another not: {error}")
     unknown.__cause__ = error
     return unknown
+
+
+def _call_back(callback: Callable[[Ticket], None], ticket: Ticket) -> None:
+    """Call back from a shard's thread, which must not die of a mistake that is not its own."""
+    try:
+        callback(ticket)
+    except Exception:  # noqa: BLE001 - told as the thread would tell it, and the thread goes on
+        threading.excepthook(
+            threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+        )

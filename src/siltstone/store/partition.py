@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 from zlib import crc32
 
 from siltstone.errors import UsageError
-from siltstone.store.cook import Call
+from siltstone.store.cook import Call, measure_column
 from siltstone.store.rows import QOS_MASK, RETAIN, Row
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
+from siltstone.topic.grammar import TOPIC_SIZE_MAX
+
+_QOS: Final = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def columns_of(rows: Iterable[Row]) -> Columns:
     for number, row in enumerate(listed):
         if not isinstance(row, Row):
             raise UsageError(f"not a Row: row={number} type={type(row).__name__}")
-        if not 0 <= row.qos <= 2:
+        if row.qos not in _QOS:
             raise UsageError(f"qos must be 0, 1 or 2: row={number} qos={row.qos}")
         columns.topics.append(_encoded(row.topic, "topic", number))
         columns.values.append(_as_bytes(row.value, "value", number))
@@ -107,33 +111,42 @@ def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
 def _check(columns: Columns) -> None:
     """Refuse what the shards could not tell apart from a mistake of ours. Raises: UsageError."""
     publishers = columns.publisher
-    for name, column in (
-        ("topics", columns.topics),
-        ("values", columns.values),
-        ("publisher", publishers if isinstance(publishers, list) else [publishers]),
-        ("properties", columns.properties or []),
+    count = columns.count
+    for name, column, size_max in (
+        ("topics", columns.topics, TOPIC_SIZE_MAX),
+        ("values", columns.values, VALUE_BYTES_MAX),
+        ("publisher", publishers if isinstance(publishers, list) else None, TOPIC_SIZE_MAX),
+        ("properties", columns.properties, VALUE_BYTES_MAX),
     ):
-        if not isinstance(column, list):
-            raise UsageError(f"{name} must be a list: type={type(column).__name__}")
-        # One set of types a column: the rows are looked at one by one only to name the culprit.
-        if column and set(map(type, column)) != {bytes}:
-            number = next(i for i, item in enumerate(column) if type(item) is not bytes)
-            kind = type(column[number]).__name__
-            raise UsageError(f"{name} must be bytes: row={number} type={kind}")
-    for name, length in (
-        ("values", len(columns.values)),
-        ("publisher", len(publishers) if isinstance(publishers, list) else columns.count),
-        ("flags", len(columns.flags) if isinstance(columns.flags, list) else columns.count),
-        ("properties", columns.count if columns.properties is None else len(columns.properties)),
-    ):
-        if length != columns.count:
-            raise UsageError(f"columns differ in length: topics={columns.count} {name}={length}")
+        if column is not None:
+            if not isinstance(column, list):
+                raise UsageError(f"{name} must be a list: type={type(column).__name__}")
+            measure_column(column, name, count, size_max)
+    if not isinstance(publishers, bytes | list):
+        raise UsageError(f"publisher must be bytes: type={type(publishers).__name__}")
+    _check_flags(columns.flags, count)
     names = publishers if isinstance(publishers, list) else [publishers]
-    try:
-        for publisher in set(names):
-            publisher.decode()
-    except UnicodeDecodeError as exc:
-        raise UsageError("publisher is not valid UTF-8") from exc
+    for item in set(names):
+        try:
+            item.decode()
+        except UnicodeDecodeError as exc:
+            place = f": row={names.index(item)}" if isinstance(publishers, list) else ""
+            raise UsageError(f"publisher is not valid UTF-8{place}") from exc
+
+
+def _check_flags(flags: object, count: int) -> None:
+    """Refuse flags that are no bytes. Raises: UsageError."""
+    if isinstance(flags, int) and 0 <= flags <= 255:
+        return
+    if not isinstance(flags, list):
+        raise UsageError(f"flags are not a byte: flags={flags!r}")
+    if len(flags) != count:
+        raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
+    # One set of all flags: the rows are looked at one by one only to name the culprit.
+    if any(not isinstance(item, int) or not 0 <= item <= 255 for item in set(flags)):
+        for row, item in enumerate(flags):
+            if not isinstance(item, int) or not 0 <= item <= 255:
+                raise UsageError(f"flags are not a byte: row={row} flags={item!r}")
 
 
 def _call(columns: Columns, rows: list[int] | None) -> Call:
@@ -143,6 +156,7 @@ def _call(columns: Columns, rows: list[int] | None) -> Call:
         _pick(columns.values, rows),
         publisher,
     )
+    call.rows = rows
     if isinstance(columns.publisher, list):
         call.publishers = _pick(columns.publisher, rows)
     if isinstance(columns.flags, int):

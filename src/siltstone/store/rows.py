@@ -1,4 +1,4 @@
-"""Rows as people and Arrow see them: columns of a frame, with the topic put together again.
+"""Rows as people and Arrow see them: columns of a frame, without a copy.
 
 A Batch is a list of pieces, each a range of rows of one stream in one frame, perhaps with some rows
 picked out. Nothing is copied before somebody asks for Arrow or for Python rows.
@@ -6,10 +6,11 @@ picked out. Nothing is copied before somebody asks for Arrow or for Python rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, NamedTuple
+from functools import lru_cache, partial
+from itertools import repeat
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from siltstone.segment.view import FrameView
 from siltstone.store.manifest import SlabId
 from siltstone.topic.structure import Stream
 
+_CODES: Final[dict[int, Literal["b", "h", "i", "q"]]] = {1: "b", 2: "h", 4: "i", 8: "q"}
 QOS_MASK: Final = 0b11
 RETAIN: Final = 0b100
 
@@ -38,6 +40,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(SCHEMA.names)
+_TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
 class Row(NamedTuple):
@@ -56,21 +59,35 @@ class Row(NamedTuple):
     serial: int = 0
 
 
+# Row._make checks the number of fields of every row; here zip has the right number of columns.
+_make_row: Final = partial(tuple.__new__, Row)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Rows start to stop of a frame, all of one stream; mask picks some of them."""
+    """Rows start to stop of a frame, all of one stream; picked are some of them, counted from
+    start.
+    """
 
     slab: SlabId
     stream: Stream
     frame: FrameView
     start: int
     stop: int
-    mask: pa.Array | None = None
+    picked: pa.Array | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the piece holds."""
+        return self.stop - self.start if self.picked is None else len(self.picked)
 
     def column(self, name: str) -> pa.Array:
         """Return one column of SCHEMA."""
-        array = _READERS[name](self)
-        return array if self.mask is None else array.filter(self.mask)
+        return _READERS[name](self)
+
+    def chosen(self, array: pa.Array) -> pa.Array:
+        """Return the picked rows of a column that has them all."""
+        return array if self.picked is None else array.take(self.picked)
 
 
 class Batch:
@@ -99,56 +116,77 @@ class Batch:
         """Return the rows as one record batch; a single piece is not copied."""
         schema = schema_of(columns)
         chunks = [[piece.column(name) for piece in self._pieces] for name in columns]
-        arrays = [
-            parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [pa.array([], field.type)])
-            for parts, field in zip(chunks, schema, strict=True)
-        ]
+        try:
+            arrays = [
+                parts[0]
+                if len(parts) == 1
+                else pa.concat_arrays(parts or [pa.array([], field.type)])
+                for parts, field in zip(chunks, schema, strict=True)
+            ]
+        except pa.ArrowInvalid as exc:
+            raise UsageError("too much for one record batch, ask for fewer rows") from exc
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def rows(self) -> list[Row]:
         """Return the rows as Python values."""
-        return rows_of(self.arrow(ROW_COLUMNS))
+        rows: list[Row] = []
+        for piece in self._pieces:
+            rows += _piece_rows(piece)
+        return rows
 
 
 def _topic(piece: Piece) -> pa.Array:
-    return join_topics(piece.stream, piece.frame.varying(piece.start, piece.stop))
+    numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
+    return piece.frame.all_topics().take(numbers)
+
+
+def _publisher(piece: Piece) -> pa.Array:
+    publisher = piece.frame.publisher()
+    if publisher is not None:
+        return _constant(publisher, pa.string(), piece.num_rows)
+    numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
+    return piece.frame.publisher_words().take(numbers)
 
 
 def _timestamp(piece: Piece) -> pa.Array:
-    return piece.frame.timestamps(piece.start, piece.stop).view(SCHEMA.field("timestamp").type)
+    times = piece.frame.timestamps(piece.start, piece.stop).view(_TIMESTAMP)
+    return piece.chosen(times)
 
 
 def _qos(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
-        return _constant(flags & QOS_MASK, pa.uint8(), piece.stop - piece.start)
-    return pc.bit_wise_and(flags, pa.scalar(QOS_MASK, pa.uint8()))
+        return _constant(flags & QOS_MASK, pa.uint8(), piece.num_rows)
+    return pc.bit_wise_and(piece.chosen(flags), pa.scalar(QOS_MASK, pa.uint8()))
 
 
 def _retain(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
-        return _constant(bool(flags & RETAIN), pa.bool_(), piece.stop - piece.start)
-    kept = pc.bit_wise_and(flags, pa.scalar(RETAIN, pa.uint8()))
+        return _constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
+    kept = pc.bit_wise_and(piece.chosen(flags), pa.scalar(RETAIN, pa.uint8()))
     return pc.not_equal(kept, pa.scalar(0, pa.uint8()))
+
+
+def _serial(piece: Piece) -> pa.Array:
+    first = piece.frame.header.first_serial + piece.start
+    if piece.picked is None:
+        return _serials(first, piece.num_rows)
+    return pc.add(piece.picked.cast(pa.uint64()), pa.scalar(first, pa.uint64()))
 
 
 _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
     "topic": _topic,
     "timestamp": _timestamp,
-    "publisher": lambda piece: piece.frame.publishers(piece.start, piece.stop),
+    "publisher": _publisher,
     "qos": _qos,
     "retain": _retain,
-    "properties": lambda piece: piece.frame.properties(piece.start, piece.stop),
-    "value": lambda piece: piece.frame.values(piece.start, piece.stop),
-    "shard": lambda piece: _constant(piece.slab.shard, pa.uint32(), piece.stop - piece.start),
-    "generation": lambda piece: _constant(
-        piece.slab.generation, pa.uint32(), piece.stop - piece.start
-    ),
-    "stream": lambda piece: _constant(piece.stream.id, pa.uint64(), piece.stop - piece.start),
-    "serial": lambda piece: _serials(
-        piece.frame.header.first_serial + piece.start, piece.stop - piece.start
-    ),
+    "properties": lambda piece: piece.chosen(piece.frame.properties(piece.start, piece.stop)),
+    "value": lambda piece: piece.chosen(piece.frame.values(piece.start, piece.stop)),
+    "shard": lambda piece: _constant(piece.slab.shard, pa.uint32(), piece.num_rows),
+    "generation": lambda piece: _constant(piece.slab.generation, pa.uint32(), piece.num_rows),
+    "stream": lambda piece: _constant(piece.stream.id, pa.uint64(), piece.num_rows),
+    "serial": _serial,
 }
 
 
@@ -167,6 +205,59 @@ ROW_COLUMNS: Final = (
 )
 
 
+def _piece_rows(piece: Piece) -> map[Row]:
+    """Make Python rows; what rows share is made once, and numbers come straight from the map."""
+    frame, count = piece.frame, piece.num_rows
+    flags = frame.flags(piece.start, piece.stop)
+    shared = isinstance(flags, int)
+    times = piece.chosen(frame.timestamps(piece.start, piece.stop))
+    first = frame.header.first_serial + piece.start
+    serials = range(first, first + count) if piece.picked is None else _serial(piece).to_pylist()
+    return map(
+        _make_row,
+        zip(
+            _topics(piece),
+            piece.column("value").to_pylist(),
+            _publishers(piece),
+            repeat(flags & QOS_MASK) if shared else _qos(piece).to_pylist(),
+            repeat(bool(flags & RETAIN)) if shared else _retain(piece).to_pylist(),
+            piece.column("properties").to_pylist() if frame.has_properties() else repeat(b""),
+            _integers(times),
+            repeat(piece.slab.shard),
+            repeat(piece.slab.generation),
+            repeat(piece.stream.id),
+            serials,
+            strict=False,
+        ),
+    )
+
+
+def _topics(piece: Piece) -> Iterable[str]:
+    words = piece.frame.all_topics()
+    numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
+    if len(words) > len(numbers):
+        topics: list[str] = words.take(numbers).to_pylist()
+        return topics
+    return map(words.to_pylist().__getitem__, _integers(numbers))
+
+
+def _publishers(piece: Piece) -> Iterable[str]:
+    publisher = piece.frame.publisher()
+    if publisher is not None:
+        return repeat(publisher)
+    names = piece.frame.publisher_words().to_pylist()
+    numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
+    return map(names.__getitem__, _integers(numbers))
+
+
+def _integers(array: pa.Array) -> list[int]:
+    """Return the numbers of an array without nulls; many times faster than Arrow's own way."""
+    width = array.type.bit_width // 8
+    view = memoryview(array.buffers()[1])
+    part = view[array.offset * width : (array.offset + len(array)) * width]
+    return part.cast(_CODES[width]).tolist()
+
+
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     """Turn a record batch with all columns into Python rows."""
     lists = [
@@ -175,7 +266,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
         ).to_pylist()
         for name in ROW_COLUMNS
     ]
-    return list(map(Row._make, zip(*lists, strict=True)))
+    return list(map(_make_row, zip(*lists, strict=True)))
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
@@ -185,45 +276,12 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
-def join_topics(stream: Stream, varying: pa.Array) -> pa.Array:
-    """Put topics together from the fixed levels of a stream and the varying part of each row."""
-    if stream.varying_count == 0:
-        return pa.repeat(pa.scalar(stream.pattern.decode(), pa.string()), len(varying))
-    pieces = [text.decode() for text in _fixed_parts(stream)]
-    if stream.varying_count == 1:
-        words = [varying]
-    else:
-        split = pc.split_pattern(varying, "/")
-        words = [pc.list_element(split, i) for i in range(stream.varying_count)]
-    parts: list[pa.Array | str] = []
-    for fixed, word in zip(pieces, words, strict=False):
-        parts += [fixed, word]
-    parts.append(pieces[-1])
-    kept = [part for part in parts if not isinstance(part, str) or part]
-    if len(kept) == 1:
-        return varying
-    return pc.binary_join_element_wise(*kept, "")
-
-
-def _fixed_parts(stream: Stream) -> list[bytes]:
-    """Return what stands before, between and behind the varying levels, slashes included."""
-    parts = [b""]
-    for number, level in enumerate(stream.levels):
-        slash = b"/" if number else b""
-        if level == b"+":
-            parts[-1] += slash
-            parts.append(b"")
-        else:
-            parts[-1] += slash + level
-    return parts
-
-
 @lru_cache(maxsize=256)
-def _repeated(value: int | bool, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), 1 << 14)
+def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), 1 << 16)
 
 
-def _constant(value: int | bool, kind: pa.DataType, count: int) -> pa.Array:
+def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
     shared = _repeated(value, kind)
     if count <= len(shared):
         return shared.slice(0, count)
@@ -237,6 +295,8 @@ def _counting() -> pa.Array:
 
 def _serials(first: int, count: int) -> pa.Array:
     shared = _counting()
-    if count > len(shared):
-        return pa.array(range(first, first + count), pa.uint64())
-    return pc.add(shared.slice(0, count), pa.scalar(first, pa.uint64()))
+    parts = [
+        pc.add(shared.slice(0, count - start), pa.scalar(first + start, pa.uint64()))
+        for start in range(0, count, len(shared))
+    ]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [shared.slice(0, 0)])

@@ -1,25 +1,29 @@
 """Read rows: one stream from a serial on, or many streams in order of time.
 
 Frames are chosen by the index, rows of a stream by the frame's directory, rows of a filter by
-comparing the varying part of the topic, all rows of a frame at once.
+comparing the topics of the frame, each once.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.errors import CorruptionError
 from siltstone.segment.segment import Segment
 from siltstone.segment.view import FrameView
 from siltstone.store.rows import Piece
 from siltstone.store.slab import Slab
 from siltstone.topic.structure import Match
+
+_NONE: Final = pa.array([], pa.uint64())
 
 
 class Status(Enum):
@@ -40,32 +44,69 @@ class Span:
 
 
 class Selector:
-    """Picks the rows of a stream whose varying levels are what a filter asks for."""
+    """Picks the rows of a stream whose topics are what a filter asks for.
+
+    The levels that the stream has fixed match already; only topics of a stream that varies where
+    the filter does not are looked at, each once a frame. All of them have the same number of
+    levels, so what stands before the first free level and behind the last is compared as text;
+    a pattern is needed only for words between two free levels.
+    """
 
     def __init__(self, match: Match) -> None:
         self.stream = match.stream
-        constraints = match.constraints
-        self._exact: pa.Scalar | None = None
-        self._pattern = ""
-        if constraints and all(word is not None for word in constraints):
-            text = b"/".join(word for word in constraints if word is not None).decode()
-            self._exact = pa.scalar(text, pa.string())
-        elif any(word is not None for word in constraints):
-            parts = ["[^/]*" if word is None else _quoted(word) for word in constraints]
-            self._pattern = f"^{'/'.join(parts)}$"
+        self._tests: list[Callable[[pa.Array], pa.Array]] = []
+        if not _is_bound(match):
+            return
+        words = iter(match.constraints)
+        levels = [next(words) if level == b"+" else level for level in match.stream.levels]
+        free = [number for number, word in enumerate(levels) if word is None]
+        if not free:
+            topic = pa.scalar(_joined(levels), pa.string())
+            self._tests.append(lambda topics: pc.equal(topics, topic))
+            return
+        before, behind = levels[: free[0]], levels[free[-1] + 1 :]
+        if before:
+            start = _joined(before) + "/"
+            self._tests.append(lambda topics: pc.starts_with(topics, start))
+        if behind:
+            end = "/" + _joined(behind)
+            self._tests.append(lambda topics: pc.ends_with(topics, end))
+        if any(word is not None for word in levels[free[0] : free[-1]]):
+            # RE2 reads what re.escape writes.
+            parts = ["[^/]*" if word is None else re.escape(word.decode()) for word in levels]
+            pattern = f"^{'/'.join(parts)}$"
+            self._tests.append(lambda topics: pc.match_substring_regex(topics, pattern))
 
-    def mask(self, frame: FrameView, start: int, stop: int) -> pa.Array | None:
-        """Return which rows match; None when all do."""
-        if self._exact is not None:
-            return pc.equal(frame.varying(start, stop), self._exact)
-        if self._pattern:
-            return pc.match_substring_regex(frame.varying(start, stop), self._pattern)
-        return None
+    def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
+        """Return which of the rows match, counted from the first; None when all do.
+
+        The topics are the numbers of those that the stream has in this frame.
+        """
+        if not self._tests:
+            return None
+        words = frame.topic_words(topics.start, topics.stop)
+        found = pc.indices_nonzero(self._tests[0](words))
+        for test in self._tests[1:]:
+            if len(found):
+                found = found.filter(test(words.take(found)))
+        if len(found) == 0:
+            return _NONE
+        if len(found) == len(words):
+            return None
+        numbers = frame.topic_numbers(rows.start, rows.stop)
+        found = pc.add(found, pa.scalar(topics.start, pa.uint64())).cast(numbers.type)
+        if len(found) == 1:
+            return pc.indices_nonzero(pc.equal(numbers, found[0]))
+        return pc.indices_nonzero(pc.is_in(numbers, found))
 
 
-def _quoted(word: bytes) -> str:
-    # RE2 reads the same escapes as re.escape writes, but for NUL, which no topic holds.
-    return re.escape(word.decode())
+def _joined(levels: Sequence[bytes | None]) -> str:
+    return b"/".join(word for word in levels if word is not None).decode()
+
+
+def _is_bound(match: Match) -> bool:
+    """Say whether a filter asks for a word where the stream varies; the empty word is one."""
+    return any(word is not None for word in match.constraints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +131,23 @@ def read_stream(
     handles = slab.handles()
     number = slab.chain.handle_at_serial(serial)
     for handle in handles[number:]:
-        if handle.sealed and handle.next_serial <= serial:
+        # What becomes visible behind this while the frames are listed is left to the next read.
+        end_serial = handle.next_serial
+        if handle.sealed and end_serial <= serial:
             continue
         for piece in _stream_pieces(
             slab, handle.segment(), match.stream.id, serial, span, selector
         ):
-            reached = _reached(piece, span)
-            cut, count = _cut(piece, rows_max - taken)
+            cut = _cut(piece, rows_max - taken)
             serial = cut.frame.header.first_serial + cut.stop
-            if count:
+            if cut.num_rows:
                 pieces.append(cut)
-                taken += count
+                taken += cut.num_rows
             if taken >= rows_max:
                 return _result(pieces, taken, serial, Status.MORE)
-            if reached:
+            if _reached(piece, span):
                 return _result(pieces, taken, serial, Status.LIMIT)
-        serial = max(serial, handle.next_serial)
+        serial = max(serial, end_serial)
     if ended:
         return _result(pieces, taken, serial, Status.END)
     return _result(pieces, taken, serial, Status.CAUGHT_UP)
@@ -125,26 +167,39 @@ def _stream_pieces(
     first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
     for place in range(bisect_left(frames, first), len(frames)):
         frame = segment.frame(frames[place])
-        start, stop = frame.rows_of(stream_id)
-        start = max(start, serial - frame.header.first_serial)
-        piece = _in_span(slab, selector, frame, start, stop, span)
-        if piece is not None:
-            yield piece
+        entry = frame.entry_of(stream_id)
+        if entry is None:
+            raise CorruptionError(
+                "index names a stream that the frame has not",
+                path=segment.path,
+                offset=index.positions[frames[place]],
+            )
+        serials = range(serial, frame.header.first_serial + frame.header.row_count)
+        yield _cut_to(slab, selector, frame, entry, span, serials)
 
 
-def _in_span(
-    slab: Slab, selector: Selector, frame: FrameView, start: int, stop: int, span: Span
-) -> Piece | None:
-    """Cut a range of rows of one stream to a span of time and pick what the filter asks for."""
-    if frame.header.first_timestamp_us < span.since_us:
-        start = bisect_left(frame.times(), span.since_us, start, max(start, stop))
-    if span.until_us is not None and frame.header.last_timestamp_us >= span.until_us:
-        stop = bisect_left(frame.times(), span.until_us, start, max(start, stop))
-    elif start >= stop:
-        return None
-    mask = selector.mask(frame, start, stop) if start < stop else None
+def _cut_to(
+    slab: Slab,
+    selector: Selector,
+    frame: FrameView,
+    entry: tuple[int, int, int, int, int],
+    span: Span,
+    serials: range,
+) -> Piece:
+    """Cut the rows of a stream in a frame to a span and serials; pick what the filter asks for."""
+    _, first, count, first_topic, topics = entry
+    header = frame.header
+    start = max(first, serials.start - header.first_serial)
+    stop = max(start, min(first + count, serials.stop - header.first_serial))
+    if header.first_timestamp_us < span.since_us:
+        start = bisect_left(frame.times(), span.since_us, start, stop)
+    if span.until_us is not None and header.last_timestamp_us >= span.until_us:
+        stop = bisect_left(frame.times(), span.until_us, start, stop)
+    picked = None
+    if start < stop:
+        picked = selector.pick(frame, range(start, stop), range(first_topic, first_topic + topics))
     return Piece(
-        slab=slab.id, stream=selector.stream, frame=frame, start=start, stop=stop, mask=mask
+        slab=slab.id, stream=selector.stream, frame=frame, start=start, stop=stop, picked=picked
     )
 
 
@@ -153,23 +208,14 @@ def _reached(piece: Piece, span: Span) -> bool:
     return span.until_us is not None and piece.frame.header.last_timestamp_us >= span.until_us
 
 
-def piece_rows(piece: Piece) -> int:
-    """Return how many rows a piece holds."""
-    if piece.mask is None:
-        return piece.stop - piece.start
-    count: int = pc.sum(piece.mask).as_py() or 0
-    return count
-
-
-def _cut(piece: Piece, rows_max: int) -> tuple[Piece, int]:
-    """Cut a piece behind its first rows_max matching rows; return it with the number it has."""
-    count = piece_rows(piece)
-    if count <= rows_max:
-        return piece, count
-    if piece.mask is None:
-        return replace(piece, stop=piece.start + rows_max), rows_max
-    kept = pc.indices_nonzero(piece.mask)[rows_max - 1].as_py() + 1
-    return replace(piece, stop=piece.start + kept, mask=piece.mask.slice(0, kept)), rows_max
+def _cut(piece: Piece, rows_max: int) -> Piece:
+    """Cut a piece behind its first rows_max matching rows."""
+    if piece.num_rows <= rows_max:
+        return piece
+    if piece.picked is None:
+        return replace(piece, stop=piece.start + rows_max)
+    picked = piece.picked.slice(0, rows_max)
+    return replace(piece, stop=piece.start + picked[-1].as_py() + 1, picked=picked)
 
 
 def read_slab(
@@ -220,17 +266,12 @@ def _frame_pieces(
     span: Span,
     serials: range | None,
 ) -> Iterator[Piece]:
-    for stream_id, first, count in frame.directory():
-        selector = selectors.get(stream_id)
-        if selector is None:
-            continue
-        start, stop = first, first + count
-        if serials is not None:
-            start = max(start, serials.start - frame.header.first_serial)
-            stop = min(stop, serials.stop - frame.header.first_serial)
-        if start < stop:
-            piece = _in_span(slab, selector, frame, start, stop, span)
-            if piece is not None and piece.start < piece.stop:
+    bounds = range(1 << 64) if serials is None else serials
+    for entry in frame.directory():
+        selector = selectors.get(entry[0])
+        if selector is not None:
+            piece = _cut_to(slab, selector, frame, entry, span, bounds)
+            if piece.num_rows:
                 yield piece
 
 
@@ -238,8 +279,8 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
     """Count the matching rows of a slab; segments that lie in the span whole are counted by their
     index.
     """
-    free = [match for match in matches if not any(match.constraints)]
-    bound = [match for match in matches if any(match.constraints)]
+    bound = [match for match in matches if _is_bound(match)]
+    free = [match for match in matches if not _is_bound(match)]
     total = 0
     for handle in slab.handles():
         index = handle.segment().index
@@ -265,5 +306,5 @@ def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: 
         if span.until_us is not None and frame.header.first_timestamp_us >= span.until_us:
             break
         for piece in _frame_pieces(slab, selectors, frame, span, None):
-            total += piece_rows(piece)
+            total += piece.num_rows
     return total

@@ -44,6 +44,8 @@ class DatabaseSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work. Raises: UsageError."""
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name), str(field.type))
         _require(1 <= self.shards <= 4096, "shards", "a number from 1 to 4096", self.shards)
         _require(self.shard_by in SHARD_KEYS, "shard_by", f"one of {SHARD_KEYS}", self.shard_by)
         _require(
@@ -94,12 +96,17 @@ class DatabaseSettings:
         if unknown := sorted(set(values) - known):
             raise UsageError(f"unknown database settings: {', '.join(unknown)}")
         plain = dict(values)
-        if "thresholds" in plain:
+        if isinstance(plain.get("thresholds"), list):
             plain["thresholds"] = tuple(plain["thresholds"])
-        try:
-            return cls(**plain)
-        except TypeError as exc:
-            raise UsageError(f"database settings have the wrong type: {exc}") from exc
+        return cls(**plain)
+
+    def changed(self, changes: Mapping[str, Any]) -> DatabaseSettings:
+        """Return the settings with some changed. Raises: UsageError for what cannot change."""
+        settings = DatabaseSettings.from_json(self.to_json() | dict(changes))
+        if fixed := FIXED & set(self.changed_to(settings)):
+            names = ", ".join(sorted(fixed))
+            raise UsageError(f"settings that cannot change once a database exists: {names}")
+        return settings
 
     def changed_to(self, other: DatabaseSettings) -> list[str]:
         """Return the names of the settings that differ."""
@@ -113,6 +120,22 @@ class DatabaseSettings:
 # Both decide on which shard a row stands; changing them would break the order of a publisher's
 # rows.
 FIXED: Final = frozenset({"shards", "shard_by"})
+
+
+def _check_type(name: str, value: object, declared: str) -> None:
+    """Refuse a value that is not of the declared type. Raises: UsageError."""
+    match declared.removesuffix(" | None"):
+        case "int":
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        case "float":
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+        case "str":
+            fits = isinstance(value, str)
+        case _:
+            fits = isinstance(value, tuple) and all(type(item) is int for item in value)
+    if declared.endswith(" | None") and value is None:
+        return
+    _require(fits, name, f"of type {declared}", value)
 
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:

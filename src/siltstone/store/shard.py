@@ -7,13 +7,14 @@ thread.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import ClosedError, OverloadedError, PoisonedError, SiltstoneError
+from siltstone.errors import ClosedError, OverloadedError, RetryError, SiltstoneError
 from siltstone.store.committer import Committer
 from siltstone.store.cook import Call
 from siltstone.store.outcome import Outcome, Ticket
@@ -48,7 +49,7 @@ class Shard:
         clock: Clock,
         *,
         turn_over: Callable[[Committer], Committer],
-        admit: Callable[[], SiltstoneError | None],
+        admit: Callable[[int], SiltstoneError | None],
         housekeeping: Callable[[], None],
     ) -> None:
         self.number = number
@@ -61,11 +62,15 @@ class Shard:
         self._pending: deque[Pending] = deque()
         self._pending_bytes = 0
         self._pending_rows = 0
+        self._crowd = 0
         self._first_at = 0.0
         self._last_at = 0.0
         self._orders: deque[tuple[Callable[[], None], Ticket]] = deque()
         self._closing = False
-        self._taken: list[Ticket] = []
+        self._close_error: SiltstoneError | None = None
+        self._taken: set[Ticket] = set()
+        # The sequence that a producer must send again before any later one is taken.
+        self._owed: dict[bytes, int] = {}
         self._written_at = 0.0
         self._thread = Thread(target=self._run, name=f"siltstone-shard-{number}", daemon=True)
         self._thread.start()
@@ -78,17 +83,8 @@ class Shard:
         limit = self.committer.settings.pending_bytes_max
         with self._condition:
             self._check_open()
-            if not self._condition.wait_for(
-                lambda: (
-                    self._closing
-                    or self._pending_bytes == 0
-                    or self._pending_bytes + call.size_bytes <= limit
-                ),
-                timeout,
-            ):
-                raise OverloadedError(
-                    f"too much is waiting to be written: pending_bytes={self._pending_bytes}"
-                )
+            if self._pending_bytes and self._pending_bytes + call.size_bytes > limit:
+                self._wait_for_room(limit - call.size_bytes, timeout)
             self._check_open()
             now = self._clock.monotonic()
             if not self._pending:
@@ -98,6 +94,23 @@ class Shard:
             self._pending_bytes += call.size_bytes
             self._pending_rows += len(call.topics)
             self._condition.notify_all()
+
+    def _wait_for_room(self, size_bytes: int, timeout: float | None) -> None:
+        """Wait until no more than this is pending, or nothing; the flush comes at once."""
+        self._crowd += 1
+        self._condition.notify_all()
+        try:
+            if not self._condition.wait_for(
+                lambda: (
+                    self._closing or self._pending_bytes == 0 or self._pending_bytes <= size_bytes
+                ),
+                timeout,
+            ):
+                raise OverloadedError(
+                    f"too much is waiting to be written: pending_bytes={self._pending_bytes}"
+                )
+        finally:
+            self._crowd -= 1
 
     def seal(self) -> None:
         """Turn the generation over behind everything queued so far; return when it is done."""
@@ -116,7 +129,7 @@ class Shard:
         """Put settings into force behind everything queued so far."""
 
         def change() -> None:
-            self.committer.settings = settings
+            self.committer.configure(settings)
 
         self._order(change)
 
@@ -124,12 +137,13 @@ class Shard:
         """Turn the generation over now; only for the shard's own thread."""
         self.committer = self._turn_over(self.committer)
 
-    def close(self) -> None:
-        """Commit what is queued, end the thread, let go of the files."""
+    def close(self) -> SiltstoneError | None:
+        """Commit what is queued and end the thread; return what kept it from its last sync."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()
         self._thread.join()
+        return self._close_error
 
     def _order(self, act: Callable[[], None]) -> None:
         ticket = Ticket(0, 1, waits=True)
@@ -156,9 +170,15 @@ class Shard:
                     if self._closing:
                         break
                     self._look_after()
-            self.committer.close()
+            self._end()
         except Exception as exc:  # noqa: BLE001 - a thread that dies silently would leave callers waiting
             self._fail_all(exc)
+
+    def _end(self) -> None:
+        try:
+            self.committer.close()
+        except SiltstoneError as exc:
+            self._close_error = exc
 
     def _take(self) -> tuple[list[Pending], list[tuple[Callable[[], None], Ticket]]]:
         """Wait for work; return the calls of one frame, and orders when no call precedes them."""
@@ -175,7 +195,7 @@ class Shard:
                         last_at=self._last_at,
                         rows=self._pending_rows,
                     )
-                    if delay <= 0:
+                    if delay <= 0 or self._crowd:
                         break
                     self._condition.wait(delay)
                 elif not self._condition.wait(self._idle_seconds()):
@@ -185,8 +205,8 @@ class Shard:
             if not self._pending:
                 orders = list(self._orders)
                 self._orders.clear()
-            self._taken = [ticket for _, ticket, _ in batch]
-            self._taken += [ticket for _, ticket in orders]
+            self._taken = {ticket for _, ticket, _ in batch}
+            self._taken.update(ticket for _, ticket in orders)
             self._condition.notify_all()
             return batch, orders
 
@@ -208,28 +228,61 @@ class Shard:
         return batch
 
     def _commit(self, batch: list[Pending]) -> None:
-        outcomes: list[Outcome | Exception]
-        refusal = self._admit()
-        if refusal is not None:
-            outcomes = [refusal] * len(batch)
-        else:
+        admitted: list[Pending] = []
+        size = 0
+        for item in batch:
+            refusal = self._refusal(item[0], size)
+            if refusal is None:
+                size += item[0].size_bytes
+                admitted.append(item)
+            else:
+                self._tell(item, refusal)
+        outcomes: list[Outcome | Exception] = []
+        if admitted:
             try:
-                outcomes = self.committer.commit([call for call, _, _ in batch])
+                outcomes = self.committer.commit([call for call, _, _ in admitted])
             except SiltstoneError as exc:
-                outcomes = [exc] * len(batch)
-        for (_, ticket, rows), outcome in zip(batch, outcomes, strict=True):
-            ticket.resolve(outcome, rows)
+                outcomes = [exc] * len(admitted)
+        for item, outcome in zip(admitted, outcomes, strict=True):
+            self._tell(item, outcome)
         if self.committer.unsynced and self._written_at == 0.0:
             self._written_at = self._clock.monotonic()
         self._look_after()
 
+    def _refusal(self, call: Call, size_bytes: int) -> SiltstoneError | None:
+        """Return why a call may not be stored behind so much else of its flush; None if it may."""
+        owed = self._owed.get(call.producer) if call.producer else None
+        if owed is not None and call.sequence > owed:
+            # Stored now it would make the earlier one look like a repetition when it comes again.
+            return RetryError(
+                f"an earlier call of this producer was refused, send that again first: "
+                f"sequence={call.sequence} refused={owed}"
+            )
+        try:
+            return self._admit(size_bytes + call.size_bytes)
+        except SiltstoneError as exc:
+            return exc
+
+    def _tell(self, item: Pending, outcome: Outcome | Exception) -> None:
+        """Resolve a call, and keep in mind what its producer owes."""
+        call, ticket, rows = item
+        if call.producer:
+            owed = self._owed.get(call.producer)
+            if isinstance(outcome, RetryError):
+                self._owed[call.producer] = min(call.sequence, owed or call.sequence)
+            elif owed is not None and call.sequence >= owed:
+                del self._owed[call.producer]
+        self._taken.discard(ticket)
+        ticket.resolve(outcome, rows)
+
     def _obey(self, act: Callable[[], None], ticket: Ticket) -> None:
+        outcome: Outcome | Exception = _DONE
         try:
             act()
         except SiltstoneError as exc:
-            ticket.resolve(exc, None)
-        else:
-            ticket.resolve(_DONE, None)
+            outcome = exc
+        self._taken.discard(ticket)
+        ticket.resolve(outcome, None)
 
     def _idle_seconds(self) -> float | None:
         settings = self.committer.settings
@@ -254,16 +307,18 @@ class Shard:
                 self.committer.sync()
                 self._written_at = 0.0
             self._housekeeping()
-        except PoisonedError:
-            # The committer keeps it and refuses the next call with it.
+        except SiltstoneError:
+            # What is due stays due. A full disk is told to whoever appends next, and poison is kept
+            # by the committer, which refuses the next call with it.
             return
 
     def _fail_all(self, cause: Exception) -> None:
         """Leave nobody waiting when the thread ends by a mistake of ours."""
+        logging.getLogger("siltstone").error("shard %d ends", self.number, exc_info=cause)
         error = self.committer.poison(cause)
         with self._condition:
             self._closing = True
-            waiting = [ticket for ticket in self._taken if not ticket.done]
+            waiting = list(self._taken)
             waiting += [ticket for _, ticket, _ in self._pending]
             waiting += [ticket for _, ticket in self._orders]
             self._pending.clear()
@@ -271,6 +326,7 @@ class Shard:
             self._condition.notify_all()
         for ticket in waiting:
             ticket.resolve(error, None)
+        self._end()
 
 
 _DONE: Final = Outcome(

@@ -14,7 +14,7 @@ from typing import Final
 from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
 from siltstone.fs.api import FileSystem
 from siltstone.segment.chain import Chain, SegmentHandle
-from siltstone.store.manifest import SlabId, SlabRecord
+from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream, Structure
 
@@ -33,7 +33,7 @@ class Slab:
         self._lock = Lock()
         self._loaded = False
         self.follows = True
-        self._matches: dict[tuple[str, int], Match | None] = {}
+        self._matches: dict[tuple[str, int], Match] = {}
 
     @property
     def id(self) -> SlabId:
@@ -44,10 +44,26 @@ class Slab:
         """Look on the disk for what another process has written since. Raises: SlabDroppedError."""
         try:
             with self._lock:
-                self._apply(self.chain.refresh())
+                ended = self.record.state is not SlabState.CURRENT
+                self._apply(self.chain.refresh(ended=ended))
+                self._check_bounds()
                 self._loaded = True
         except NotFoundError as exc:
             raise SlabDroppedError(f"slab {self.id} was dropped") from exc
+
+    def check_first(self) -> None:
+        """Raise CorruptionError when the first segment of the slab is gone."""
+        handles, first = self.chain.handles, self.record.first_serial
+        if not handles or handles[0].base_serial != first:
+            raise CorruptionError(
+                f"a segment is missing: serial {first} should stand first",
+                path=self.chain.directory,
+            )
+
+    def _check_bounds(self) -> None:
+        self.check_first()
+        if self.record.until_serial is not None:
+            self.chain.handles[-1].check_reaches(self.record.until_serial)
 
     def load(self) -> None:
         """Open the segments of a slab that nobody in this process writes, once."""
@@ -88,11 +104,14 @@ class Slab:
         key = (topic_filter.text, stream_id)
         if key not in self._matches:
             matches = {match.stream.id: match for match in self.match(topic_filter)}
-            if stream_id not in matches and self.stream_rows().get(stream_id) is None:
+            match = matches.get(stream_id)
+            # A stream without rows so far may match later, so only what was found is kept.
+            if match is None:
                 return None
             if len(self._matches) >= _MATCHES_MAX:
                 self._matches.clear()
-            self._matches[key] = matches.get(stream_id)
+            self._matches[key] = match
+            return match
         return self._matches[key]
 
     def stream(self, stream_id: int) -> Stream | None:
