@@ -1,0 +1,367 @@
+"""Make a damaged database one that opens again and serves every row that is left.
+
+Needs the lock of the data directory, and the database closed. Order of every change: the bytes that
+are given up are in quarantine, durably, before anything takes their place; so a crash at any step
+leaves damage that the next repair finds again, and nothing is ever lost twice.
+
+- A damaged frame becomes a hole, which keeps its serials; see `restore.py`.
+- A damaged header of a segment is written anew, from the manifest and the name of the file.
+- A file in which no frame is whole, or a missing one, becomes a segment with one hole.
+- An index is made anew from its segment.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.fs.api import File, FileSystem
+from siltstone.fs.publish import create_directories, sweep_temporaries
+from siltstone.segment.chain import (
+    index_path,
+    list_segments,
+    lost_segments,
+    seal_segment,
+    state_header,
+)
+from siltstone.segment.frame import (
+    HEADER_BYTES,
+    HOLE,
+    PLAIN,
+    FrameHeader,
+    encode_frame,
+    encode_state,
+)
+from siltstone.segment.recovery import whole_frames
+from siltstone.segment.segment import (
+    SEGMENT_BYTES_MIN,
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    SegmentWriter,
+    create_segment,
+    segment_path,
+)
+from siltstone.store.findings import RESERVE_REACH, End, Expected, Finding, Survey, lost_serials
+from siltstone.store.manifest import Manifest, SlabRecord, SlabState, read_manifest
+from siltstone.store.opening import identity_of, slab_directory
+from siltstone.store.quarantine import Quarantine
+from siltstone.store.restore import Restorer
+from siltstone.store.soundness import TopicRules
+from siltstone.store.survey import NAME_TAKEN, load_index, survey_segment
+from siltstone.topic.structure import NEVER, Structure
+
+# The header is CRCed and fixed up to here; the positions that move follow.
+_FIXED_BYTES: Final = 2048
+_PAGE_BYTES: Final = 4096
+_ATTEMPTS_MAX: Final = 8
+_ROWS_IN_HOLE_MAX: Final = (1 << 32) - 1
+# More than any slab holds: a serial must not be used twice.
+_ROWS_IN_SLAB_MAX: Final = 1 << 40
+_NO_STATE: Final = (b"", b"")
+
+
+def mend_database(fs: FileSystem, directory: PurePath, quarantine: PurePath) -> list[Finding]:
+    """Repair what can be repaired; return what was found and what was done about it."""
+    try:
+        manifest = read_manifest(fs, directory)
+    except (NotFoundError, CorruptionError):
+        return []
+    if fs.exists(quarantine):
+        sweep_temporaries(fs, quarantine)
+    findings: list[Finding] = []
+    for shard in range(manifest.settings.shards):
+        before: End | None = None
+        generation = 0
+        for record, next_base in slabs_of(manifest, shard):
+            mender = _SlabMender(fs, directory, manifest, record, quarantine)
+            if before is not None and record.generation == generation + 1:
+                mender.inherit(before)
+            before = mender.run(next_base)
+            generation = record.generation
+            findings += mender.findings
+    return findings
+
+
+def slabs_of(manifest: Manifest, shard: int) -> list[tuple[SlabRecord, int | None]]:
+    """Return the slabs of a shard, the oldest first, each with the serial at which the generation
+    after it begins; None where that was dropped or is yet to come.
+    """
+    records = sorted(
+        (record for record in manifest.slabs if record.shard == shard),
+        key=lambda record: record.generation,
+    )
+    serials = {record.generation: record.first_serial for record in records}
+    return [(record, serials.get(record.generation + 1)) for record in records]
+
+
+class _SlabMender:
+    """Repairs the segments of one slab, in order."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: PurePath,
+        manifest: Manifest,
+        record: SlabRecord,
+        quarantine: PurePath,
+    ) -> None:
+        self._fs = fs
+        self._place = slab_directory(directory, record.id)
+        self._record = record
+        self._identity = identity_of(manifest, record.id)
+        self._segment_bytes = manifest.settings.segment_bytes
+        self._quarantine = Quarantine(fs, quarantine, self._identity)
+        self._rules = TopicRules()
+        self._state = _NO_STATE
+        self._time_us = record.since_us - 1
+        self._reached = record.first_serial
+        self.findings: list[Finding] = []
+
+    def inherit(self, before: End) -> None:
+        """Say with what the generation before ended, where that is known."""
+        structure = Structure([NEVER])
+        structure.apply(before.structure)
+        self._state = structure.inherit([NEVER]).export(), before.producers
+
+    def run(self, next_base: int | None) -> End | None:
+        """Repair all segments; return where the last one ends."""
+        if not self._fs.exists(self._place):
+            create_directories(self._fs, self._place)
+        listed = self._fs.list(self._place)
+        lost = lost_segments(self._fs, self._place, listed)
+        bases = [int(PurePath(entry.name).stem) for entry in list_segments(listed)[0]]
+        bases = sorted([*bases, *lost])
+        if not bases and next_base is None:
+            bases = [self._begin_anew()]
+        before: End | None = None
+        number = 0
+        while True:
+            stop = bases[number] if number < len(bases) else next_base
+            # One serial may be left out behind a segment that was empty and too small.
+            if stop is not None and stop > self._reached + min(number, 1):
+                self._bridge(self._reached, stop)
+                bases.insert(number, self._reached)
+            elif number == len(bases):
+                return before
+            last = number == len(bases) - 1
+            if bases[number] in lost:
+                after = lost[bases[number]].next_serial if last else bases[number + 1]
+                self._bridge(bases[number], after)
+            expected = Expected(
+                identity=self._identity,
+                record=self._record,
+                before=before,
+                next_base=next_base if last else bases[number + 1],
+                closed=not last or self._record.state is SlabState.SEALED,
+            )
+            before = self._mend_segment(segment_path(self._place, bases[number]), expected)
+            if before is not None:
+                self._state = before.structure, before.producers
+                self._time_us = before.last_timestamp_us
+                self._reached = before.next_serial
+            number += 1
+
+    def _mend_segment(self, path: PurePath, expected: Expected) -> End | None:
+        """Repair one thing after the other, until a survey finds no more that can be."""
+        changed = stale = False
+        survey = self._survey(path, expected)
+        for _ in range(_ATTEMPTS_MAX):
+            if survey.segment is None:
+                self._mend_header(survey)
+                stale = True
+            elif survey.damages:
+                stale = not survey.index_problem
+                self._fill(survey)
+                changed = True
+            elif survey.behind:
+                self._clear(survey)
+            elif survey.index_problem:
+                # What a repaired segment makes of its index is not worth telling.
+                if not self._rebuild_index(survey, tell=not stale):
+                    break
+            elif changed or survey.bad_cells:
+                self._set_cells(survey)
+                changed = False
+            else:
+                break
+            survey = self._survey(path, expected)
+        return survey.end()
+
+    def _survey(self, path: PurePath, expected: Expected) -> Survey:
+        entries = self._fs.list(self._place)
+        allocated = next(item.allocated_bytes for item in entries if item.name == path.name)
+        return survey_segment(self._fs, path, expected, self._rules, allocated=allocated)
+
+    def _tell(self, path: PurePath, offset: int, problem: str, repaired: str) -> None:
+        self.findings.append(Finding(path=path, offset=offset, problem=problem, repaired=repaired))
+
+    # Frames
+
+    def _fill(self, survey: Survey) -> None:
+        """Put holes in the place of damaged frames."""
+        segment, path = survey.segment, survey.path
+        assert segment is not None
+        damages = list(survey.damages)
+        restorer = Restorer(segment, damages, self._state)
+        restorer.run()
+        while restorer.lost:
+            damages += restorer.lost
+            restorer = Restorer(segment, damages, self._state)
+            restorer.run()
+        for damage in damages:
+            data = bytes(segment.view[damage.start : damage.stop])
+            kept = self._quarantine.keep(path, damage.start, data, damage.problem)
+            self._tell(path, damage.start, damage.problem, f"a hole; kept as {kept}")
+        with self._fs.open(path, writable=True) as file:
+            for fill in restorer.fills:
+                for patch in fill.patches():
+                    head = encode_frame(patch.header, patch.body, segment.header.seed)
+                    file.write_at(patch.position + len(head), patch.body)
+                    file.write_at(patch.position, head)
+            file.sync()
+
+    def _clear(self, survey: Survey) -> None:
+        """Put zeros behind the last frame of a segment that takes no more."""
+        assert survey.segment is not None
+        start, stop = survey.behind.start, survey.behind.stop
+        problem = f"{stop - start} bytes follow the last frame"
+        kept = self._quarantine.keep(
+            survey.path, start, bytes(survey.segment.view[start:stop]), problem
+        )
+        with self._fs.open(survey.path, writable=True) as file:
+            file.write_at(start, bytes(stop - start))
+            file.sync()
+        self._tell(survey.path, start, problem, f"cleared; kept as {kept}")
+
+    def _rebuild_index(self, survey: Survey, *, tell: bool) -> bool:
+        """Write the index anew; False where something else has its name."""
+        segment, end = survey.segment, survey.end()
+        assert segment is not None
+        assert end is not None
+        if survey.index_problem == NAME_TAKEN:
+            return False
+        segment.index.next_serial = end.next_serial
+        seal_segment(self._fs, segment, structure=end.structure, producers=end.producers)
+        if tell:
+            path = index_path(survey.path)
+            self._tell(path, 0, survey.index_problem, "made anew from the segment")
+        return True
+
+    def _set_cells(self, survey: Survey) -> None:
+        """Say in the header that everything up to the last frame is synced and visible."""
+        assert survey.segment is not None
+        file = self._fs.open(survey.path, writable=True)
+        segment = Segment(survey.path, file.map(writable=True))
+        segment.index = survey.segment.index
+        writer = SegmentWriter(file, segment, allocated=segment.index.end_position)
+        if segment.reserved_serial != survey.reserved_serial():
+            writer.release()
+            if not survey.expected.closed:
+                writer.reserve(segment.index.next_serial + RESERVE_REACH)
+        writer.sync()
+        writer.publish()
+        file.sync()
+        writer.close()
+        if survey.bad_cells:
+            problem = "a position in the header cannot be true"
+            self._tell(survey.path, 0, problem, "set to the end of the last frame")
+
+    # Segments
+
+    def _mend_header(self, survey: Survey) -> None:
+        """Write the header anew where frames of this slab follow it; else give the file up."""
+        problem = survey.findings[0].problem
+        path = survey.path
+        with self._fs.open(path, writable=True) as file:
+            if not self._is_ours(file):
+                self._replace(survey, problem)
+                return
+            size = max(-(-file.size() // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN)
+            kept = self._quarantine.keep(path, 0, file.read_at(0, SEGMENT_HEADER_BYTES), problem)
+            if file.size() != size:
+                file.truncate(size)
+            header = self._header(int(path.stem), size).encode(end=SEGMENT_HEADER_BYTES)
+            file.write_at(0, header[:_FIXED_BYTES])
+            file.sync()
+        self._tell(path, 0, f"{problem}; no row is lost", f"header made anew; kept as {kept}")
+
+    def _is_ours(self, file: File) -> bool:
+        """Say whether a file with a bad header holds a whole frame of this slab."""
+        if file.size() <= SEGMENT_HEADER_BYTES:
+            return False
+        view = file.map(writable=False)
+        frames = whole_frames(view, SEGMENT_HEADER_BYTES, len(view), self._identity.seed)
+        found = next(frames, None)
+        # The file may have to change its size, which no map may see.
+        frames.close()
+        view.release()
+        return found is not None
+
+    def _header(self, base_serial: int, file_bytes: int) -> SegmentHeader:
+        return SegmentHeader(
+            database=self._identity.database,
+            shard=self._identity.shard,
+            generation=self._identity.generation,
+            base_serial=base_serial,
+            file_bytes=file_bytes,
+            created_us=self._record.created_us,
+            seed=self._identity.seed,
+        )
+
+    def _replace(self, survey: Survey, problem: str) -> None:
+        """Give a whole file up; a segment with one hole takes its name at once."""
+        path, base = survey.path, int(survey.path.stem)
+        sealed, _ = load_index(self._fs, path)
+        entry = next(item for item in self._fs.list(self._place) if item.name == path.name)
+        stop = survey.expected.next_base
+        if stop is None and sealed is not None and sealed.index.first_serial == base:
+            stop = sealed.index.next_serial
+        at_most = stop is None
+        if stop is None:
+            # How many rows stood there nobody knows; a serial must not be used twice, and no row
+            # takes less than a byte.
+            stop = base + max(entry.size_bytes, self._segment_bytes)
+        lost = lost_serials(base, stop - base, at_most=at_most)
+        kept = self._quarantine.keep_file(path, f"{problem}; {lost}")
+        self._write_hole(base, stop, closed=survey.expected.closed)
+        self._tell(path, 0, f"{problem}; {lost}", f"a hole; kept as {kept}")
+
+    def _bridge(self, start: int, stop: int) -> None:
+        """Put a segment with one hole in the place of a missing one."""
+        self._write_hole(start, stop, closed=True)
+        path = segment_path(self._place, start)
+        problem = f"a segment is missing; {lost_serials(start, stop - start)}"
+        self._tell(path, 0, problem, "a hole")
+
+    def _begin_anew(self) -> int:
+        """Let a slab that has lost all it had go on far behind; return where it begins."""
+        start, closed = self._reached, self._record.state is SlabState.SEALED
+        self._write_hole(start, start + _ROWS_IN_SLAB_MAX, closed=closed)
+        lost = lost_serials(start, _ROWS_IN_SLAB_MAX, at_most=True)
+        self._tell(self._place, 0, f"slab has no segment; {lost}", "a hole")
+        return start
+
+    def _write_hole(self, start: int, stop: int, *, closed: bool) -> None:
+        """Create a segment that holds a state and holes for these serials."""
+        edges, producers = self._state
+        edges = edges or Structure([NEVER]).export()
+        body, sections = encode_state(edges, producers)
+        time_us = self._time_us
+        header = state_header(body, sections, serial=start, timestamp_us=time_us)
+        holes = -(-(stop - start) // _ROWS_IN_HOLE_MAX)
+        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES * (1 + holes) + len(body)
+        size = max(-(-needed // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN)
+        writer = create_segment(self._fs, self._place, self._header(start, size), header, body)
+        while start < stop:
+            rows = min(stop - start, _ROWS_IN_HOLE_MAX)
+            hole = FrameHeader(0, 0, HOLE, PLAIN, 0, start, rows, 0, time_us, time_us, 0, 0)
+            writer.write(hole, b"", ())
+            start += rows
+        writer.sync()
+        writer.publish()
+        writer.sync()
+        writer.close()
+        if closed:
+            seal_segment(self._fs, writer.segment, structure=edges, producers=producers)

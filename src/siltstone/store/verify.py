@@ -1,0 +1,244 @@
+"""Check every invariant of a database on the disk, offline, on any file system.
+
+Checking changes nothing and takes no lock: beside a process that writes it checks what readers may
+see. Repair needs the lock of the data directory, held by the caller, and the database closed; what
+it did is told with what it found, and everything is checked again behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
+
+from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.publish import TEMPORARY_SUFFIX
+from siltstone.segment.chain import index_path, list_segments, lost_segments
+from siltstone.segment.segment import segment_path
+from siltstone.store.findings import End, Expected, Finding, Severity
+from siltstone.store.manifest import (
+    MANIFEST,
+    RESERVE,
+    Manifest,
+    SlabId,
+    SlabRecord,
+    SlabState,
+    read_manifest,
+)
+from siltstone.store.opening import identity_of, slab_directory
+from siltstone.store.repair import mend_database, slabs_of
+from siltstone.store.soundness import TopicRules
+from siltstone.store.survey import survey_segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What was found, and how much was looked at."""
+
+    findings: tuple[Finding, ...]
+    segments: int
+    frames: int
+    rows: int
+    bytes: int
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything was found that is not a mere note, be it repaired or not."""
+        return any(finding.severity == "damage" for finding in self.findings)
+
+
+def verify_database(
+    fs: FileSystem, directory: PurePath, *, repair: bool = False, quarantine: PurePath
+) -> VerifyReport:
+    """Check the database in this directory; with repair, mend what can be mended first.
+
+    What repair takes out of a segment is kept in the quarantine directory. Raises: DiskError,
+    StorageFullError.
+    """
+    mended = mend_database(fs, directory, quarantine) if repair else []
+    check = _Check(fs, directory)
+    check.run()
+    return VerifyReport(
+        findings=(*mended, *check.findings),
+        segments=check.segments,
+        frames=check.frames,
+        rows=check.rows,
+        bytes=check.bytes,
+    )
+
+
+def manifest_problems(manifest: Manifest, directory: PurePath) -> list[str]:
+    """Return what is wrong with the slabs that a manifest names."""
+    problems: list[str] = []
+    if manifest.database != directory.name:
+        problems.append(f"manifest is of database {manifest.database!r}")
+    shards = manifest.settings.shards
+    named = Counter(record.id for record in manifest.slabs)
+    problems += [
+        f"slab {slab} is of no shard: shards={shards}"
+        for slab in (*named, *manifest.dropping)
+        if not 0 <= slab.shard < shards
+    ]
+    problems += [f"slab {slab} is named twice" for slab, count in named.items() if count > 1]
+    problems += [
+        f"slab {slab} is both there and dropped" for slab in manifest.dropping if slab in named
+    ]
+    for shard in range(shards):
+        problems += _shard_problems(shard, [record for record, _ in slabs_of(manifest, shard)])
+    return problems
+
+
+def _shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
+    current = [record.id for record in records if record.state is SlabState.CURRENT]
+    if not records or current != [records[-1].id]:
+        yield f"shard {shard} has not its newest slab alone as its current one"
+    for record in records:
+        if (record.until_us is None) != (record.state is SlabState.CURRENT):
+            yield f"slab {record.id} is {record.state.value} but until_us={record.until_us}"
+        if record.until_us is not None and record.until_us < record.since_us:
+            yield f"slab {record.id} ends before it begins"
+    for before, after in pairwise(records):
+        # Between two that do not adjoin there was one that was dropped.
+        adjoin = after.generation == before.generation + 1
+        until_us = after.since_us if before.until_us is None else before.until_us
+        if until_us > after.since_us or (adjoin and until_us != after.since_us):
+            yield f"slab {after.id} does not begin where {before.id} ends"
+        if after.first_serial < before.first_serial:
+            yield f"slab {after.id} has lower serials than {before.id}"
+
+
+class _Check:
+    """One pass over a database."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.findings: list[Finding] = []
+        self.segments = 0
+        self.frames = 0
+        self.rows = 0
+        self.bytes = 0
+
+    def run(self) -> None:
+        """Check the manifest, then every slab that it names, then what it does not name."""
+        path = self._directory / MANIFEST
+        try:
+            manifest = read_manifest(self._fs, self._directory)
+        except CorruptionError as exc:
+            self._find(path, f"{exc.reason}; restore it from a copy")
+            return
+        except NotFoundError:
+            self._find(path, "manifest is missing; restore it from a copy")
+            return
+        for problem in manifest_problems(manifest, self._directory):
+            self._find(path, problem)
+        for shard in range(manifest.settings.shards):
+            for record, next_base in slabs_of(manifest, shard):
+                self._slab(manifest, record, next_base)
+        self._strangers(manifest)
+
+    def _find(self, path: PurePath, problem: str, severity: Severity = "damage") -> None:
+        self.findings.append(Finding(path=path, offset=0, problem=problem, severity=severity))
+
+    def _slab(self, manifest: Manifest, record: SlabRecord, next_base: int | None) -> None:
+        """Check the segments of a slab, which must reach to the serial where the next begins."""
+        found = len(self.findings)
+        try:
+            self._segments(manifest, record, next_base)
+        except NotFoundError:
+            # Another process may have dropped it while we looked.
+            if record.id not in (slab.id for slab in self._manifest_now().slabs):
+                del self.findings[found:]
+            else:
+                place = slab_directory(self._directory, record.id)
+                self._find(place, "files of the slab are missing")
+
+    def _manifest_now(self) -> Manifest:
+        return read_manifest(self._fs, self._directory)
+
+    def _segments(self, manifest: Manifest, record: SlabRecord, next_base: int | None) -> None:
+        place = slab_directory(self._directory, record.id)
+        listed = self._fs.list(place)
+        lost = lost_segments(self._fs, place, listed)
+        for base in lost:
+            self._find(segment_path(place, base), "segment is missing, its index is there")
+        owned = {index_path(segment_path(place, base)) for base in lost}
+        entries, foreign = list_segments(listed)
+        for name in foreign:
+            if (place / name) not in owned:
+                self._stranger(place / name)
+        if not entries:
+            self._find(place, "slab has no segment")
+        rules = TopicRules()
+        bases = [int(PurePath(entry.name).stem) for entry in entries]
+        before: End | None = None
+        for number, entry in enumerate(entries):
+            last = number == len(entries) - 1
+            expected = Expected(
+                identity=identity_of(manifest, record.id),
+                record=record,
+                before=before,
+                next_base=next_base if last else bases[number + 1],
+                closed=not last or record.state is SlabState.SEALED,
+            )
+            path = place / entry.name
+            survey = survey_segment(
+                self._fs, path, expected, rules, allocated=entry.allocated_bytes
+            )
+            self.findings += survey.findings
+            self.segments += 1
+            self.rows += survey.rows
+            if survey.segment is not None:
+                self.frames += survey.segment.index.frame_count
+                self.bytes += survey.segment.index.end_position
+            before = survey.end()
+            if before is not None and expected.next_base is not None:
+                self._order(path, before.next_serial, expected.next_base)
+        if bases and bases[0] != record.first_serial:
+            problem = f"a segment is missing: serial {record.first_serial} should stand first"
+            self._find(place, problem)
+
+    def _order(self, path: PurePath, reached: int, next_base: int) -> None:
+        """Check that what follows a segment begins where it ends, or one serial later where it was
+        empty and too small.
+        """
+        if next_base > reached + 1:
+            problem = f"a segment is missing: serial {reached} should follow, not {next_base}"
+            self._find(path, problem)
+        elif next_base < reached:
+            self._find(path, f"its serials reach to {reached}, but {next_base} begins the next")
+
+    def _strangers(self, manifest: Manifest) -> None:
+        """Tell of names that the manifest does not account for."""
+        named = {record.id for record in manifest.slabs}
+        dropping = set(manifest.dropping)
+        shards = {str(slab.shard) for slab in named | dropping}
+        for entry in self._fs.list(self._directory):
+            path = self._directory / entry.name
+            if entry.kind is EntryKind.DIRECTORY and entry.name in shards:
+                self._shard_strangers(path, named, dropping)
+            elif entry.name not in (MANIFEST, RESERVE):
+                self._stranger(path)
+
+    def _shard_strangers(self, path: PurePath, named: set[SlabId], dropping: set[SlabId]) -> None:
+        shard = int(path.name)
+        generations = {str(slab.generation): slab for slab in named if slab.shard == shard}
+        given_up = {str(slab.generation) for slab in dropping if slab.shard == shard}
+        for entry in self._fs.list(path):
+            if entry.kind is EntryKind.DIRECTORY and entry.name in generations:
+                continue
+            if entry.kind is EntryKind.DIRECTORY and entry.name in given_up:
+                self._find(path / entry.name, "dropped slab, removed at the next start", "note")
+            elif entry.kind is EntryKind.DIRECTORY and entry.name.isdecimal():
+                self._find(path / entry.name, "slab that the manifest does not name", "note")
+            else:
+                self._stranger(path / entry.name)
+
+    def _stranger(self, path: PurePath) -> None:
+        if path.name.endswith(TEMPORARY_SUFFIX):
+            self._find(path, "left by a crash, removed at the next start", "note")
+        else:
+            self._find(path, "not a file of this store, left alone", "note")

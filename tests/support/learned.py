@@ -1,0 +1,47 @@
+"""Frames that carry what they have learned, as the committer writes them, and what is expected of
+the segments that hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from siltstone.segment.chain import SlabIdentity
+from siltstone.store.cook import Call, Cook
+from siltstone.store.findings import Expected
+from siltstone.store.manifest import SlabRecord, SlabState
+from siltstone.topic.structure import Structure
+from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
+
+RECORD: Final = SlabRecord(
+    shard=3,
+    generation=7,
+    state=SlabState.CURRENT,
+    since_us=NOW_US,
+    until_us=None,
+    created_us=NOW_US,
+)
+EXPECTED: Final = Expected(
+    identity=SlabIdentity(database="plant", shard=3, generation=7, seed=SEED),
+    record=RECORD,
+    before=None,
+    next_base=None,
+    closed=False,
+)
+
+
+def learned_frame(
+    structure: Structure,
+    topics: Sequence[bytes],
+    *,
+    serial: int = 0,
+    timestamp_us: int = 0,
+    producers: bytes = b"",
+) -> Frame:
+    """Return a frame with a row for each topic and the edges that these have taught."""
+    call = Call(list(topics), [b"%d" % number for number in range(len(topics))], b"")
+    call.measure(1 << 20)
+    cooked = Cook(structure, 100).cook([call], timestamp_us or NOW_US + serial)
+    cooked.producers = producers
+    return cooked_frame(cooked, serial=serial)
