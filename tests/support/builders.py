@@ -1,0 +1,197 @@
+"""Stores over a disk in memory, under a clock that stands still; rows; and the naive truth.
+
+The clock stands still, so the rows of a shard get the times NOW_US, NOW_US + 1, … in order of
+arrival. Segments are as small as they may be: the disk in memory copies a file to sync it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final
+
+from siltstone.clock import ManualClock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.fs.api import FileSystem
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.publish import create_directories
+from siltstone.segment.chain import SlabIdentity
+from siltstone.store.committer import Committer
+from siltstone.store.cook import Call
+from siltstone.store.iterator import StreamIterator
+from siltstone.store.manifest import SlabRecord, SlabState
+from siltstone.store.opening import RecoveryReport, begin_slab, reopen_slab
+from siltstone.store.producers import ProducerTable
+from siltstone.store.rows import Row, rows_of
+from siltstone.store.scan import Status
+from siltstone.store.settings import DatabaseSettings
+from siltstone.topic.structure import Structure
+
+PATH: Final = PurePath("/data")
+NAME: Final = "messages"
+NOW_US: Final = 1_700_000_000_000_000
+SEGMENT_BYTES: Final = 64 * 1024
+
+# Nothing is flushed before max_items are pending, or an order such as sync or close comes.
+HELD: Final[dict[str, Any]] = {"flush_interval": 3600.0, "idle_flush_interval": 3600.0}
+
+
+def settings_of(**changes: Any) -> DatabaseSettings:
+    """Return settings for small segments, with these changes."""
+    return DatabaseSettings(**({"segment_bytes": SEGMENT_BYTES} | changes))
+
+
+@dataclass(slots=True)
+class World:
+    """A disk and a clock, which outlive the stores that are opened on them."""
+
+    fs: FileSystem = field(default_factory=MemoryFileSystem)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_US))
+
+    def store(self, *, read_only: bool = False) -> Store:
+        """Open the data directory, creating it if need be."""
+        return Store(PATH, read_only=read_only, fs=self.fs, clock=self.clock)
+
+    @contextmanager
+    def database(self, **changes: Any) -> Iterator[Database]:
+        """Open the database for writing; changes are settings of one that does not exist yet."""
+        with self.store() as store:
+            yield store.ensure(NAME, settings_of(**changes))
+
+    @contextmanager
+    def reader(self) -> Iterator[Database]:
+        """Open the database for reading, as another process would."""
+        with self.store(read_only=True) as store:
+            yield store.database(NAME)
+
+
+@contextmanager
+def new_database(**changes: Any) -> Iterator[Database]:
+    """Open an empty database in a world of its own."""
+    with World().database(**changes) as database:
+        yield database
+
+
+def slab_place(shard: int = 0) -> PurePath:
+    """Return where the slabs of `begun` and `reopened` lie."""
+    return PATH / str(shard) / "1"
+
+
+def begun(world: World, *, shard: int = 0, **changes: Any) -> Committer:
+    """Begin a slab without a database around it, and so without a thread."""
+    settings = settings_of(**changes)
+    create_directories(world.fs, slab_place(shard))
+    return begin_slab(
+        world.fs,
+        world.clock,
+        slab_place(shard),
+        _record(shard),
+        _identity(shard),
+        settings,
+        structure=Structure(list(settings.thresholds)),
+        producers=ProducerTable(),
+        serial=0,
+        timestamp_us=NOW_US - 1,
+    )
+
+
+def reopened(world: World, *, shard: int = 0, **changes: Any) -> tuple[Committer, RecoveryReport]:
+    """Come back to a slab that `begun` made."""
+    settings = settings_of(**changes)
+    return reopen_slab(
+        world.fs, world.clock, slab_place(shard), _record(shard), _identity(shard), settings
+    )
+
+
+def _record(shard: int) -> SlabRecord:
+    return SlabRecord(
+        shard=shard,
+        generation=1,
+        state=SlabState.CURRENT,
+        since_us=NOW_US,
+        until_us=None,
+        created_us=NOW_US,
+    )
+
+
+def _identity(shard: int) -> SlabIdentity:
+    return SlabIdentity(database=NAME, shard=shard, generation=1, seed=7 + shard)
+
+
+def rows_on(*topics: str) -> list[Row]:
+    """Return a row for each topic, its value being its number."""
+    return [Row(topic, b"%d" % number) for number, topic in enumerate(topics)]
+
+
+def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: int = 0) -> Call:
+    """Return a call as a committer gets it, with a row for each topic."""
+    values = [b"%d" % number for number in range(len(topics))]
+    call = Call([topic.encode() for topic in topics], values, b"")
+    call.wants_sync = sync
+    call.producer = producer
+    call.sequence = sequence
+    call.measure(1 << 20)
+    return call
+
+
+def as_given(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without what the store adds to them."""
+    return [row._replace(timestamp_us=0, shard=0, generation=0, stream=0, serial=0) for row in rows]
+
+
+def read_rows(database: Database, topic_filter: str = "#", **options: Any) -> list[Row]:
+    """Return what `read` yields, as rows."""
+    return [row for batch in database.read(topic_filter, **options) for row in rows_of(batch)]
+
+
+def read_topics(database: Database, topic_filter: str = "#", **options: Any) -> list[str]:
+    """Return the topics of what `read` yields."""
+    return [row.topic for row in read_rows(database, topic_filter, **options)]
+
+
+def drain(
+    database: Database,
+    iterator: StreamIterator,
+    *,
+    rows_max: int = 1000,
+    until_us: int | None = None,
+) -> tuple[list[Row], StreamIterator, Status]:
+    """Read on until there is no more; return the rows, the position and why they ended."""
+    rows: list[Row] = []
+    while True:
+        found = database.next(iterator, rows_max, until_us=until_us)
+        rows += found.batch.rows()
+        iterator = found.iterator
+        if found.status is not Status.MORE:
+            return rows, iterator, found.status
+
+
+def drain_streams(
+    database: Database, topic_filter: str = "#", *, rows_max: int = 1000
+) -> list[Row]:
+    """Return the rows of a filter, stream by stream."""
+    return [
+        row
+        for stream in database.streams(topic_filter)
+        for row in drain(database, database.iterator(stream, topic_filter), rows_max=rows_max)[0]
+    ]
+
+
+def naive_match(topic_filter: str, topic: str) -> bool:
+    """Say whether a filter matches a topic, as MQTT 4.7 puts it and as slowly as need be."""
+    if topic.startswith("$") and topic_filter[0] in "+#":
+        return False
+    return _match_levels(topic_filter.split("/"), topic.split("/"))
+
+
+def _match_levels(levels: Sequence[str], words: Sequence[str]) -> bool:
+    if levels == ["#"]:
+        return True
+    if not levels:
+        return not words
+    if not words:
+        return False
+    return levels[0] in ("+", words[0]) and _match_levels(levels[1:], words[1:])

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError
+from siltstone.store.outcome import Outcome, Ticket
+
+
+def outcome(
+    *,
+    count: int = 2,
+    timestamp_us: int = 1000,
+    frame_serial: int = 50,
+    frame_timestamp_us: int = 1000,
+    times: list[int] | None = None,
+    duplicate: bool = False,
+) -> Outcome:
+    return Outcome(
+        duplicate=duplicate,
+        count=count,
+        timestamp_us=timestamp_us,
+        frame_serial=frame_serial,
+        frame_timestamp_us=frame_timestamp_us,
+        frame_times=None if times is None else memoryview(array("q", times)),
+    )
+
+
+def resolved(*parts: Outcome | Exception, count: int = 2, waits: bool = True) -> Ticket:
+    ticket = Ticket(count, len(parts), waits=waits)
+    for part in parts:
+        ticket.resolve(part, None)
+    return ticket
+
+
+class TestSerials:
+    def test_in_a_frame_of_one_stream_serials_follow_the_order_of_arrival(self) -> None:
+        call = outcome(count=3, timestamp_us=1004, frame_timestamp_us=1000, frame_serial=50)
+        assert call.serials() == [54, 55, 56]
+
+    def test_in_a_frame_of_many_streams_a_time_tells_the_row(self) -> None:
+        # Rows 1000 to 1005 arrived in order and were grouped by stream: the call has 1002 to 1004.
+        call = outcome(count=3, timestamp_us=1002, times=[1001, 1003, 1005, 1000, 1002, 1004])
+        assert call.serials() == [54, 51, 55]
+
+    def test_a_call_of_no_rows_has_no_serials(self) -> None:
+        assert outcome(count=0).serials() == []
+        assert outcome(count=0, times=[1000]).serials() == []
+
+
+class TestTicket:
+    def test_a_call_of_no_parts_is_done_at_once(self) -> None:
+        ticket = Ticket(0, 0, waits=True)
+        assert (ticket.done, ticket.error, ticket.wait() is ticket) == (True, None, True)
+        assert (ticket.serials(), ticket.timestamps()) == ([], [])
+
+    def test_a_ticket_is_done_when_its_last_part_is(self) -> None:
+        ticket = Ticket(2, 2, waits=True)
+        seen = [ticket.done]
+        for row in range(2):
+            ticket.resolve(outcome(count=1), [row])
+            seen.append(ticket.done)
+        assert seen == [False, False, True]
+
+    def test_waiting_returns_the_ticket(self) -> None:
+        ticket = resolved(outcome())
+        assert ticket.wait() is ticket
+        assert ticket.wait(timeout=0) is ticket
+
+    def test_when_time_runs_out_the_outcome_is_unknown(self) -> None:
+        ticket = Ticket(1, 1, waits=True)
+        with pytest.raises(OutcomeUnknownError, match=r"^no outcome after 0 seconds$"):
+            ticket.wait(timeout=0)
+        assert not ticket.done
+
+    def test_an_outcome_can_come_after_time_ran_out(self) -> None:
+        ticket = Ticket(2, 1, waits=True)
+        with pytest.raises(OutcomeUnknownError):
+            ticket.wait(timeout=0)
+        ticket.resolve(outcome(), None)
+        assert ticket.wait(timeout=0).serials() == [50, 51]
+
+    def test_a_caller_that_chose_no_durability_does_not_wait(self) -> None:
+        ticket = Ticket(1, 1, waits=False)
+        assert ticket.wait() is ticket
+        assert not ticket.done
+
+    def test_waiting_raises_what_befell_the_call_each_time(self) -> None:
+        error = InvalidTopicError("bad")
+        ticket = resolved(error)
+        assert ticket.error is error
+        for ask in (ticket.wait, ticket.wait, ticket.serials, ticket.timestamps):
+            with pytest.raises(InvalidTopicError) as caught:
+                ask()
+            assert caught.value is error
+
+    def test_rows_of_many_parts_come_in_the_order_of_the_call(self) -> None:
+        ticket = Ticket(3, 2, waits=True)
+        ticket.resolve(outcome(count=1, frame_serial=900), [1])
+        ticket.resolve(outcome(count=2, timestamp_us=7, frame_timestamp_us=7), [0, 2])
+        assert (ticket.serials(), ticket.timestamps()) == ([50, 900, 51], [7, 1000, 8])
+
+    def test_a_duplicate_has_neither_serials_nor_timestamps(self) -> None:
+        ticket = resolved(outcome(count=0, duplicate=True))
+        assert (ticket.duplicate, ticket.serials(), ticket.timestamps()) == (True, [0, 0], [0, 0])
+
+    @pytest.mark.parametrize(
+        ("parts", "duplicate"), [((True, True), True), ((True, False), False), ((), False)]
+    )
+    def test_a_call_is_a_duplicate_when_all_its_parts_are(
+        self, parts: tuple[bool, ...], duplicate: bool
+    ) -> None:
+        ticket = resolved(*(outcome(count=0, duplicate=part) for part in parts))
+        assert ticket.duplicate is duplicate
+
+
+class TestPartly:
+    def test_the_first_of_several_errors_is_told(self) -> None:
+        first = InvalidTopicError("first")
+        assert resolved(first, InvalidTopicError("second")).error is first
+
+    @pytest.mark.parametrize("stored_first", [True, False])
+    def test_a_call_that_was_stored_in_part_is_in_doubt(self, stored_first: bool) -> None:
+        error = InvalidTopicError("bad")
+        parts: list[Outcome | Exception] = [outcome(), error]
+        ticket = resolved(*(parts if stored_first else parts[::-1]))
+        assert isinstance(ticket.error, OutcomeUnknownError)
+        assert str(ticket.error) == "rows for one shard were stored, for another not: bad"
+        assert ticket.error.__cause__ is error
+        with pytest.raises(OutcomeUnknownError):
+            ticket.wait()
+
+
+class TestCallbacks:
+    def test_callbacks_are_called_once_with_the_ticket_when_it_is_done(self) -> None:
+        seen: list[tuple[str, Ticket]] = []
+        ticket = Ticket(2, 2, waits=True)
+        ticket.on_done(lambda done: seen.append(("first", done)))
+        ticket.on_done(lambda done: seen.append(("second", done)))
+        ticket.resolve(outcome(count=1), [0])
+        assert seen == []
+        ticket.resolve(outcome(count=1), [1])
+        assert seen == [("first", ticket), ("second", ticket)]
+
+    def test_a_callback_on_a_done_ticket_is_called_at_once(self) -> None:
+        seen: list[SiltstoneError | Exception | None] = []
+        error = InvalidTopicError("bad")
+        resolved(error).on_done(lambda done: seen.append(done.error))
+        assert seen == [error]
+
+    def test_a_callback_can_ask_for_the_serials(self) -> None:
+        seen: list[list[int]] = []
+        ticket = Ticket(2, 1, waits=False)
+        ticket.on_done(lambda done: seen.append(done.serials()))
+        ticket.resolve(outcome(), None)
+        assert seen == [[50, 51]]

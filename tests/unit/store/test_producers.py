@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+
+import pytest
+
+from siltstone.store.producers import ProducerTable, producer_key
+
+ANN = producer_key("ann")
+BO = producer_key("bo")
+CY = producer_key("cy")
+
+
+def entry(producer: bytes, sequence: int) -> bytes:
+    return struct.pack("<16sQ", producer, sequence)
+
+
+def table(*entries: bytes, producers_max: int = 10) -> ProducerTable:
+    result = ProducerTable(producers_max=producers_max)
+    for item in entries:
+        result.apply(item)
+    return result
+
+
+def test_a_producer_stands_for_its_name_in_sixteen_bytes() -> None:
+    assert producer_key("ünit") == blake2b("ünit".encode(), digest_size=16).digest()
+
+
+def test_an_unknown_producer_has_stored_nothing() -> None:
+    assert not table(entry(ANN, 5)).holds(BO, 0)
+
+
+@pytest.mark.parametrize(("sequence", "held"), [(0, True), (4, True), (5, True), (6, False)])
+def test_every_sequence_up_to_the_last_was_stored_before(sequence: int, held: bool) -> None:
+    assert table(entry(ANN, 5)).holds(ANN, sequence) is held
+
+
+def test_the_last_of_several_entries_in_one_frame_counts() -> None:
+    known = table(entry(ANN, 1) + entry(BO, 9) + entry(ANN, 2))
+    assert known.encode() == entry(BO, 9) + entry(ANN, 2)
+
+
+def test_the_table_is_encoded_with_the_least_recently_used_first() -> None:
+    known = table(entry(ANN, 1), entry(BO, 2), entry(ANN, 3))
+    assert known.encode() == entry(BO, 2) + entry(ANN, 3)
+
+
+def test_an_encoded_table_makes_an_equal_one() -> None:
+    known = table(entry(ANN, 2**64 - 1), entry(BO, 0))
+    again = table(known.encode())
+    assert again.encode() == known.encode() == entry(ANN, 2**64 - 1) + entry(BO, 0)
+
+
+def test_beyond_the_limit_the_least_recently_used_are_forgotten() -> None:
+    known = table(entry(ANN, 1), entry(BO, 1), entry(ANN, 2), entry(CY, 1), producers_max=2)
+    assert known.encode() == entry(ANN, 2) + entry(CY, 1)
+
+
+def test_an_empty_table_encodes_to_nothing() -> None:
+    assert table(b"").encode() == b""
+
+
+def test_a_map_is_taken_over_like_bytes() -> None:
+    known = ProducerTable()
+    known.apply(memoryview(entry(ANN, 7)))
+    assert known.encode() == entry(ANN, 7)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.store.manifest import SlabId, SlabRecord, SlabState
+from siltstone.store.retention import due_for_drop, due_for_turn
+from siltstone.store.settings import DatabaseSettings
+
+SECOND = 1_000_000
+
+
+def current(since_us: int = 0, shard: int = 0) -> SlabRecord:
+    return SlabRecord(
+        shard=shard,
+        generation=9,
+        state=SlabState.CURRENT,
+        since_us=since_us,
+        until_us=None,
+        created_us=since_us,
+    )
+
+
+def sealed(generation: int, until_us: int, shard: int = 0) -> SlabRecord:
+    return SlabRecord(
+        shard=shard,
+        generation=generation,
+        state=SlabState.SEALED,
+        since_us=0,
+        until_us=until_us,
+        created_us=0,
+    )
+
+
+def turns(
+    settings: DatabaseSettings, *, rows: int = 1, size_bytes: int = 0, now_us: int = 0
+) -> bool:
+    record = current(since_us=10 * SECOND)
+    return due_for_turn(settings, record, rows=rows, size_bytes=size_bytes, now_us=now_us)
+
+
+class TestTurn:
+    def test_without_limits_a_slab_goes_on_for_ever(self) -> None:
+        assert not turns(DatabaseSettings(), size_bytes=1 << 60, now_us=1 << 60)
+
+    @pytest.mark.parametrize(("size_bytes", "due"), [(99, False), (100, True), (101, True)])
+    def test_a_slab_has_had_its_size(self, size_bytes: int, due: bool) -> None:
+        assert turns(DatabaseSettings(rotate_bytes=100), size_bytes=size_bytes) is due
+
+    @pytest.mark.parametrize(
+        ("now_us", "due"), [(0, False), (12_499_999, False), (12_500_000, True), (1 << 60, True)]
+    )
+    def test_a_slab_has_had_its_time(self, now_us: int, due: bool) -> None:
+        assert turns(DatabaseSettings(rotate_seconds=2.5), now_us=now_us) is due
+
+    def test_either_limit_is_enough(self) -> None:
+        settings = DatabaseSettings(rotate_seconds=2.5, rotate_bytes=100)
+        assert turns(settings, size_bytes=1, now_us=1 << 60)
+        assert turns(settings, size_bytes=100, now_us=0)
+
+    def test_an_empty_slab_goes_on(self) -> None:
+        settings = DatabaseSettings(rotate_seconds=2.5, rotate_bytes=100)
+        assert not turns(settings, rows=0, size_bytes=1 << 60, now_us=1 << 60)
+
+
+class TestDrop:
+    def test_without_limits_nothing_is_dropped(self) -> None:
+        sizes = {SlabId(0, 1): 1 << 60}
+        assert due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, now_us=1 << 60) == []
+
+    def test_a_slab_is_too_old_when_its_last_moment_is(self) -> None:
+        records = [sealed(1, 5 * SECOND), sealed(2, 5 * SECOND + 1), current()]
+        sizes = {record.id: 1 for record in records}
+        settings = DatabaseSettings(retain_seconds=2)
+        assert due_for_drop(settings, records, sizes, now_us=7 * SECOND) == [SlabId(0, 1)]
+
+    def test_the_oldest_are_dropped_until_the_rest_fits(self) -> None:
+        records = [sealed(1, 300), sealed(2, 100), sealed(3, 200), current()]
+        sizes = {SlabId(0, 1): 10, SlabId(0, 2): 20, SlabId(0, 3): 30, SlabId(0, 9): 40}
+        due = {
+            limit: due_for_drop(DatabaseSettings(retain_bytes=limit), records, sizes, now_us=0)
+            for limit in (100, 99, 80, 79, 1)
+        }
+        assert due == {
+            100: [],
+            99: [SlabId(0, 2)],
+            80: [SlabId(0, 2)],
+            79: [SlabId(0, 2), SlabId(0, 3)],
+            1: [SlabId(0, 2), SlabId(0, 3), SlabId(0, 1)],
+        }
+
+    def test_slabs_of_one_time_go_in_the_order_of_their_shards(self) -> None:
+        records = [sealed(1, 100, shard=1), sealed(1, 100, shard=0)]
+        sizes = {record.id: 10 for record in records}
+        settings = DatabaseSettings(retain_bytes=10)
+        assert due_for_drop(settings, records, sizes, now_us=0) == [SlabId(0, 1)]
+
+    def test_what_age_drops_counts_for_the_bytes(self) -> None:
+        records = [sealed(1, 1 * SECOND), sealed(2, 9 * SECOND)]
+        sizes = {record.id: 10 for record in records}
+        settings = DatabaseSettings(retain_seconds=5, retain_bytes=10)
+        assert due_for_drop(settings, records, sizes, now_us=10 * SECOND) == [SlabId(0, 1)]
+
+    def test_the_current_slab_is_never_dropped(self) -> None:
+        settings = DatabaseSettings(retain_seconds=1, retain_bytes=1)
+        assert due_for_drop(settings, [current()], {SlabId(0, 9): 99}, now_us=1 << 60) == []

@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import PurePath
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from siltstone.errors import (
+    ClosedError,
+    NotFoundError,
+    QuotaExceededError,
+    SlabDroppedError,
+    StorageFullError,
+    UsageError,
+)
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.publish import create_directories, replace_file
+from siltstone.segment.chain import directory_bytes
+from siltstone.store.manifest import (
+    MANIFEST,
+    Manifest,
+    SlabId,
+    SlabRecord,
+    SlabState,
+    read_manifest,
+)
+from siltstone.store.opening import slab_directory
+from siltstone.store.outcome import Ticket
+from siltstone.store.retention import due_for_drop
+from siltstone.store.shard import Shard
+from siltstone.store.slabs import ReadableSlabs, WritableSlabs, create_slabs
+from siltstone.topic.grammar import TopicFilter
+from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World, call_on, settings_of
+
+HOME = PurePath("/data/db")
+
+
+def created(world: World, **changes: Any) -> Manifest:
+    """Lay out a database without opening it."""
+    create_directories(world.fs, HOME)
+    empty = Manifest(database=NAME, salt=1, settings=settings_of(**changes), slabs=())
+    manifest = create_slabs(world.fs, world.clock, HOME, empty)
+    replace_file(world.fs, HOME / MANIFEST, manifest.encode())
+    return manifest
+
+
+@contextmanager
+def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
+    """Open the slabs for writing, laying them out first where there are none."""
+    if not world.fs.exists(HOME / MANIFEST):
+        created(world, **changes)
+    slabs = WritableSlabs(world.fs, world.clock, HOME)
+    try:
+        yield slabs
+    finally:
+        slabs.close()
+
+
+def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
+    ticket = Ticket(len(topics), 1, waits=True)
+    call = call_on(*topics)
+    call.values = [bytes(size_bytes)] * len(topics)
+    slabs.shard(shard).submit(call, ticket, None, None)
+    ticket.wait()
+    # Housekeeping follows the flush; an order waits for it.
+    slabs.shard(shard).sync()
+
+
+def current(shard: int, generation: int, since: int, created_: int) -> SlabRecord:
+    return SlabRecord(
+        shard=shard,
+        generation=generation,
+        state=SlabState.CURRENT,
+        since_us=NOW_US + since,
+        until_us=None,
+        created_us=NOW_US + created_,
+    )
+
+
+def sealed(record: SlabRecord, until: int) -> SlabRecord:
+    return replace(record, state=SlabState.SEALED, until_us=NOW_US + until)
+
+
+def ids(slabs: WritableSlabs | ReadableSlabs) -> list[tuple[int, int]]:
+    return [(slab.id.shard, slab.id.generation) for slab in slabs.all()]
+
+
+class TestCreation:
+    def test_every_shard_has_exactly_generation_1(self) -> None:
+        world = World()
+        manifest = created(world, shards=3)
+        assert manifest.slabs == tuple(current(number, 1, 0, 0) for number in range(3))
+        assert [entry.name for entry in world.fs.list(HOME / "2" / "1")] == [f"{0:020}.seg"]
+
+    def test_what_a_crash_left_in_the_place_of_a_slab_is_removed(self) -> None:
+        world = World()
+        create_directories(world.fs, HOME / "0" / "1")
+        world.fs.create(HOME / "0" / "1" / f"{5:020}.seg").close()
+        created(world)
+        assert [entry.name for entry in world.fs.list(HOME / "0" / "1")] == [f"{0:020}.seg"]
+
+
+class TestTurnOver:
+    def test_until_of_the_old_is_since_of_the_new(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            append(slabs, "a", "b")
+            world.clock.advance(1)
+            slabs.seal()
+            world.clock.advance(1)
+            slabs.seal()
+            records = [slab.record for slab in slabs.all()]
+        assert records == [
+            replace(sealed(current(0, 1, 0, 0), 1_000_000), until_serial=2),
+            replace(
+                sealed(current(0, 2, 1_000_000, 1_000_000), 2_000_000),
+                first_serial=2,
+                until_serial=2,
+            ),
+            replace(current(0, 3, 2_000_000, 2_000_000), first_serial=2),
+        ]
+        assert read_manifest(world.fs, HOME).slabs == tuple(records)
+
+    def test_a_clock_that_went_back_does_not_make_bounds_overlap(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            append(slabs, "a", "b", "c")
+            world.clock.jump(-100)
+            slabs.seal()
+            append(slabs, "d")
+            slabs.seal()
+            bounds = [(slab.record.since_us, slab.record.until_us) for slab in slabs.all()]
+        assert bounds == [
+            (NOW_US, NOW_US + 3),
+            (NOW_US + 3, NOW_US + 4),
+            (NOW_US + 4, None),
+        ]
+
+    def test_every_shard_turns(self) -> None:
+        with opened(World(), shards=3) as slabs:
+            slabs.seal()
+            assert ids(slabs) == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
+
+    def test_serials_go_on_in_the_next_generation(self) -> None:
+        with opened(World()) as slabs:
+            append(slabs, "a", "b")
+            slabs.seal()
+            append(slabs, "c")
+            assert [slab.next_serial() for slab in slabs.all()] == [2, 3]
+            assert [slab.row_count() for slab in slabs.all()] == [2, 1]
+
+    def test_the_next_generation_begins_with_what_varies_special_topics_included(self) -> None:
+        with opened(World(), thresholds=(-1, 1)) as slabs:
+            append(slabs, "a/1", "a/2", "$SYS/1/x", "$SYS/2/x", "b")
+            slabs.seal()
+            append(slabs, "a/1", "$SYS/1/x", "b")
+            new = slabs.slab(SlabId(0, 2))
+            found = {
+                topic_filter: [
+                    match.stream.pattern for match in new.match(TopicFilter.parse(topic_filter))
+                ]
+                for topic_filter in ("a/#", "$SYS/#", "b")
+            }
+        assert found == {"a/#": [b"a/+"], "$SYS/#": [b"$SYS/+/x"], "b": [b"b"]}
+
+    def test_a_stream_has_the_same_id_in_every_generation(self) -> None:
+        with opened(World(), thresholds=(-1, 0)) as slabs:
+            for _ in range(3):
+                append(slabs, "a/1", "b")
+                slabs.seal()
+            streams = [set(slab.stream_rows()) for slab in slabs.all()]
+        assert streams == [streams[0]] * 3 + [set()]
+
+    def test_new_thresholds_hold_from_the_next_generation_on(self) -> None:
+        with opened(World(), thresholds=(-1,)) as slabs:
+            append(slabs, "a/1", "a/2")
+            slabs.configure({"thresholds": [-1, 0]})
+            slabs.seal()
+            append(slabs, "a/1", "a/2")
+            patterns = [
+                sorted(match.stream.pattern for match in slab.match(TopicFilter.parse("#")))
+                for slab in slabs.all()
+            ]
+        assert patterns == [[b"a/1", b"a/2"], [b"a/+"]]
+
+    def test_a_generation_turns_by_size(self) -> None:
+        with opened(World(), rotate_bytes=2 * SEGMENT_BYTES) as slabs:
+            for _ in range(4):
+                append(slabs, "t", size_bytes=SEGMENT_BYTES // 2)
+            assert ids(slabs) == [(0, 1), (0, 2), (0, 3)]
+            assert [slab.row_count() for slab in slabs.all()] == [2, 2, 0]
+
+    def test_a_generation_turns_by_time_with_the_flush_behind_it(self) -> None:
+        world = World()
+        with opened(world, rotate_seconds=60.0) as slabs:
+            append(slabs, "a")
+            world.clock.advance(59)
+            append(slabs, "b")
+            assert ids(slabs) == [(0, 1)]
+            world.clock.advance(1)
+            append(slabs, "c")
+            assert ids(slabs) == [(0, 1), (0, 2)]
+            assert [slab.row_count() for slab in slabs.all()] == [3, 0]
+
+    def test_an_empty_generation_does_not_turn_by_itself(self) -> None:
+        world = World()
+        with opened(world, rotate_seconds=60.0, shards=2) as slabs:
+            world.clock.advance(1000)
+            append(slabs, "a", shard=1)
+            assert ids(slabs) == [(0, 1), (1, 1), (1, 2)]
+
+    def test_a_full_disk_at_the_turn_is_no_reason_to_stop_for_good(self) -> None:
+        fs = MemoryFileSystem()
+        world = World(fs)
+        with opened(world, rotate_bytes=SEGMENT_BYTES, reserve_bytes=0) as slabs:
+            # There is room for the frame, which lies in what was allocated, and for nothing else.
+            fs.capacity_bytes = (1 << 60) - fs.free_bytes(HOME)
+            append(slabs, "a")
+            fs.capacity_bytes = 1 << 60
+            append(slabs, "b")
+            rows = sum(slab.row_count() for slab in slabs.all())
+        assert rows == 2
+
+
+class TestDrop:
+    def test_a_dropped_slab_is_gone_from_manifest_and_disk(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            slabs.seal()
+            slabs.drop(SlabId(0, 1))
+            assert ids(slabs) == [(0, 2)]
+            assert not world.fs.exists(HOME / "0" / "1")
+            assert read_manifest(world.fs, HOME).slabs == (current(0, 2, 0, 0),)
+            assert read_manifest(world.fs, HOME).dropping == ()
+        with opened(world) as slabs:
+            assert ids(slabs) == [(0, 2)]
+
+    def test_the_current_one_is_not_dropped(self) -> None:
+        with opened(World()) as slabs:
+            with pytest.raises(
+                UsageError, match=r"^slab 0/1 is current, seal it before dropping it$"
+            ):
+                slabs.drop(SlabId(0, 1))
+            assert ids(slabs) == [(0, 1)]
+
+    @pytest.mark.parametrize("slab", [SlabId(0, 2), SlabId(1, 1), SlabId(7, 7)], ids=str)
+    def test_one_that_never_was_is_not_found(self, slab: SlabId) -> None:
+        with opened(World()) as slabs:
+            for action in (slabs.drop, slabs.slab, slabs.ended):
+                with pytest.raises(NotFoundError, match=f"there is no slab {slab}"):
+                    action(slab)
+
+    def test_one_that_was_dropped_says_so(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            slabs.seal()
+            slabs.drop(SlabId(0, 1))
+            for action in (slabs.drop, slabs.slab, slabs.ended):
+                with pytest.raises(SlabDroppedError, match="slab 0/1 was dropped"):
+                    action(SlabId(0, 1))
+        with opened(world) as slabs, pytest.raises(SlabDroppedError):
+            slabs.slab(SlabId(0, 1))
+
+    def test_one_in_the_middle_goes_and_the_older_ones_stay(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            for topic in "abc":
+                append(slabs, topic)
+                slabs.seal()
+            slabs.drop(SlabId(0, 2))
+            assert ids(slabs) == [(0, 1), (0, 3), (0, 4)]
+        with opened(world) as slabs:
+            assert ids(slabs) == [(0, 1), (0, 3), (0, 4)]
+            assert [slab.row_count() for slab in slabs.all()] == [1, 1, 0]
+
+    def test_a_drop_that_a_crash_cut_short_is_finished_at_the_next_start(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            slabs.seal()
+        manifest = read_manifest(world.fs, HOME)
+        halfway = replace(manifest, slabs=manifest.slabs[1:], dropping=(SlabId(0, 1),))
+        replace_file(world.fs, HOME / MANIFEST, halfway.encode())
+        world.fs.remove(HOME / "0" / "1" / f"{0:020}.idx")
+        with opened(world) as slabs:
+            assert (ids(slabs), slabs.manifest.dropping) == ([(0, 2)], ())
+        assert not world.fs.exists(HOME / "0" / "1")
+
+    def test_a_drop_whose_files_a_crash_had_removed_already_is_finished_too(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            slabs.seal()
+            slabs.drop(SlabId(0, 1))
+        manifest = read_manifest(world.fs, HOME)
+        halfway = replace(manifest, dropping=(SlabId(0, 1),))
+        replace_file(world.fs, HOME / MANIFEST, halfway.encode())
+        with opened(world) as slabs:
+            assert (ids(slabs), slabs.manifest.dropping) == ([(0, 2)], ())
+
+
+class TestRetention:
+    def test_slabs_that_ended_too_long_ago_are_dropped(self) -> None:
+        world = World()
+        with opened(world, retain_seconds=100.0) as slabs:
+            for _ in range(3):
+                slabs.seal()
+                world.clock.advance(50)
+            assert slabs.enforce_retention() == [SlabId(0, 1), SlabId(0, 2)]
+            assert ids(slabs) == [(0, 3), (0, 4)]
+            assert slabs.enforce_retention() == []
+
+    def test_the_oldest_are_dropped_while_there_is_too_much(self) -> None:
+        with opened(World(), retain_bytes=3 * SEGMENT_BYTES) as slabs:
+            for _ in range(4):
+                append(slabs, "t")
+                slabs.seal()
+            assert slabs.enforce_retention() == [SlabId(0, 1), SlabId(0, 2), SlabId(0, 3)]
+            assert ids(slabs) == [(0, 4), (0, 5)]
+
+    def test_without_settings_all_is_kept(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            slabs.seal()
+            world.clock.advance(1e9)
+            assert slabs.enforce_retention() == []
+            assert ids(slabs) == [(0, 1), (0, 2)]
+
+    def test_it_is_enforced_by_the_shard_when_a_generation_turns(self) -> None:
+        world = World()
+        with opened(world, rotate_bytes=SEGMENT_BYTES, retain_bytes=2 * SEGMENT_BYTES) as slabs:
+            for _ in range(5):
+                append(slabs, "t")
+            assert ids(slabs) == [(0, 6)]
+
+    def test_a_slab_that_another_thread_drops_meanwhile_is_no_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads: list[Thread] = []
+
+        def decided(*arguments: Any, **options: Any) -> list[SlabId]:
+            due = due_for_drop(*arguments, **options)
+            if not threads:
+                threads.append(Thread(target=lambda: suppressed_drop(slabs, due[0])))
+                threads[0].start()
+                # Where deciding and dropping are one step, the other thread waits for its end.
+                threads[0].join(0.2)
+            return due
+
+        world = World()
+        with opened(world, retain_seconds=1.0) as slabs:
+            slabs.seal()
+            slabs.seal()
+            world.clock.advance(10)
+            monkeypatch.setattr("siltstone.store.slabs.due_for_drop", decided)
+            slabs.enforce_retention()
+            threads[0].join()
+            assert ids(slabs) == [(0, 3)]
+
+
+def suppressed_drop(slabs: WritableSlabs, slab: SlabId) -> None:
+    with suppress(SlabDroppedError):
+        slabs.drop(slab)
+
+
+class TestAdmission:
+    def test_appends_are_refused_over_the_quota_and_go_on_when_slabs_were_dropped(self) -> None:
+        with opened(World(), quota_bytes=2 * SEGMENT_BYTES) as slabs:
+            append(slabs, "a")
+            slabs.seal()
+            with pytest.raises(QuotaExceededError) as caught:
+                append(slabs, "b")
+            assert (caught.value.database, caught.value.quota_bytes) == (NAME, 2 * SEGMENT_BYTES)
+            assert caught.value.used_bytes == slabs.slab_bytes(SlabId(0, 1)) + SEGMENT_BYTES
+            slabs.drop(SlabId(0, 1))
+            append(slabs, "c")
+            assert [slab.row_count() for slab in slabs.all()] == [1]
+
+    def test_a_quota_that_was_raised_lets_appends_go_on(self) -> None:
+        with opened(World(), quota_bytes=1) as slabs:
+            with pytest.raises(QuotaExceededError):
+                append(slabs, "a")
+            slabs.configure({"quota_bytes": None})
+            append(slabs, "b")
+
+    def test_the_reserve_of_the_disk_is_kept_and_drops_give_room(self) -> None:
+        fs = MemoryFileSystem()
+        world = World(fs)
+        with opened(world, reserve_bytes=10_000) as slabs:
+            append(slabs, "a")
+            slabs.seal()
+            fs.capacity_bytes -= fs.free_bytes(HOME) - 9_999
+            with pytest.raises(StorageFullError) as caught:
+                append(slabs, "b")
+            assert (caught.value.path, caught.value.needed_bytes) == (HOME, 10_000)
+            slabs.drop(SlabId(0, 1))
+            append(slabs, "c")
+            assert [slab.row_count() for slab in slabs.all()] == [1]
+
+
+class TestSizes:
+    def test_a_slab_is_as_large_as_its_files_sealed_or_not_and_after_a_restart(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            append(slabs, "a", size_bytes=3 * SEGMENT_BYTES)
+            slabs.seal()
+            append(slabs, "b")
+            both = SlabId(0, 1), SlabId(0, 2)
+            on_disk = [directory_bytes(world.fs, slab_directory(HOME, slab)) for slab in both]
+            told = [slabs.slab_bytes(slab) for slab in both]
+        with opened(world) as slabs:
+            after = [slabs.slab_bytes(slab) for slab in both]
+        assert (told, after) == (on_disk, on_disk)
+
+    def test_sizes_are_known_when_a_slab_is_there_and_its_shard_does_not_write_it_yet(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[list[SlabId]] = []
+        assign = Shard.__setattr__
+        with opened(World()) as slabs:
+
+            def watched(shard: Shard, name: str, value: object) -> None:
+                if name == "committer":
+                    seen.append([slab.id for slab in slabs.all() if slabs.slab_bytes(slab.id)])
+                assign(shard, name, value)
+
+            monkeypatch.setattr(Shard, "__setattr__", watched)
+            slabs.seal()
+            monkeypatch.undo()
+        assert seen == [[SlabId(0, 1), SlabId(0, 2)]]
+
+
+class TestReading:
+    def test_a_reader_finds_the_slabs_of_the_manifest(self) -> None:
+        world = World()
+        with opened(world, shards=2) as slabs:
+            append(slabs, "a")
+            slabs.seal()
+            reader = ReadableSlabs(world.fs, HOME)
+            assert reader.manifest == slabs.manifest
+            assert ids(reader) == [(0, 1), (1, 1), (0, 2), (1, 2)]
+            assert [slab.row_count() for slab in reader.all()] == [1, 0, 0, 0]
+            reader.refresh()
+            assert [reader.ended(slab.id) for slab in reader.all()] == [True, True, False, False]
+
+    def test_a_reader_sees_rows_turns_settings_and_drops_when_it_looks_again(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            reader = ReadableSlabs(world.fs, HOME)
+            append(slabs, "a")
+            slabs.seal()
+            append(slabs, "b")
+            slabs.configure({"max_items": 7})
+            assert reader.refresh() is True
+            assert [(slab.record, slab.row_count()) for slab in reader.all()] == [
+                (slab.record, slab.row_count()) for slab in slabs.all()
+            ]
+            assert reader.manifest.settings.max_items == 7
+            slabs.drop(SlabId(0, 1))
+            reader.refresh()
+            assert ids(reader) == [(0, 2)]
+            with pytest.raises(SlabDroppedError):
+                reader.slab(SlabId(0, 1))
+
+    def test_a_reader_is_told_the_end_of_a_slab_with_its_last_rows(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            reader = ReadableSlabs(world.fs, HOME)
+            reader.refresh()
+            append(slabs, "late")
+            slabs.seal()
+            assert reader.ended(SlabId(0, 1)) is False
+            reader.refresh()
+            assert reader.ended(SlabId(0, 1)) is True
+            assert reader.slab(SlabId(0, 1)).row_count() == 1
+
+    def test_the_writer_has_no_need_to_look(self) -> None:
+        with opened(World()) as slabs:
+            assert slabs.refresh() is False
+
+
+class TestClose:
+    def test_a_closed_writer_has_no_shards(self) -> None:
+        with opened(World()) as slabs:
+            pass
+        with pytest.raises(ClosedError, match="the database is closed"):
+            slabs.shard(0)
+        slabs.close()
+
+    def test_a_closed_writer_changes_nothing_on_the_disk(self) -> None:
+        fs = MemoryFileSystem()
+        with opened(World(fs)) as slabs:
+            slabs.seal()
+        before = len(fs.operations)
+        changed = {"max_items": 7}
+        for action in (
+            lambda: slabs.configure(changed),
+            slabs.seal,
+            slabs.sync,
+            slabs.enforce_retention,
+            lambda: slabs.drop(SlabId(0, 1)),
+        ):
+            with pytest.raises(ClosedError):
+                action()
+        assert len(fs.operations) == before
+
+    def test_temporary_files_of_a_crash_are_swept_at_the_start(self) -> None:
+        world = World()
+        created(world)
+        world.fs.create(HOME / "manifest.tmp").close()
+        with opened(world):
+            pass
+        assert not world.fs.exists(HOME / "manifest.tmp")
