@@ -1,4 +1,4 @@
-"""What the commands share on their command lines: where the data is, how to answer, and opening the store."""
+"""What the commands share: where the data is, how to answer, and how the store is opened."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the commands print: rich tables for people, one JSON document for programs; notes go to stderr."""
+"""What the commands print: tables for people, JSON for programs, and notes on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -18,22 +18,30 @@ from siltstone.database import Database
 _UNBOUNDED: Final = 100_000
 
 
-def console() -> Console:
-    """Return a console on stdout."""
-    width = None if sys.stdout.isatty() else _UNBOUNDED
-    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
+def console_on(file: TextIO) -> Console:
+    """Return a console that cuts lines to the width of a terminal, and to none elsewhere."""
+    return Console(file=file, width=None if file.isatty() else _UNBOUNDED, highlight=False)
 
 
-def show(renderable: RenderableType) -> None:
-    """Print for people; what goes into a file has no blanks at the ends of its lines."""
-    target = console()
+def print_on(target: Console, renderable: RenderableType) -> None:
+    """Print for people; what goes into a file or a pipe has no blanks at the ends of its lines."""
     if target.is_terminal:
         target.print(renderable)
         return
     with target.capture() as captured:
         target.print(renderable)
     lines = (line.rstrip() for line in captured.get().splitlines())
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    target.file.write("".join(f"{line}\n" for line in lines))
+
+
+def show(renderable: RenderableType) -> None:
+    """Print an answer for people."""
+    print_on(console_on(sys.stdout), renderable)
+
+
+def say(sentence: str) -> None:
+    """Print an answer that is one line; nothing in it is taken for markup."""
+    sys.stdout.write(f"{printable(sentence)}\n")
 
 
 def show_json(document: Any) -> None:
@@ -43,7 +51,7 @@ def show_json(document: Any) -> None:
 
 def note(text: str) -> None:
     """Tell something beside the answer."""
-    sys.stderr.write(f"siltstone: {text}\n")
+    sys.stderr.write(f"siltstone: {printable(text)}\n")
 
 
 def note_recovery(database: Database) -> None:
@@ -59,14 +67,19 @@ def note_recovery(database: Database) -> None:
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
     """Return an empty table; the columns named in `right` hold numbers."""
     numbers = set(right)
-    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
+        if column in numbers:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
     return made
 
 
 def add_row(target: Table, cells: Sequence[str]) -> None:
-    """Add cells as they are: nothing in them is taken for markup or for an order to the terminal."""
+    """Add cells as they are: nothing in them is markup, or an order to the terminal."""
     target.add_row(*(Text(printable(cell)) for cell in cells))
 
 
@@ -76,7 +89,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
     made.add_column(style="dim", no_wrap=True)
     made.add_column()
     for name, value in pairs:
-        made.add_row(Text(name), Text(printable(value)))
+        made.add_row(*(Text(printable(cell)) for cell in (name, value)))
     return made
 
 

@@ -4,7 +4,8 @@
     duration   250ms, 90s, 1h30m, 7d         a bare number is seconds
     time       2026-01-31T12:00:00Z, 1769860800, now, -1h, now-15m
 
-A time without a zone is UTC. A number is seconds, milliseconds or microseconds since 1970, told apart by its size.
+A time without a zone is UTC. A number is seconds, milliseconds or microseconds since 1970, told
+apart by its size.
 """
 
 from __future__ import annotations
@@ -130,6 +131,11 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
+
+
+def format_moment(time_us: int) -> str:
+    """Return a time for a table: to the second, and with a blank where a line may be broken."""
+    return format_time(time_us - time_us % 1_000_000).replace(".000000", "").replace("T", " ")
 
 
 def format_time(time_us: int) -> str:

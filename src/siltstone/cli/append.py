@@ -1,0 +1,235 @@
+"""`siltstone append`: load rows from a file or stdin."""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_writing
+from siltstone.cli.output import counted, note, note_recovery, say, show_json
+from siltstone.cli.records import BadLines, gather, read_csv, read_json_lines
+from siltstone.database import Database, Durability
+from siltstone.errors import UsageError
+from siltstone.store.outcome import Ticket
+from siltstone.store.partition import Columns
+
+# How many groups of rows are on their way at once: enough to fill the next flush during a sync.
+_TICKETS_MAX: Final = 8
+
+
+class Format(Enum):
+    """How rows are written in the input."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+class DurabilityChoice(Enum):
+    """What an acknowledged row survives."""
+
+    SYNCED = "synced"
+    WRITTEN = "written"
+    NONE = "none"
+
+
+_SUFFIXES: Final = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".json": Format.JSONL,
+    ".csv": Format.CSV,
+}
+
+
+@dataclass(slots=True)
+class Load:
+    """How far a load has come: the rows acknowledged, and those of them that were stored before."""
+
+    rows: int = 0
+    duplicates: int = 0
+
+
+def guess_format(name: str) -> Format:
+    """Tell the format from a file's name; stdin is JSON lines. Raises: UsageError."""
+    if name == "-":
+        return Format.JSONL
+    found = _SUFFIXES.get(Path(name).suffix.lower())
+    if found is None:
+        raise UsageError(f"the format of {name!r} is not clear; pass --format jsonl or csv")
+    return found
+
+
+def load(
+    database: Database,
+    groups: Iterable[Columns],
+    done: Load,
+    *,
+    durability: Durability,
+    producer: str | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Append groups of rows in order, some at once; `done` tells at any time what is acknowledged.
+
+    Raises: what an append raises, and what the groups raise, once those before are acknowledged.
+    """
+    waiting: deque[tuple[Ticket, int]] = deque()
+    waits = durability != "none"
+    try:
+        for sequence, columns in enumerate(groups):
+            identity = None
+            if producer is not None:
+                # A batch is told by its place and what it holds: other rows are never taken for it.
+                identity = (f"{producer}/{sequence}/{_fingerprint(columns)}", 0)
+            ticket = database.append(columns, durability=durability, producer=identity)
+            waiting.append((ticket, columns.count))
+            while waiting and (waiting[0][0].done or (waits and len(waiting) >= _TICKETS_MAX)):
+                _settle(*waiting.popleft(), done)
+            progress(done.rows)
+    finally:
+        if not waits:
+            # Nobody waited for these rows, but the command must not end well if one was refused.
+            database.sync()
+        while waiting:
+            _settle(*waiting.popleft(), done)
+        progress(done.rows)
+
+
+def _fingerprint(columns: Columns) -> str:
+    digest = blake2b(digest_size=16)
+    for column in (columns.topics, columns.values, columns.publisher, columns.properties):
+        items = column if isinstance(column, list) else [column or b""]
+        digest.update(array("Q", map(len, items)).tobytes())
+        digest.update(b"".join(items))
+    digest.update(repr(columns.flags).encode())
+    return digest.hexdigest()
+
+
+def _settle(ticket: Ticket, rows: int, done: Load) -> None:
+    ticket.wait()
+    if ticket.error is not None:
+        raise ticket.error
+    done.rows += rows
+    done.duplicates += rows if ticket.duplicate else 0
+
+
+def append(
+    name: Name,
+    source: Annotated[
+        str, typer.Argument(metavar="[FILE|-]", help="Where the rows are.", show_default="stdin")
+    ] = "-",
+    input_format: Annotated[
+        Format | None,
+        typer.Option("--format", help="JSON lines, or CSV with a header.", show_default="by name"),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, max=1_000_000, help="Rows a call.")
+    ] = 10_000,
+    durability: Annotated[
+        DurabilityChoice, typer.Option("--durability", help="What to wait for.")
+    ] = DurabilityChoice.SYNCED,
+    producer: Annotated[
+        str | None,
+        typer.Option(
+            "--producer",
+            metavar="ID",
+            help="Store each batch once: the same load in the same batches, run again, goes on.",
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over bad lines, and count them.")
+    ] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Append rows from JSON lines or CSV."""
+    chosen = input_format or guess_format(source)
+    bad = BadLines() if skip_bad else None
+    done = Load()
+    with open_writing(data) as store, _opened(source) as file:
+        database = store.database(name)
+        note_recovery(database)
+        records = read_csv(file) if chosen is Format.CSV else read_json_lines(file)
+        started = time.monotonic()
+        try:
+            with _progress(file, source) as progress:
+                load(
+                    database,
+                    gather(records, batch, bad),
+                    done,
+                    durability=durability.value,
+                    producer=producer,
+                    progress=progress,
+                )
+        except UsageError as exc:
+            raise UsageError(f"{exc}; {counted(done.rows, 'row')} before it were stored") from exc
+        except BaseException:
+            note(f"stopped after {counted(done.rows, 'row')}, which were stored")
+            raise
+    _report(done, bad or BadLines(), time.monotonic() - started, json)
+
+
+def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
+    rate = done.rows / seconds if seconds else 0.0
+    if json:
+        show_json(
+            {
+                "rows": done.rows,
+                "duplicates": done.duplicates,
+                "bad_lines": bad.count,
+                "seconds": round(seconds, 6),
+                "rows_per_second": round(rate, 1),
+            }
+        )
+    else:
+        before = f", {done.duplicates:,} of them stored before" if done.duplicates else ""
+        say(f"{counted(done.rows, 'row')} in {seconds:.2f} s, {rate:,.0f} rows/s{before}")
+    for line in bad.first:
+        note(str(line))
+    if bad.count:
+        note(f"{counted(bad.count, 'bad line')} passed over")
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    if source == "-":
+        yield sys.stdin.buffer
+    else:
+        with Path(source).open("rb") as file:
+            yield file
+
+
+@contextmanager
+def _progress(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
+    """Show rows, rate and, for a file, how much is left; only on a terminal."""
+    bar = Progress(
+        TextColumn("{task.fields[rows]:,} rows"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]:,.0f} rows/s"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    total = None if source == "-" else Path(source).stat().st_size
+    task = bar.add_task("append", total=total, rows=0, rate=0.0)
+    started = time.monotonic()
+
+    def advance(rows: int) -> None:
+        rate = rows / max(time.monotonic() - started, 1e-6)
+        position = 0 if total is None or file.closed else file.tell()
+        bar.update(task, completed=position, rows=rows, rate=rate)
+
+    with bar:
+        yield advance

@@ -1,0 +1,228 @@
+"""`siltstone db`: create, list, look at, change and drop databases."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import siltstone
+from siltstone.cli import setting_options as options
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading, open_writing
+from siltstone.cli.output import (
+    add_row,
+    counted,
+    facts,
+    note_recovery,
+    say,
+    show,
+    show_json,
+    table,
+)
+from siltstone.cli.quantities import format_size
+from siltstone.cli.settings import parse_changes, shown_settings
+from siltstone.cli.slabs import slab_document, slab_table
+from siltstone.database import Database, SlabInfo
+from siltstone.errors import UsageError
+from siltstone.store.settings import DatabaseSettings
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, look at, change and drop databases.")
+
+
+@app.command("create")
+def create(
+    name: Name,
+    shards: options.Shards = None,
+    shard_by: options.ShardBy = None,
+    threshold: options.Thresholds = None,
+    segment_bytes: options.SegmentBytes = None,
+    compression: options.Compression = None,
+    flush_interval: options.FlushInterval = None,
+    idle_flush_interval: options.IdleFlushInterval = None,
+    max_items: options.MaxItems = None,
+    sync_interval: options.SyncInterval = None,
+    pending_bytes: options.PendingBytes = None,
+    topic_cache: options.TopicCache = None,
+    rotate: options.Rotate = None,
+    rotate_bytes: options.RotateBytes = None,
+    retain: options.Retain = None,
+    retain_bytes: options.RetainBytes = None,
+    quota: options.Quota = None,
+    reserve: options.Reserve = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a database, and the data directory where there is none."""
+    given = {
+        "shards": shards,
+        "shard_by": shard_by,
+        "thresholds": threshold,
+        "segment_bytes": segment_bytes,
+        "compression": compression,
+        "flush_interval": flush_interval,
+        "idle_flush_interval": idle_flush_interval,
+        "max_items": max_items,
+        "sync_interval": sync_interval,
+        "pending_bytes_max": pending_bytes,
+        "topic_cache": topic_cache,
+        "rotate_seconds": rotate,
+        "rotate_bytes": rotate_bytes,
+        "retain_seconds": retain,
+        "retain_bytes": retain_bytes,
+        "quota_bytes": quota,
+        "reserve_bytes": reserve,
+    }
+    _create(name, {field: value for field, value in given.items() if value is not None}, data, json)
+
+
+def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
+    settings = DatabaseSettings.from_json(given)
+    with siltstone.open(data) as store:
+        store.create(name, settings)
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        say(f"created database {name} in {data}")
+
+
+@app.command("list")
+def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the databases of a data directory."""
+    with open_reading(data) as store:
+        documents = [_summary(store.database(name)) for name in store.names()]
+    if json:
+        show_json(documents)
+        return
+    listed = table(
+        "database", "shards", "slabs", "rows", "size", right=("shards", "slabs", "rows", "size")
+    )
+    for each in documents:
+        counts = (f"{each[field]:,}" for field in ("shards", "slab_count", "rows"))
+        add_row(listed, (each["database"], *counts, format_size(each["size_bytes"])))
+    if documents:
+        show(listed)
+    else:
+        say(f"no databases in {data}; make one with 'siltstone db create NAME'")
+
+
+def _summary(database: Database, slabs: list[SlabInfo] | None = None) -> dict[str, Any]:
+    known = database.slabs() if slabs is None else slabs
+    return {
+        "database": database.name,
+        "shards": database.settings.shards,
+        "slab_count": len(known),
+        "rows": sum(slab.rows for slab in known),
+        "size_bytes": sum(slab.size_bytes for slab in known),
+    }
+
+
+@app.command("info")
+def info(
+    name: Name,
+    recover: Annotated[
+        bool,
+        typer.Option("--recover", help="Open for writing: mend what a crash left, and tell it."),
+    ] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Show the settings, slabs and totals of a database."""
+    with open_writing(data) if recover else open_reading(data) as store:
+        database = store.database(name)
+        slabs = database.slabs()
+        summary = _summary(database, slabs)
+        recovery = [
+            {
+                "slab": str(report.slab),
+                "torn_bytes": report.torn_bytes,
+                "rebuilt": list(report.rebuilt),
+                "foreign": list(report.foreign),
+            }
+            for report in database.reports
+        ]
+    if json:
+        show_json(
+            summary
+            | {
+                "settings": database.settings.to_json(),
+                "slabs": [slab_document(slab) for slab in slabs],
+                "recovery": recovery,
+            }
+        )
+        return
+    _show_info(summary, database.settings, slabs, recovery)
+
+
+def _show_info(
+    summary: dict[str, Any],
+    settings: DatabaseSettings,
+    slabs: list[SlabInfo],
+    recovery: list[dict[str, Any]],
+) -> None:
+    totals = [
+        ("database", summary["database"]),
+        ("rows", f"{summary['rows']:,}"),
+        ("size", format_size(summary["size_bytes"])),
+    ]
+    show(facts(totals + shown_settings(settings)))
+    say("")
+    show(slab_table(slabs))
+    if recovery:
+        found = table("recovered", "torn", "indexes rebuilt", "foreign files", right=("torn",))
+        for report in recovery:
+            files = (", ".join(report[kind]) or "none" for kind in ("rebuilt", "foreign"))
+            add_row(found, (report["slab"], format_size(report["torn_bytes"]), *files))
+        say("")
+        show(found)
+
+
+@app.command("drop")
+def drop(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a database with all its rows."""
+    with open_writing(data) as store:
+        if name in store.names() and not yes:
+            _confirm(store.database(name))
+        store.drop(name)
+    if json:
+        show_json({"dropped": name})
+    else:
+        say(f"dropped database {name}")
+
+
+def _confirm(database: Database) -> None:
+    """Ask before rows are lost. Raises: UsageError where nobody can answer; Exit for a no."""
+    rows = counted(sum(slab.rows for slab in database.slabs()), "row")
+    if not sys.stdin.isatty():
+        raise UsageError(f"database {database.name!r} has {rows}; pass --yes to drop it unasked")
+    sys.stderr.write(f"Drop database {database.name!r} with {rows}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Exit(1)
+
+
+@app.command("set")
+def set_settings(
+    name: Name,
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=VALUE…", help="Settings, named as the options of create."),
+    ],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Change settings of a database; what is written from now on follows them."""
+    parsed = parse_changes(changes)
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        settings = database.configure(**parsed)
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        show(facts(shown_settings(settings)))

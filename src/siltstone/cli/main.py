@@ -1,0 +1,107 @@
+"""The command `siltstone`, and the one place where errors become a sentence and a status.
+
+0    done
+1    verify found problems; a question was answered with no; the reader of our output went away
+2    wrong input: the sentence says what to do
+3    the store could not do it: a full or failing disk, damaged data
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from siltstone.cli import append, db, read, slabs, structure, verify
+from siltstone.cli.output import note
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.version import __version__, form
+
+app = typer.Typer(no_args_is_help=True, help="A durable store of messages by topic and time.")
+app.add_typer(db.app, name="db")
+for command in (
+    append.append,
+    read.read,
+    slabs.slabs,
+    structure.structure,
+    slabs.seal,
+    slabs.drop,
+    verify.verify,
+):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"siltstone {__version__} ({form()})\n")
+        raise typer.Exit
+
+
+@app.callback()
+def siltstone(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Store messages durably by topic and time, and read them back while others write."""
+
+
+def execute(args: Sequence[str]) -> int:
+    """Run a command line; return the status to exit with."""
+    try:
+        status = typer.main.get_command(app).main(
+            list(args), prog_name="siltstone", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _pipe_gone()
+    except typer.TyperException as exc:
+        return _refuse(exc.format_message(), 2, getattr(exc, "ctx", None))
+    except UsageError as exc:
+        return _refuse(str(exc), 2)
+    except SiltstoneError as exc:
+        return _refuse(str(exc), 3)
+    except OSError as exc:
+        # Files that the user named; the store's own disk speaks in SiltstoneErrors.
+        named = f": {exc.filename}" if exc.filename is not None else ""
+        return _refuse(f"{exc.strerror or exc}{named}", 2)
+    except KeyboardInterrupt:
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def _refuse(sentence: str, status: int, context: typer.Context | None = None) -> int:
+    """Say what is wrong, in one line; nothing where typer has shown the help already."""
+    text = " ".join(sentence.split())
+    if text and context is not None:
+        text = f"{text.rstrip('.')}; see '{context.command_path} --help'"
+    if text:
+        note(text)
+    return status
+
+
+def _pipe_gone() -> int:
+    """End quietly when nobody reads our output; what is buffered has nowhere to go."""
+    with suppress(BrokenPipeError):
+        sys.stdout.close()
+    return 1
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    # What PYTHONUNBUFFERED gives loses the rest of a write that the pipe takes a part of.
+    sys.stdout = open(  # noqa: SIM115 - it lives as long as the process
+        sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False
+    )
+    sys.exit(execute(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

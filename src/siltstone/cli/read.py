@@ -1,0 +1,194 @@
+"""`siltstone read`: print rows, or write them to a file; follow those that come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final, TextIO
+
+import pyarrow as pa
+import typer
+
+from siltstone.cli.follow import Follower, follow
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
+from siltstone.cli.output import console_on, counted, note
+from siltstone.cli.quantities import parse_time
+from siltstone.cli.sinks import (
+    TABLE_COLUMNS,
+    ArrowSink,
+    JsonLinesSink,
+    ParquetSink,
+    Sink,
+    TableSink,
+)
+from siltstone.clock import SystemClock
+from siltstone.errors import UsageError
+from siltstone.store.rows import COLUMNS, schema_of
+
+_POLL_SECONDS: Final = 0.2
+
+
+class Format(Enum):
+    """How rows are written."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    ARROW = "arrow"
+    PARQUET = "parquet"
+
+
+def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> Format:
+    """Return the format that the options ask for. Raises: UsageError when they disagree."""
+    if json and wanted not in (None, Format.JSONL):
+        raise UsageError("--json means --format jsonl; pass one of the two")
+    chosen = wanted or (Format.JSONL if json else Format.TABLE)
+    if chosen is Format.PARQUET and output is None:
+        raise UsageError("a Parquet file cannot be streamed; name it with --output")
+    if chosen is Format.ARROW and output is None and sys.stdout.isatty():
+        raise UsageError("Arrow is no text for a terminal; name a file with --output, or pipe it")
+    return chosen
+
+
+def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
+    """Return the columns that were named, or those that suit the format. Raises: UsageError."""
+    if text is None:
+        return TABLE_COLUMNS if chosen is Format.TABLE else COLUMNS
+    columns = tuple(name.strip() for name in text.split(","))
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"a column is named twice: columns={text!r}")
+    schema_of(columns)
+    return columns
+
+
+def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield batches until there were rows_max rows, and look for no more then."""
+    left = rows_max
+    for batch in batches:
+        kept = batch if left is None else batch.slice(0, left)
+        yield kept
+        if left is not None:
+            left -= kept.num_rows
+            if left == 0:
+                return
+
+
+def read(
+    name: Name,
+    topic_filter: Annotated[
+        str, typer.Option("--filter", metavar="FILTER", help="Topics, with + and # as in MQTT.")
+    ] = "#",
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="ISO 8601, seconds since 1970, now, -1h."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="The end, not included.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")
+    ] = None,
+    follow_on: Annotated[
+        bool, typer.Option("--follow", help="Go on with the rows that come; Ctrl-C ends it.")
+    ] = False,
+    output_format: Annotated[
+        Format | None, typer.Option("--format", help="How to write.", show_default="table")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", dir_okay=False, help="Where to write."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="A,B…", help=f"Of {', '.join(COLUMNS)}.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Read rows in order of time, also while another process writes."""
+    chosen = choose_format(output_format, output, json=json)
+    names = choose_columns(columns, chosen)
+    if follow_on and (until is not None or chosen is Format.PARQUET):
+        raise UsageError("--follow has no end; leave out --until and --format parquet")
+    now_us = SystemClock().now_us()
+    since_us = 0 if since is None else parse_time(since, now_us)
+    until_us = None if until is None else parse_time(until, now_us)
+    with open_reading(data) as store:
+        database = store.database(name)
+        if follow_on:
+            follower = Follower(database, topic_filter, since_us=since_us, columns=names)
+            _follow(follower, limit, chosen, output, names)
+            return
+        batches = database.read(
+            topic_filter, since_us=since_us, until_us=until_us, columns=names, rows_max=limit
+        )
+        with _sink(chosen, output, names) as sink:
+            rows = _pour(batches, sink)
+    if output is not None:
+        note(f"wrote {counted(rows, 'row')} to {output}")
+
+
+def _follow(
+    follower: Follower,
+    limit: int | None,
+    chosen: Format,
+    output: Path | None,
+    columns: Sequence[str],
+) -> None:
+    with _sink(chosen, output, columns) as sink:
+
+        def wait() -> None:
+            sink.flush()
+            time.sleep(_POLL_SECONDS)
+
+        try:
+            _pour(limited(follow(follower, wait), limit), sink)
+            return
+        except KeyboardInterrupt:
+            # Interrupting is how following ends: what was written is whole.
+            sink.flush()
+    raise typer.Exit(130)
+
+
+def _pour(batches: Iterator[pa.RecordBatch], sink: Sink) -> int:
+    rows = 0
+    for batch in batches:
+        sink.write(batch)
+        rows += batch.num_rows
+    return rows
+
+
+@contextmanager
+def _sink(chosen: Format, output: Path | None, columns: Sequence[str]) -> Iterator[Sink]:
+    with _opened(output) as file:
+        sink = make_sink(chosen, file, columns)
+        try:
+            yield sink
+        except BaseException:
+            sink.abandon()
+            raise
+        sink.close()
+
+
+def make_sink(chosen: Format, file: TextIO, columns: Sequence[str]) -> Sink:
+    """Return a sink of this format on a file."""
+    match chosen:
+        case Format.JSONL:
+            return JsonLinesSink(file, columns)
+        case Format.TABLE:
+            return TableSink(console_on(file), columns)
+        case Format.ARROW:
+            return ArrowSink(file.buffer, columns)
+        case Format.PARQUET:
+            return ParquetSink(file.buffer, columns)
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+    else:
+        with output.open("w", encoding="utf-8", newline="\n") as file:
+            yield file

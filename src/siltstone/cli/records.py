@@ -1,0 +1,259 @@
+"""Rows from text: JSON lines and CSV, a line at a time.
+
+    {"topic": "a/b", "value": "text, or any JSON", "publisher": "p", "qos": 1, "retain": false}
+    topic,value,publisher,qos,retain
+
+`value_base64` stands for a value that is no text, `properties_base64` for MQTT properties. What
+`siltstone read` prints is read too: the columns that the store sets itself are passed over. A line
+that is wrong becomes a BadLine, and the next one is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, BinaryIO, Final, NamedTuple, Never
+
+from siltstone.errors import UsageError
+from siltstone.store.partition import Columns
+from siltstone.store.rows import RETAIN
+from siltstone.store.settings import VALUE_BYTES_MAX
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
+
+FIELDS: Final = (
+    "topic",
+    "value",
+    "value_base64",
+    "publisher",
+    "qos",
+    "retain",
+    "properties_base64",
+)
+_SET_BY_STORE: Final = ("timestamp", "shard", "generation", "stream", "serial")
+_KNOWN: Final = frozenset(FIELDS) | frozenset(_SET_BY_STORE)
+_CSV_QOS: Final = {"": 0, "0": 0, "1": 1, "2": 2}
+_CSV_RETAIN: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
+_FIRST_MAX: Final = 5
+
+
+class Record(NamedTuple):
+    """A row to append, as the store takes it."""
+
+    topic: bytes
+    value: bytes
+    publisher: bytes = b""
+    flags: int = 0
+    properties: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that holds no row, and why."""
+
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number} is bad: {self.reason}"
+
+
+@dataclass(slots=True)
+class BadLines:
+    """How many bad lines were passed over, and the first of them."""
+
+    count: int = 0
+    first: list[BadLine] = field(default_factory=list)
+
+    def add(self, line: BadLine) -> None:
+        """Count a line, and keep it if it is one of the first."""
+        self.count += 1
+        if len(self.first) < _FIRST_MAX:
+            self.first.append(line)
+
+
+def read_json_lines(lines: Iterable[bytes]) -> Iterator[Record | BadLine]:
+    """Yield a row or a complaint for each line that is not blank."""
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        try:
+            yield _from_json(line)
+        except RecursionError:
+            yield BadLine(number, "it is nested too deeply")
+        except (UsageError, ValueError) as exc:
+            yield BadLine(number, _reason(exc))
+
+
+def read_csv(file: BinaryIO) -> Iterator[Record | BadLine]:
+    """Yield a row or a complaint for each line below the header. Raises: UsageError for that."""
+    # Bytes that are no UTF-8 pass through a value unharmed; elsewhere they are refused.
+    text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+    csv.field_size_limit(VALUE_BYTES_MAX)
+    reader = csv.reader(text, strict=True)
+    try:
+        header = _csv_header(reader)
+        while header:
+            try:
+                fields = next(reader)
+                if fields:
+                    yield _from_csv(header, fields)
+            except StopIteration:
+                break
+            except csv.Error as exc:
+                yield BadLine(reader.line_num, f"it is no CSV: {exc}")
+            except (UsageError, ValueError) as exc:
+                yield BadLine(reader.line_num, _reason(exc))
+    finally:
+        # The file is its owner's to close.
+        text.detach()
+
+
+def gather(
+    records: Iterable[Record | BadLine], rows_max: int, bad: BadLines | None
+) -> Iterator[Columns]:
+    """Yield rows in groups of rows_max; bad lines are put aside, where a place for them is given.
+
+    Raises: UsageError at the first bad line otherwise, without the rows of the group it is in.
+    """
+    group: list[Record] = []
+    for record in records:
+        if isinstance(record, Record):
+            group.append(record)
+            if len(group) == rows_max:
+                yield _columns(group)
+                group = []
+        elif bad is None:
+            raise UsageError(f"{record}; mend it, or pass --skip-bad")
+        else:
+            bad.add(record)
+    if group:
+        yield _columns(group)
+
+
+@lru_cache(maxsize=100_000)
+def _checked(topic: str) -> bytes:
+    """Return a topic as bytes, checked once. Raises: InvalidTopicError."""
+    encoded = topic.encode()
+    check_topic(encoded)
+    return encoded
+
+
+def _columns(group: list[Record]) -> Columns:
+    topics, values, publishers, flags, properties = map(list, zip(*group, strict=True))
+    return Columns(topics, values, publishers, flags, properties)
+
+
+def _from_json(line: bytes) -> Record:
+    document = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(document, dict):
+        raise UsageError(f"it must be a JSON object, not {type(document).__name__}")
+    if unknown := document.keys() - _KNOWN:
+        raise UsageError(f"unknown field {min(unknown)!r}; there are {', '.join(FIELDS)}")
+    topic, publisher = document.get("topic"), document.get("publisher", "")
+    qos, retain = document.get("qos", 0), document.get("retain", False)
+    if not isinstance(topic, str) or not isinstance(publisher, str):
+        raise UsageError("topic must be there, and topic and publisher must be text")
+    if type(qos) is not int or not 0 <= qos <= 2:
+        raise UsageError(f"qos must be 0, 1 or 2, not {qos!r}")
+    if not isinstance(retain, bool):
+        raise UsageError(f"retain must be true or false, not {retain!r}")
+    properties = document.get("properties_base64", "")
+    return Record(
+        _checked(topic),
+        _json_value(document),
+        _publisher(publisher),
+        qos | (RETAIN if retain else 0),
+        _decoded(properties) if properties else b"",
+    )
+
+
+def _publisher(text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > TOPIC_SIZE_MAX:
+        raise UsageError(
+            f"publisher has {len(encoded)} bytes, at most {TOPIC_SIZE_MAX} are allowed"
+        )
+    return encoded
+
+
+def _json_value(document: Mapping[str, Any]) -> bytes:
+    if ("value" in document) == ("value_base64" in document):
+        raise UsageError("it needs value or value_base64, one of the two")
+    if "value_base64" in document:
+        return _decoded(document["value_base64"])
+    value = document["value"]
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as exc:
+        raise UsageError("value has a number that is too large") from exc
+    return text.encode()
+
+
+def _decoded(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise UsageError("base64 must be text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as exc:
+        raise UsageError(f"it is no base64: {exc}") from exc
+
+
+def _refuse_constant(word: str) -> Never:
+    raise UsageError(f"{word} is no JSON")
+
+
+def _csv_header(reader: Iterator[list[str]]) -> list[str]:
+    try:
+        header = [name.strip() for name in next(reader, [])]
+    except csv.Error as exc:
+        raise UsageError(f"the first line is no CSV header: {exc}") from exc
+    unknown = [name for name in header if name not in _KNOWN]
+    values = {"value", "value_base64"} & set(header)
+    if header and (unknown or "topic" not in header or not values):
+        raise UsageError(
+            f"the first line must name the columns, topic and value among them: "
+            f"there are {', '.join(FIELDS)}, not {', '.join(unknown or header)!r}"
+        )
+    return header
+
+
+def _from_csv(header: list[str], fields: list[str]) -> Record:
+    if len(fields) != len(header):
+        raise UsageError(f"it has {len(fields)} fields, the header has {len(header)}")
+    row = dict(zip(header, fields, strict=True))
+    qos, retain = _CSV_QOS.get(row.get("qos", "")), _CSV_RETAIN.get(row.get("retain", "").lower())
+    if qos is None:
+        raise UsageError(f"qos must be 0, 1 or 2, not {row['qos']!r}")
+    if retain is None:
+        raise UsageError(f"retain must be true or false, not {row['retain']!r}")
+    if encoded := row.get("value_base64", ""):
+        if row.get("value"):
+            raise UsageError("it needs value or value_base64, one of the two")
+        value = _decoded(encoded)
+    else:
+        value = row.get("value", "").encode(errors="surrogateescape")
+    return Record(
+        _checked(row["topic"]),
+        value,
+        row.get("publisher", "").encode(),
+        qos | (RETAIN if retain else 0),
+        _decoded(row.get("properties_base64", "")),
+    )
+
+
+def _reason(exc: Exception) -> str:
+    match exc:
+        case json.JSONDecodeError():
+            return f"it is no JSON: {exc.msg} at column {exc.colno}"
+        case UnicodeError():
+            return "it is no UTF-8"
+        case _:
+            return str(exc)

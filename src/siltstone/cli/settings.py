@@ -1,0 +1,116 @@
+"""The settings of a database on the command line: their names, read and shown as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from siltstone.cli.quantities import format_duration, format_size, parse_duration, parse_size
+from siltstone.errors import UsageError
+from siltstone.store.settings import DatabaseSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One field: the option's name without dashes in front, and its text to and from a value."""
+
+    option: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str]
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number. Raises: UsageError."""
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise UsageError(f"{text!r} is no whole number") from exc
+
+
+def parse_thresholds(text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them. Raises: UsageError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise UsageError(f"{text!r} is no list of numbers; write one a level, as 100,10") from exc
+
+
+def show_thresholds(thresholds: Iterable[int]) -> str:
+    """Return what parse_thresholds reads."""
+    return ",".join(map(str, thresholds))
+
+
+def _text(option: str) -> Setting:
+    return Setting(option=option, parse=str, show=str)
+
+
+def _count(option: str) -> Setting:
+    return Setting(option=option, parse=parse_count, show=str)
+
+
+def _size(option: str) -> Setting:
+    return Setting(option=option, parse=parse_size, show=format_size)
+
+
+def _duration(option: str) -> Setting:
+    return Setting(option=option, parse=parse_duration, show=format_duration)
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    "shards": _count("shards"),
+    "shard_by": _text("shard-by"),
+    "thresholds": Setting(option="threshold", parse=parse_thresholds, show=show_thresholds),
+    "segment_bytes": _size("segment-bytes"),
+    "compression": _text("compression"),
+    "flush_interval": _duration("flush-interval"),
+    "idle_flush_interval": _duration("idle-flush-interval"),
+    "max_items": _count("max-items"),
+    "sync_interval": _duration("sync-interval"),
+    "pending_bytes_max": _size("pending-bytes"),
+    "topic_cache": _count("topic-cache"),
+    "rotate_seconds": _duration("rotate"),
+    "rotate_bytes": _size("rotate-bytes"),
+    "retain_seconds": _duration("retain"),
+    "retain_bytes": _size("retain-bytes"),
+    "quota_bytes": _size("quota"),
+    "reserve_bytes": _size("reserve"),
+}
+
+
+def shown_settings(settings: DatabaseSettings) -> list[tuple[str, str]]:
+    """Return each setting by its option's name, as people write it."""
+    return [
+        (setting.option, _shown(setting, getattr(settings, field)))
+        for field, setting in SETTINGS.items()
+    ]
+
+
+def _shown(setting: Setting, value: Any) -> str:
+    return "none" if value is None else setting.show(value)
+
+
+def shown_default(field: str) -> str:
+    """Return the default of a field as people write it."""
+    return _shown(SETTINGS[field], getattr(DatabaseSettings(), field))
+
+
+def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read `name=value` texts, the name being the option's or the field's. Raises: UsageError."""
+    fields = {setting.option.replace("-", "_"): field for field, setting in SETTINGS.items()}
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        plain = name.strip().removeprefix("--").replace("-", "_")
+        field = fields.get(plain, plain)
+        if not equals or field not in SETTINGS:
+            names = ", ".join(setting.option for setting in SETTINGS.values())
+            raise UsageError(f"{assignment!r} is no setting; write NAME=VALUE with one of {names}")
+        try:
+            changes[field] = None if text == "none" else SETTINGS[field].parse(text)
+        except UsageError as exc:
+            raise UsageError(f"{SETTINGS[field].option}: {exc}") from exc
+    if changes.get("compression", "") is None:
+        # Here alone "none" is a word of the setting's own.
+        changes["compression"] = "none"
+    return changes

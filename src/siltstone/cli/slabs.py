@@ -1,0 +1,104 @@
+"""`siltstone slabs`, `seal` and `drop`: the generations of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from siltstone.cli.options import (
+    DATA_DEFAULT,
+    Data,
+    Json,
+    Name,
+    open_reading,
+    open_writing,
+    parse_slab,
+)
+from siltstone.cli.output import add_row, note_recovery, say, show, show_json, table
+from siltstone.cli.quantities import format_moment, format_size, format_time
+from siltstone.database import SlabInfo
+
+
+def slab_document(slab: SlabInfo) -> dict[str, Any]:
+    """Return a slab as JSON shows it."""
+    return {
+        "slab": str(slab.slab),
+        "shard": slab.slab.shard,
+        "generation": slab.slab.generation,
+        "state": slab.state,
+        "since": format_time(slab.since_us),
+        "until": None if slab.until_us is None else format_time(slab.until_us),
+        "created": format_time(slab.created_us),
+        "rows": slab.rows,
+        "size_bytes": slab.size_bytes,
+        "segments": slab.segments,
+        "streams": slab.streams,
+    }
+
+
+def slab_table(slabs: Iterable[SlabInfo]) -> Table:
+    """Return slabs as people see them."""
+    numbers = ("rows", "size", "segments", "streams")
+    listed = table("slab", "state", "since", "until", *numbers, right=numbers)
+    for slab in slabs:
+        until = "" if slab.until_us is None else format_moment(slab.until_us)
+        add_row(
+            listed,
+            (
+                str(slab.slab),
+                slab.state,
+                format_moment(slab.since_us),
+                until,
+                f"{slab.rows:,}",
+                format_size(slab.size_bytes),
+                f"{slab.segments:,}",
+                f"{slab.streams:,}",
+            ),
+        )
+    return listed
+
+
+def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the slabs of a database: one for each generation of each shard."""
+    with open_reading(data) as store:
+        found = store.database(name).slabs()
+    if json:
+        show_json([slab_document(slab) for slab in found])
+    else:
+        show(slab_table(found))
+
+
+def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """Turn the generation over: what was current takes no more rows."""
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        database.seal()
+        found = database.slabs()
+    if json:
+        show_json([slab_document(slab) for slab in found])
+    else:
+        show(slab_table(found))
+
+
+def drop(
+    name: Name,
+    slab: Annotated[
+        str, typer.Argument(metavar="SHARD/GENERATION", help="A sealed slab.", show_default=False)
+    ],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a sealed slab with all its rows."""
+    wanted = parse_slab(slab)
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        database.drop_slab(wanted)
+    if json:
+        show_json({"database": name, "dropped": str(wanted)})
+    else:
+        say(f"dropped slab {wanted} of database {name}")

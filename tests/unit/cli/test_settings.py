@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from siltstone.cli.settings import SETTINGS, parse_changes, shown_default, shown_settings
+from siltstone.errors import UsageError
+from siltstone.store.settings import DatabaseSettings
+
+
+def test_every_setting_of_a_database_has_a_name_on_the_command_line() -> None:
+    assert list(SETTINGS) == [field.name for field in fields(DatabaseSettings)]
+
+
+def test_settings_are_shown_by_option_and_with_units() -> None:
+    settings = DatabaseSettings(
+        shards=2, thresholds=(5, 0, -1), segment_bytes=64 * 1024**2, rotate_seconds=5_400.0
+    )
+    assert shown_settings(settings) == [
+        ("shards", "2"),
+        ("shard-by", "publisher"),
+        ("threshold", "5,0,-1"),
+        ("segment-bytes", "64 MiB"),
+        ("compression", "none"),
+        ("flush-interval", "10ms"),
+        ("idle-flush-interval", "0s"),
+        ("max-items", "20000"),
+        ("sync-interval", "1s"),
+        ("pending-bytes", "64 MiB"),
+        ("topic-cache", "200000"),
+        ("rotate", "1h30m"),
+        ("rotate-bytes", "none"),
+        ("retain", "none"),
+        ("retain-bytes", "none"),
+        ("quota", "none"),
+        ("reserve", "1 MiB"),
+    ]
+
+
+def test_defaults_are_shown_with_units() -> None:
+    shown = [shown_default(name) for name in ("segment_bytes", "thresholds", "quota_bytes")]
+    assert shown == ["1 GiB", "100,10", "none"]
+
+
+def test_changes_are_named_by_option_or_by_field() -> None:
+    assert parse_changes(
+        ["retain=7d", "--rotate-bytes=1GiB", "quota_bytes=none", "threshold=3,2", "max-items=5"]
+    ) == {
+        "retain_seconds": 604_800.0,
+        "rotate_bytes": 1024**3,
+        "quota_bytes": None,
+        "thresholds": (3, 2),
+        "max_items": 5,
+    }
+
+
+def test_none_is_a_compression() -> None:
+    assert parse_changes(["compression=none"]) == {"compression": "none"}
+    assert parse_changes(["compression=zstd"]) == {"compression": "zstd"}
+
+
+@pytest.mark.parametrize("text", ["retain", "colour=red", "=7d"])
+def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_changes([text])
+    assert str(caught.value) == (
+        f"{text!r} is no setting; write NAME=VALUE with one of shards, shard-by, threshold, "
+        "segment-bytes, compression, flush-interval, idle-flush-interval, max-items, "
+        "sync-interval, pending-bytes, topic-cache, rotate, rotate-bytes, retain, retain-bytes, "
+        "quota, reserve"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max-items=many", "max-items: 'many' is no whole number"),
+        ("threshold=1,,2", "threshold: '1,,2' is no list of numbers; write one a level, as 100,10"),
+        ("retain=1y", "retain: '1y' is no duration; write a number with ms, s, m, h, d or w"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_changes([text])
+    assert str(caught.value) == complaint

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.cli.slabs import slab_document
+from siltstone.database import SlabInfo
+from siltstone.store.manifest import SlabId
+from tests.support.command_line import START_US, CommandLine
+
+SEALED = SlabInfo(
+    slab=SlabId(1, 7),
+    state="sealed",
+    since_us=START_US,
+    until_us=START_US + 1,
+    created_us=START_US - 1,
+    rows=5,
+    size_bytes=4096,
+    segments=2,
+    streams=3,
+)
+
+
+@pytest.fixture
+def metrics(siltstone: CommandLine) -> CommandLine:
+    siltstone.create("metrics")
+    siltstone("append", "metrics", stdin=b'{"topic":"a","value":1}\n{"topic":"b","value":2}')
+    return siltstone
+
+
+def shown(siltstone: CommandLine) -> list[tuple[str, str, int, int]]:
+    return [
+        (slab["slab"], slab["state"], slab["rows"], slab["streams"])
+        for slab in siltstone("slabs", "metrics", "--json").document
+    ]
+
+
+def test_a_slab_is_a_json_object_with_times_as_text() -> None:
+    assert slab_document(SEALED) == {
+        "slab": "1/7",
+        "shard": 1,
+        "generation": 7,
+        "state": "sealed",
+        "since": "2023-11-14T22:13:20.000000Z",
+        "until": "2023-11-14T22:13:20.000001Z",
+        "created": "2023-11-14T22:13:19.999999Z",
+        "rows": 5,
+        "size_bytes": 4096,
+        "segments": 2,
+        "streams": 3,
+    }
+
+
+def test_slabs_are_listed_while_another_process_writes(metrics: CommandLine) -> None:
+    with metrics.store():
+        listed = metrics("slabs", "metrics")
+    size_bytes = metrics("slabs", "metrics", "--json").document[0]["size_bytes"]
+    assert size_bytes % 1024 == 0
+    assert (listed.status, [line.split() for line in listed.lines if "─" not in line]) == (
+        0,
+        [
+            ["slab", "state", "since", "until", "rows", "size", "segments", "streams"],
+            [
+                "0/1",
+                "current",
+                "2023-11-14",
+                "22:13:20Z",
+                "2",
+                str(size_bytes // 1024),
+                "KiB",
+                "1",
+                "2",
+            ],
+        ],
+    )
+
+
+def test_sealing_begins_a_new_generation(metrics: CommandLine) -> None:
+    metrics.clock.advance(1)
+    outcome = metrics("seal", "metrics")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert [line.split()[:2] for line in outcome.lines[2:]] == [
+        ["0/1", "sealed"],
+        ["0/2", "current"],
+    ]
+    assert shown(metrics) == [("0/1", "sealed", 2, 2), ("0/2", "current", 0, 0)]
+    documents = metrics("seal", "metrics", "--json").document
+    assert [slab["slab"] for slab in documents] == ["0/1", "0/2", "0/3"]
+
+
+def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
+    metrics("seal", "metrics")
+    assert metrics("drop", "metrics", "0/1").out == "dropped slab 0/1 of database metrics\n"
+    assert shown(metrics) == [("0/2", "current", 0, 0)]
+    metrics("seal", "metrics")
+    outcome = metrics("drop", "metrics", "0/2", "--json")
+    assert outcome.document == {"database": "metrics", "dropped": "0/2"}
+
+
+@pytest.mark.parametrize(
+    ("slab", "complaint"),
+    [
+        ("0/1", "slab 0/1 is current, seal it before dropping it"),
+        ("0/9", "there is no slab 0/9"),
+        ("1", "'1' is no slab; write SHARD/GENERATION, as 'siltstone slabs' does"),
+    ],
+)
+def test_what_cannot_be_dropped_is_refused(metrics: CommandLine, slab: str, complaint: str) -> None:
+    outcome = metrics("drop", "metrics", slab)
+    assert (outcome.status, outcome.out, outcome.err) == (2, "", f"siltstone: {complaint}\n")
+    assert shown(metrics) == [("0/1", "current", 2, 2)]
+
+
+@pytest.mark.parametrize("args", [("seal", "metrics"), ("drop", "metrics", "0/1")])
+def test_a_directory_that_another_process_writes_is_left_alone(
+    metrics: CommandLine, args: tuple[str, ...]
+) -> None:
+    with metrics.store():
+        outcome = metrics(*args)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith(
+        "siltstone: the directory is open for writing elsewhere, close it: path=/data/LOCK"
+    )
