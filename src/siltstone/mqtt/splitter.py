@@ -1,0 +1,416 @@
+"""Chunks of bytes to batches of publishes and acknowledgements, and other packets between them.
+
+A splitter is fed what the socket gave, in any pieces. It returns, in the order of the wire: each
+run of PUBLISH as one batch of parallel lists; each run of plain acknowledgements of one kind as a
+list of packet ids; any other packet raw, for `decode`; and, as the last event of the connection,
+the error that ends it. How the bytes were cut changes where runs end, and nothing else.
+
+Invariants: a packet beyond the limit, or one that cannot be legal by its first byte, is refused
+before it is kept; each byte is copied a bounded number of times, however large its packet and
+however small the pieces; a batch holds only what `decode` would accept.
+
+Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP in 3.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from siltstone.errors import MalformedPacketError, PeerError, ProtocolError
+from siltstone.mqtt.names import check_topic_name
+from siltstone.mqtt.publish import (
+    NO_EXPIRY,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    AckBatch,
+    PublishBatch,
+)
+from siltstone.mqtt.wire import check_string
+
+_CONNECT: Final = 0x10
+_AUTH: Final = 0xF0
+_V3_1_1: Final = 4
+_V5: Final = 5
+
+_TOPIC_ALIAS_INVALID: Final = 0x94
+_PACKET_TOO_LARGE: Final = 0x95
+
+# What the topics known to one connection may take, with the cost of their objects.
+_KNOWN_BYTES_MAX: Final = 262_144
+_KNOWN_OVERHEAD: Final = 100
+
+_STRICT: Final = True
+
+
+class RawPacket:
+    """Any other packet, whole and unread."""
+
+    def __init__(self, first: int, body: bytes) -> None:
+        self.first = first
+        self.body = body
+
+
+Event = PublishBatch | AckBatch | RawPacket | PeerError
+
+
+class PacketSplitter:
+    """The receiving end of one connection, from its first byte on.
+
+    Until `begin` says which version was agreed on, it takes CONNECT and holds all that follows: the
+    caller stops reading meanwhile. `packet_size_max` counts the whole packet and may be changed.
+    Only a server sends subscription identifiers with a message, so only `from_server` takes them.
+    """
+
+    def __init__(self, packet_size_max: int, from_server: bool = False) -> None:
+        self.packet_size_max = packet_size_max
+        self._from_server = from_server
+        self._version = 0
+        self._held = False
+        self._failed = False
+        self._pending = bytearray()
+        self._needed: i64 = 0
+        self._events: list[Event] = []
+        self._batch: PublishBatch | None = None
+        self._acks: AckBatch | None = None
+        self._known: dict[bytes, bytes] = {}
+        self._known_bytes = 0
+        self._alias_max = 0
+        self._aliases: dict[int, bytes] = {}
+        # What the properties of the message at hand say.
+        self._alias = 0
+        self._expiry = NO_EXPIRY
+        self._properties = b""
+
+    def begin(self, version: int, topic_alias_max: int) -> list[Event]:
+        """Go on after CONNECT; return the events of what was held."""
+        self._version = version
+        self._alias_max = topic_alias_max
+        self._held = False
+        return self.feed(b"")
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Take the next bytes; return what they complete. After an error there is no more."""
+        if self._failed:
+            return []
+        data = chunk
+        if self._pending or self._held:
+            if self._held or len(self._pending) + len(chunk) < self._needed:
+                self._pending += chunk
+                return []
+            data = b"".join([self._pending, chunk])
+            self._pending = bytearray()
+        try:
+            used = self._split(data)
+            if used < len(data):
+                self._pending += data[used:]
+        except PeerError as exc:
+            self._failed = True
+            self._end_runs()
+            self._events.append(exc)
+        self._end_runs()
+        events = self._events
+        self._events = []
+        return events
+
+    def _split(self, data: bytes) -> i64:
+        """Take the whole packets off the front; return how many bytes they have."""
+        start: i64 = 0
+        end: i64 = len(data)
+        self._needed = 2
+        while end - start >= 2 and not self._held:
+            first: i64 = data[start]
+            self._check_first(first)
+            body: i64 = start + 2
+            size: i64 = data[start + 1]
+            if size >= 0x80:
+                body = _variable_end(data, start + 1, end, self._version == _V5)
+                if body == 0:
+                    self._needed = end - start + 1
+                    return start
+                size = _variable(data, start + 1, body)
+            stop: i64 = body + size
+            if stop - start > self.packet_size_max:
+                raise ProtocolError(
+                    f"packet is too large: size_bytes={stop - start}"
+                    f" max_bytes={self.packet_size_max}",
+                    reason=_PACKET_TOO_LARGE,
+                )
+            if stop > end:
+                self._needed = stop - start
+                return start
+            if first >> 4 == 3:
+                self._take_publish(data, first, body, stop)
+            elif _is_plain_ack(data, first, body, stop, self._version):
+                self._take_ack(first, _two(data, body, stop))
+            else:
+                self._end_runs()
+                self._events.append(RawPacket(int(first), data[body:stop]))
+                self._held = self._version == 0
+            start = stop
+        return start
+
+    def _check_first(self, first: i64) -> None:
+        """Refuse at once what would otherwise be kept until it is whole."""
+        if self._version == 0:
+            # [MQTT-3.1.0-1]: the first packet of a client must be CONNECT.
+            if first != _CONNECT:
+                raise ProtocolError(f"first packet is not CONNECT: first_byte={first:#04x}")
+        elif first < _CONNECT or (first >= _AUTH and self._version == _V3_1_1):
+            raise MalformedPacketError(f"packet type is reserved: first_byte={first:#04x}")
+
+    def _take_publish(self, data: bytes, first: i64, start: i64, stop: i64) -> None:
+        """Add one message to the batch."""
+        qos = first >> 1 & 3
+        # [MQTT-3.3.1-4], [MQTT-3.3.1-2].
+        if qos == 3 or first & 0x0E == 0x08:
+            raise MalformedPacketError(f"QoS 3, or DUP with QoS 0: first_byte={first:#04x}")
+        topic_end: i64 = start + 2 + _two(data, start, stop)
+        position = topic_end
+        packet_id: i64 = 0
+        if qos > 0:
+            packet_id = _packet_id(data, position, stop)
+            position += 2
+        elif position > stop:
+            raise _cut_short(position, stop)
+        extended = False
+        if self._version == _V5:
+            extended = position >= stop or data[position] != 0
+            position = self._read_properties(data, position, stop) if extended else position + 1
+        topic = self._known.get(data[start + 2 : topic_end])
+        if topic is None:
+            topic = self._new_topic(data[start + 2 : topic_end], extended)
+        batch = self._batch
+        if batch is None:
+            batch = self._open_batch()
+        if extended:
+            self._add_properties(batch, topic)
+        batch.topics.append(topic)
+        batch.payloads.append(data[position:stop])
+        batch.flags.append(int(qos | (first & 1) << 2 | first & 8))
+        batch.packet_ids.append(int(packet_id))
+
+    def _new_topic(self, topic: bytes, extended: bool) -> bytes:
+        """Check a topic when it is first seen, and keep it, so that its hash is computed once."""
+        if not topic and self._version == _V5:
+            if not extended or self._alias == 0:
+                raise ProtocolError("message has neither a topic nor a topic alias")
+            if self._alias not in self._aliases:
+                raise ProtocolError(f"topic alias was never set: topic_alias={self._alias}")
+            return self._aliases[self._alias]
+        check_topic_name(topic)
+        self._known_bytes += len(topic) + _KNOWN_OVERHEAD
+        if self._known_bytes > _KNOWN_BYTES_MAX:
+            self._known.clear()
+            self._known_bytes = len(topic) + _KNOWN_OVERHEAD
+        self._known[topic] = topic
+        return topic
+
+    def _take_ack(self, first: i64, packet_id: i64) -> None:
+        """Add one acknowledgement to the run of its kind."""
+        acks = self._acks
+        if acks is None or acks.first != first:
+            self._end_runs()
+            acks = AckBatch(int(first))
+            self._acks = acks
+            self._events.append(acks)
+        acks.packet_ids.append(int(packet_id))
+
+    def _open_batch(self) -> PublishBatch:
+        self._end_runs()
+        batch = PublishBatch()
+        self._batch = batch
+        self._events.append(batch)
+        return batch
+
+    def _end_runs(self) -> None:
+        batch = self._batch
+        if batch is not None:
+            if batch.properties:
+                _pad_bytes(batch.properties, len(batch.topics))
+            if batch.expiries:
+                _pad_integers(batch.expiries, len(batch.topics))
+            self._batch = None
+        self._acks = None
+
+    def _add_properties(self, batch: PublishBatch, topic: bytes) -> None:
+        """Add what `_read_properties` found to the row that follows."""
+        if self._alias > 0:
+            self._aliases[self._alias] = topic
+        if self._properties:
+            _pad_bytes(batch.properties, len(batch.topics))
+            batch.properties.append(self._properties)
+        if self._expiry != NO_EXPIRY:
+            _pad_integers(batch.expiries, len(batch.topics))
+            batch.expiries.append(self._expiry)
+
+    def _read_properties(self, data: bytes, start: i64, stop: i64) -> i64:
+        """Check the properties of a message; return where they end."""
+        first = _variable_end(data, start, stop, _STRICT)
+        if first == 0:
+            raise _cut_short(start, stop)
+        end = first + _variable(data, start, first)
+        if end > stop:
+            raise _cut_short(end, stop)
+        self._alias = 0
+        self._expiry = NO_EXPIRY
+        alias_start: i64 = -1
+        seen: i64 = 0
+        position = first
+        while position < end:
+            identifier: i64 = data[position]
+            if identifier < 0x40 and seen >> identifier & 1 == 1:
+                raise ProtocolError(f"property stands twice: id={identifier:#04x}")
+            if identifier == 0x23:
+                alias_start = position
+            position = self._read_property(data, identifier, position + 1, end)
+            # User properties and subscription identifiers may stand more than once.
+            if identifier not in (0x26, 0x0B):
+                seen |= i64(1) << identifier
+        self._properties = data[first:end]
+        if alias_start >= 0:
+            self._properties = data[first:alias_start] + data[alias_start + 3 : end]
+        return end
+
+    def _read_property(self, data: bytes, identifier: i64, start: i64, end: i64) -> i64:
+        """Check one property of a message as `properties` would; return where it ends."""
+        if identifier == 0x26:
+            return _string_end(data, _string_end(data, start, end), end)
+        if identifier == 0x03:
+            return _string_end(data, start, end)
+        if identifier == 0x02:
+            self._expiry = int(_two(data, start, end) << 16 | _two(data, start + 2, end))
+            return start + 4
+        if identifier == 0x23:
+            return self._read_alias(data, start, end)
+        if identifier == 0x08:
+            after = _string_end(data, start, end)
+            check_topic_name(data[start + 2 : after])
+            return after
+        if identifier == 0x09:
+            return _binary_end(data, start, end)
+        if identifier == 0x01:
+            return _flag_end(data, start, end)
+        if identifier == 0x0B and self._from_server:
+            return _subscription_end(data, start, end)
+        if identifier == 0x0B:
+            # [MQTT-3.3.4-6]: a client's message must not have a subscription identifier.
+            raise ProtocolError("message of a client has a subscription identifier")
+        raise MalformedPacketError(f"PUBLISH may not have this property: id={identifier:#04x}")
+
+    def _read_alias(self, data: bytes, start: i64, end: i64) -> i64:
+        self._alias = int(_two(data, start, end))
+        # [MQTT-3.3.2-8], [MQTT-3.3.2-9]: not zero, and not above what the receiver allows.
+        if not 0 < self._alias <= self._alias_max:
+            raise ProtocolError(
+                f"topic alias is out of range: topic_alias={self._alias} max={self._alias_max}",
+                reason=_TOPIC_ALIAS_INVALID,
+            )
+        return start + 2
+
+
+def _cut_short(position: i64, stop: i64) -> MalformedPacketError:
+    return MalformedPacketError(f"packet is cut short: offset={stop} needed={position - stop}")
+
+
+def _two(data: bytes, start: i64, stop: i64) -> i64:
+    """Read two bytes, which must lie before stop."""
+    if start + 2 > stop:
+        raise _cut_short(start + 2, stop)
+    high: i64 = data[start]
+    low: i64 = data[start + 1]
+    return high << 8 | low
+
+
+def _packet_id(data: bytes, start: i64, stop: i64) -> i64:
+    packet_id = _two(data, start, stop)
+    # [MQTT-2.2.1-3].
+    if packet_id == 0:
+        raise ProtocolError("packet id is 0")
+    return packet_id
+
+
+def _is_plain_ack(data: bytes, first: i64, start: i64, stop: i64, version: int) -> bool:
+    """Tell whether this acknowledges a packet id and says no more; all else is for `decode`."""
+    if first not in (PUBACK, PUBREC, PUBREL, PUBCOMP):
+        return False
+    size = stop - start
+    if size == 3 and version == _V5:
+        return data[start + 2] == 0 and data[start] | data[start + 1] != 0
+    return size == 2 and data[start] | data[start + 1] != 0
+
+
+def _variable_end(data: bytes, start: i64, stop: i64, strict: bool) -> i64:
+    """Return where the variable byte integer that starts here ends; 0 if that is past stop."""
+    position = start
+    while position < start + 4:
+        if position >= stop:
+            return 0
+        byte: i64 = data[position]
+        position += 1
+        if byte < 0x80:
+            # [MQTT-1.5.5-1], which 3.1.1 does not have: as few bytes as the value needs.
+            if strict and byte == 0 and position > start + 1:
+                raise MalformedPacketError("variable byte integer has more bytes than it needs")
+            return position
+    raise MalformedPacketError("variable byte integer does not end after four bytes")
+
+
+def _variable(data: bytes, start: i64, end: i64) -> i64:
+    """Return the value of a variable byte integer that is known to end there."""
+    value: i64 = 0
+    position = end
+    while position > start:
+        position -= 1
+        byte: i64 = data[position]
+        value = value << 7 | byte & 0x7F
+    return value
+
+
+def _binary_end(data: bytes, start: i64, end: i64) -> i64:
+    after: i64 = start + 2 + _two(data, start, end)
+    if after > end:
+        raise _cut_short(after, end)
+    return after
+
+
+def _string_end(data: bytes, start: i64, end: i64) -> i64:
+    after = _binary_end(data, start, end)
+    position = start + 2
+    while position < after:
+        byte: i64 = data[position]
+        if byte == 0 or byte >= 0x80:
+            check_string(data[start + 2 : after])
+            return after
+        position += 1
+    return after
+
+
+def _flag_end(data: bytes, start: i64, end: i64) -> i64:
+    if start >= end:
+        raise _cut_short(start + 1, end)
+    if data[start] > 1:
+        raise ProtocolError("payload format indicator must be 0 or 1")
+    return start + 1
+
+
+def _subscription_end(data: bytes, start: i64, end: i64) -> i64:
+    after = _variable_end(data, start, end, _STRICT)
+    if after == 0:
+        raise _cut_short(start + 1, end)
+    if data[start] == 0:
+        raise ProtocolError("subscription identifier is 0")
+    return after
+
+
+def _pad_bytes(items: list[bytes], count: int) -> None:
+    while len(items) < count:
+        items.append(b"")
+
+
+def _pad_integers(items: list[int], count: int) -> None:
+    while len(items) < count:
+        items.append(NO_EXPIRY)
