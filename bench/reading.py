@@ -1,0 +1,85 @@
+"""Read: rows a second of a whole stream, of one literal level, as Python rows; beside RocksDB."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.table import Table
+from rocksdict import Options, Rdict, WriteBatch
+
+import siltstone
+from bench.workload import VALUE, fill, scratch, settings, topics
+from siltstone import Batch, Database, Status
+
+ROWS = 4_000_000
+DEVICES = 5000
+
+
+def stream_rates(
+    path: Path, topic_filter: str, rows_max: int, use: Callable[[Batch], object]
+) -> tuple[float, float]:
+    """Return rows a second scanned by a fresh reader, which checks each frame, and again."""
+    with siltstone.open(path, read_only=True) as store:
+        database = store.database("bench")
+        rates = [one_pass(database, topic_filter, rows_max, use) for _ in range(4)]
+    return rates[0], max(rates[1:])
+
+
+def one_pass(
+    database: Database, topic_filter: str, rows_max: int, use: Callable[[Batch], object]
+) -> float:
+    """Read everything that matches, stream by stream; return rows a second scanned."""
+    begin = time.perf_counter()
+    for stream in database.streams(topic_filter):
+        iterator = database.iterator(stream, topic_filter)
+        status = Status.MORE
+        while status is Status.MORE:
+            read = database.next(iterator, rows_max)
+            iterator, status = read.iterator, read.status
+            use(read.batch)
+    return ROWS / (time.perf_counter() - begin)
+
+
+def rocksdb_rates(path: Path) -> tuple[float, float]:
+    """Return rows a second of an iterator over keys and values, first and again."""
+    words = topics(DEVICES)
+    store = Rdict(str(path), Options(raw_mode=True))
+    rows = ROWS // 8
+    for start in range(0, rows, 10_000):
+        batch = WriteBatch(raw_mode=True)
+        for i in range(start, start + 10_000):
+            batch.put(words[i * 31 % DEVICES] + i.to_bytes(8, "big"), VALUE)
+        store.write(batch)
+    store.flush()
+    rates = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        count = sum(1 for _ in store.items())
+        rates.append(count / (time.perf_counter() - begin))
+    store.close()
+    return rates[0], max(rates[1:])
+
+
+def run() -> Table:
+    """Measure all and return the table."""
+    with scratch() as path:
+        data = path / "data"
+        with siltstone.open(data) as store:
+            database = store.create("bench", settings())
+            fill(database, topics(DEVICES), ROWS, 5000, "written")
+        one = "plant/+/device-00000042/state"
+        rates = {
+            "whole stream, all columns, Arrow": stream_rates(data, "#", 65_536, Batch.table),
+            "one literal level, rows scanned": stream_rates(data, one, 65_536, Batch.table),
+            "whole stream, Python rows": stream_rates(data, "#", 5000, Batch.rows),
+            "RocksDB's iterator": rocksdb_rates(path / "rocksdb"),
+        }
+    rocksdb = rates["RocksDB's iterator"][1]
+    table = Table(title=f"read, {ROWS:,} rows in one stream, page cache, rows/s")
+    for name in ("", "first time", "again", "to RocksDB"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name, (first, again) in rates.items():
+        table.add_row(name, f"{first:,.0f}", f"{again:,.0f}", f"{again / rocksdb:.1f}x")
+    return table
