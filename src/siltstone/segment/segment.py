@@ -125,6 +125,14 @@ class SegmentHeader:
         )
 
 
+def declared_bytes(head: bytes) -> int:
+    """Return the file size that a sound header gives, 0 where the header is not sound."""
+    if len(head) < SEGMENT_HEADER_BYTES or head[:4] != MAGIC:
+        return 0
+    (crc,) = struct.unpack_from("<I", head, _CRC_OFFSET)
+    return int(_FIXED.unpack_from(head)[2]) if crc32c(head[:_CRC_OFFSET]) == crc else 0
+
+
 class Segment:
     """A mapped segment: any number of threads read it; its index grows where it is written or
     followed.

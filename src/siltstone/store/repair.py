@@ -41,6 +41,7 @@ from siltstone.segment.segment import (
     SegmentHeader,
     SegmentWriter,
     create_segment,
+    declared_bytes,
     segment_path,
 )
 from siltstone.store.findings import RESERVE_REACH, End, Expected, Finding, Survey, lost_serials
@@ -278,14 +279,19 @@ class _SlabMender:
             if not self._is_ours(file):
                 self._replace(survey, problem)
                 return
-            size = max(-(-file.size() // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN)
-            kept = self._quarantine.keep(path, 0, file.read_at(0, SEGMENT_HEADER_BYTES), problem)
+            head = file.read_at(0, SEGMENT_HEADER_BYTES)
+            # A file that was cut short gets its size back: what it has lost then shows as damage.
+            declared = declared_bytes(head)
+            cut_short = declared > file.size()
+            size = max(-(-file.size() // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN, declared)
+            kept = self._quarantine.keep(path, 0, head, problem)
             if file.size() != size:
                 file.truncate(size)
             header = self._header(int(path.stem), size).encode(end=SEGMENT_HEADER_BYTES)
             file.write_at(0, header[:_FIXED_BYTES])
             file.sync()
-        self._tell(path, 0, f"{problem}; no row is lost", f"header made anew; kept as {kept}")
+        lost = "rows may be lost behind its end" if cut_short else "no row is lost"
+        self._tell(path, 0, f"{problem}; {lost}", f"header made anew; kept as {kept}")
 
     def _is_ours(self, file: File) -> bool:
         """Say whether a file with a bad header holds a whole frame of this slab."""
