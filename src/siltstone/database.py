@@ -34,7 +34,8 @@ from siltstone.store.partition import Columns, columns_of, split_call
 from siltstone.store.producers import producer_key
 from siltstone.store.rows import COLUMNS, Batch, Row, schema_of
 from siltstone.store.scan import Span, Status, count_rows, read_stream
-from siltstone.store.settings import CALL_BYTES_MAX, VALUE_BYTES_MAX, DatabaseSettings
+from siltstone.store.selection import Choice, SlabExtent, choose_frames, extent_of
+from siltstone.store.settings import CALL_BYTES_MAX, DatabaseSettings
 from siltstone.store.slab import Slab
 from siltstone.store.slabs import ReadableSlabs, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
@@ -286,6 +287,29 @@ class Database:
         )
 
     @_again_when_dropped
+    def extents(self) -> list[SlabExtent]:
+        """Return the serials of every slab as of now: one consistent end for each shard."""
+        self._slabs.refresh()
+        return [extent_of(slab) for slab in self._slabs.all()]
+
+    def choose(
+        self,
+        slab: SlabId,
+        topic_filters: Sequence[str],
+        serials: range,
+        *,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> Choice:
+        """Choose the frames of a slab that may hold rows of any of the filters, for bulk readers.
+
+        Raises: SlabDroppedError, NotFoundError, CorruptionError.
+        """
+        parsed = [TopicFilter.parse(text) for text in topic_filters]
+        span = Span(since_us=since_us, until_us=until_us)
+        return choose_frames(self._slabs.slab(slab), parsed, span, serials)
+
+    @_again_when_dropped
     def slabs(self) -> list[SlabInfo]:
         """Return all slabs with their bounds and sizes."""
         self._slabs.refresh()
@@ -376,7 +400,6 @@ class Database:
 
 def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | None) -> None:
     call.wants_sync = durability == "synced"
-    call.measure(VALUE_BYTES_MAX)
     if call.size_bytes > CALL_BYTES_MAX:
         raise UsageError(
             f"too much for one append, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"

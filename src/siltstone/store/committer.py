@@ -261,10 +261,11 @@ class Committer:
         outcomes: list[Outcome | Exception] = []
         stored = {id(call) for call in fresh}
         timestamp_us = cooked.timestamp_us
-        times: memoryview | None = None
+        times: Callable[[], memoryview] | None = None
         if len(cooked.streams) > 1:
+            # Opened now, for the segment may be closed when somebody asks; read only then.
             segment = self._active().segment
-            times = segment.frame(segment.index.frame_count - 1).times()
+            times = segment.frame(segment.index.frame_count - 1).times
         for call in calls:
             if call.error is not None:
                 outcomes.append(call.error)

@@ -22,6 +22,8 @@ from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Structure
 
 NO_PRODUCER: Final = b""
+# What a row takes beside its columns, about.
+ROW_OVERHEAD: Final = 16
 _MISSES_A_TURN: Final = 4
 
 
@@ -53,7 +55,7 @@ class Call:
             total += measure_column(self.publishers, "publishers", count, TOPIC_SIZE_MAX)
         if self.properties is not None:
             total += measure_column(self.properties, "properties", count, value_bytes_max)
-        self.size_bytes = total + 16 * count
+        self.size_bytes = total + ROW_OVERHEAD * count
 
 
 def measure_column(column: Sequence[object], name: str, count: int, size_max: int) -> int:

@@ -21,7 +21,7 @@ class Outcome:
     timestamp_us: int
     frame_serial: int
     frame_timestamp_us: int
-    frame_times: memoryview | None
+    frame_times: Callable[[], memoryview] | None
 
     def serials(self) -> list[int]:
         """Return the serial of each row, in the order of the call."""
@@ -31,7 +31,7 @@ class Outcome:
         # Times rise by one a row in order of arrival, so a row's time tells its place in the call.
         serials = [0] * self.count
         end = self.timestamp_us + self.count
-        for index, time in enumerate(self.frame_times):
+        for index, time in enumerate(self.frame_times()):
             if self.timestamp_us <= time < end:
                 serials[time - self.timestamp_us] = self.frame_serial + index
         return serials

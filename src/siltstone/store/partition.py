@@ -10,7 +10,7 @@ from typing import Final
 from zlib import crc32
 
 from siltstone.errors import UsageError
-from siltstone.store.cook import Call, measure_column
+from siltstone.store.cook import ROW_OVERHEAD, Call, measure_column
 from siltstone.store.rows import QOS_MASK, RETAIN, Row
 from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX
@@ -88,28 +88,38 @@ def shard_of(key: bytes, shards: int) -> int:
 
 
 def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
-    """Split a call by shard, in order. Raises: UsageError."""
-    _check(columns)
-    if settings.shards == 1:
-        return [Part(shard=0, call=_call(columns, None), rows=None)] if columns.count else []
-    if settings.shard_by == "publisher" and isinstance(columns.publisher, bytes):
-        shard = shard_of(columns.publisher, settings.shards)
-        return [Part(shard=shard, call=_call(columns, None), rows=None)] if columns.count else []
+    """Split a call by shard, in order; each part knows its size. Raises: UsageError."""
+    size_bytes = _check(columns)
+    if not columns.count:
+        return []
+    by_publisher = settings.shard_by == "publisher"
+    if settings.shards == 1 or (by_publisher and isinstance(columns.publisher, bytes)):
+        shard = 0
+        if settings.shards > 1 and isinstance(columns.publisher, bytes):
+            shard = shard_of(columns.publisher, settings.shards)
+        call = _call(columns, None)
+        call.size_bytes = size_bytes + ROW_OVERHEAD * columns.count
+        return [Part(shard=shard, call=call, rows=None)]
     keys: Sequence[bytes] = columns.topics
-    if settings.shard_by == "publisher":
+    if by_publisher:
         assert isinstance(columns.publisher, list)
         keys = columns.publisher
     rows_by_shard: dict[int, list[int]] = {}
     for number, key in enumerate(keys):
         rows_by_shard.setdefault(shard_of(key, settings.shards), []).append(number)
-    return [
-        Part(shard=shard, call=_call(columns, rows), rows=rows)
-        for shard, rows in sorted(rows_by_shard.items())
-    ]
+    parts: list[Part] = []
+    for shard, rows in sorted(rows_by_shard.items()):
+        call = _call(columns, rows)
+        call.measure(VALUE_BYTES_MAX)
+        parts.append(Part(shard=shard, call=call, rows=rows))
+    return parts
 
 
-def _check(columns: Columns) -> None:
-    """Refuse what the shards could not tell apart from a mistake of ours. Raises: UsageError."""
+def _check(columns: Columns) -> int:
+    """Refuse what the shards could not tell apart from a mistake of ours; return the size of the
+    columns. Raises: UsageError.
+    """
+    size_bytes = 0
     publishers = columns.publisher
     count = columns.count
     for name, column, size_max in (
@@ -121,7 +131,7 @@ def _check(columns: Columns) -> None:
         if column is not None:
             if not isinstance(column, list):
                 raise UsageError(f"{name} must be a list: type={type(column).__name__}")
-            measure_column(column, name, count, size_max)
+            size_bytes += measure_column(column, name, count, size_max)
     if not isinstance(publishers, bytes | list):
         raise UsageError(f"publisher must be bytes: type={type(publishers).__name__}")
     _check_flags(columns.flags, count)
@@ -132,6 +142,7 @@ def _check(columns: Columns) -> None:
         except UnicodeDecodeError as exc:
             place = f": row={names.index(item)}" if isinstance(publishers, list) else ""
             raise UsageError(f"publisher is not valid UTF-8{place}") from exc
+    return size_bytes
 
 
 def _check_flags(flags: object, count: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -55,7 +55,7 @@ class Selector:
     def __init__(self, match: Match) -> None:
         self.stream = match.stream
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
-        if not _is_bound(match):
+        if not is_bound(match):
             return
         words = iter(match.constraints)
         levels = [next(words) if level == b"+" else level for level in match.stream.levels]
@@ -85,26 +85,41 @@ class Selector:
         if not self._tests:
             return None
         words = frame.topic_words(topics.start, topics.stop)
+        return rows_with_topics(frame, rows, topics, self.matching(words))
+
+    def matching(self, words: pa.Array) -> pa.Array:
+        """Return which of these topics match, counted from the first; for a filter that asks for a
+        word where the stream varies.
+        """
         found = pc.indices_nonzero(self._tests[0](words))
         for test in self._tests[1:]:
             if len(found):
                 found = found.filter(test(words.take(found)))
-        if len(found) == 0:
-            return _NONE
-        if len(found) == len(words):
-            return None
-        numbers = frame.topic_numbers(rows.start, rows.stop)
-        found = pc.add(found, pa.scalar(topics.start, pa.uint64())).cast(numbers.type)
-        if len(found) == 1:
-            return pc.indices_nonzero(pc.equal(numbers, found[0]))
-        return pc.indices_nonzero(pc.is_in(numbers, found))
+        return found
+
+
+def rows_with_topics(
+    frame: FrameView, rows: range, topics: range, found: pa.Array
+) -> pa.Array | None:
+    """Return which of the rows have one of the topics found, counted from the first; None when all
+    have. The topics are numbers in the frame, those found are counted from the first of them.
+    """
+    if len(found) == 0:
+        return _NONE
+    if len(found) == len(topics):
+        return None
+    numbers = frame.topic_numbers(rows.start, rows.stop)
+    found = pc.add(found, pa.scalar(topics.start, pa.uint64())).cast(numbers.type)
+    if len(found) == 1:
+        return pc.indices_nonzero(pc.equal(numbers, found[0]))
+    return pc.indices_nonzero(pc.is_in(numbers, found))
 
 
 def _joined(levels: Sequence[bytes | None]) -> str:
     return b"/".join(word for word in levels if word is not None).decode()
 
 
-def _is_bound(match: Match) -> bool:
+def is_bound(match: Match) -> bool:
     """Say whether a filter asks for a word where the stream varies; the empty word is one."""
     return any(word is not None for word in match.constraints)
 
@@ -232,7 +247,7 @@ def read_slab(
         ):
             continue
         segment = handle.segment()
-        for number in _frames(segment, selectors, span):
+        for number in candidate_frames(segment, selectors, span):
             frame = segment.frame(number)
             header = frame.header
             if span.until_us is not None and header.first_timestamp_us >= span.until_us:
@@ -244,11 +259,11 @@ def read_slab(
                 yield pieces
 
 
-def _frames(segment: Segment, selectors: dict[int, Selector], span: Span) -> Sequence[int]:
+def candidate_frames(segment: Segment, streams: Collection[int], span: Span) -> Sequence[int]:
     """Return the frames that may hold rows of these streams, rising."""
     index = segment.index
     first, count = index.frame_at_time(span.since_us), index.frame_count
-    held = [stream_id for stream_id in selectors if stream_id in index.stream_rows]
+    held = [stream_id for stream_id in streams if stream_id in index.stream_rows]
     if not held:
         return ()
     if 2 * len(held) > len(index.stream_rows):
@@ -279,8 +294,8 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
     """Count the matching rows of a slab; segments that lie in the span whole are counted by their
     index.
     """
-    bound = [match for match in matches if _is_bound(match)]
-    free = [match for match in matches if not _is_bound(match)]
+    bound = [match for match in matches if is_bound(match)]
+    free = [match for match in matches if not is_bound(match)]
     total = 0
     for handle in slab.handles():
         index = handle.segment().index
@@ -293,15 +308,38 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
         if whole:
             total += sum(index.stream_rows.get(match.stream.id, 0) for match in free)
         else:
-            total += _count_frames(slab, handle.segment(), free, span)
+            total += _count_span(slab, handle.segment(), free, span)
         total += _count_frames(slab, handle.segment(), bound, span)
     return total
+
+
+def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
+    """Count the rows of streams in a span; of frames that lie in it whole the index knows them,
+    where all streams are counted and none of the rows is lost.
+    """
+    index = segment.index
+    frames = index.frame_count
+    ids = {match.stream.id for match in matches}
+    held = sum(index.stream_rows.values())
+    if not index.stream_rows.keys() <= ids or sum(index.row_counts[:frames]) != held:
+        return _count_frames(slab, segment, matches, span)
+    until_us = index.last_times[frames - 1] + 1 if span.until_us is None else span.until_us
+    first = bisect_left(index.first_times, span.since_us, 0, frames)
+    last = max(first, bisect_left(index.last_times, until_us, 0, frames))
+    end = bisect_left(index.first_times, until_us, 0, frames)
+    selectors = {match.stream.id: Selector(match) for match in matches}
+    cut = (*range(index.frame_at_time(span.since_us), min(first, end)), *range(last, end))
+    return sum(index.row_counts[first:last]) + sum(
+        piece.num_rows
+        for number in cut
+        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None)
+    )
 
 
 def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
     selectors = {match.stream.id: Selector(match) for match in matches}
     total = 0
-    for number in _frames(segment, selectors, span):
+    for number in candidate_frames(segment, selectors, span):
         frame = segment.frame(number)
         if span.until_us is not None and frame.header.first_timestamp_us >= span.until_us:
             break

@@ -20,6 +20,7 @@ from siltstone.store.cook import Call
 from siltstone.store.outcome import Outcome, Ticket
 from siltstone.store.settings import DatabaseSettings
 
+_LOG: Final = logging.getLogger("siltstone.store")
 # A frame holds at most this much, unless a single call is larger.
 _FRAME_BYTES: Final = 16 * 1024 * 1024
 _FRAME_ROWS: Final = 1 << 20
@@ -72,6 +73,8 @@ class Shard:
         # The sequence that a producer must send again before any later one is taken.
         self._owed: dict[bytes, int] = {}
         self._written_at = 0.0
+        # What kept the last housekeeping from its end.
+        self._trouble: type[SiltstoneError] | None = None
         self._thread = Thread(target=self._run, name=f"siltstone-shard-{number}", daemon=True)
         self._thread.start()
 
@@ -307,14 +310,17 @@ class Shard:
                 self.committer.sync()
                 self._written_at = 0.0
             self._housekeeping()
-        except SiltstoneError:
+            self._trouble = None
+        except SiltstoneError as exc:
             # What is due stays due. A full disk is told to whoever appends next, and poison is kept
-            # by the committer, which refuses the next call with it.
-            return
+            # by the committer, which refuses the next call with it; people hear of it once.
+            if type(exc) is not self._trouble:
+                self._trouble = type(exc)
+                _LOG.warning("shard %d: %s; it is tried again", self.number, exc)
 
     def _fail_all(self, cause: Exception) -> None:
         """Leave nobody waiting when the thread ends by a mistake of ours."""
-        logging.getLogger("siltstone").error("shard %d ends", self.number, exc_info=cause)
+        _LOG.error("shard %d ends", self.number, exc_info=cause)
         error = self.committer.poison(cause)
         with self._condition:
             self._closing = True

@@ -23,7 +23,7 @@ def outcome(
         timestamp_us=timestamp_us,
         frame_serial=frame_serial,
         frame_timestamp_us=frame_timestamp_us,
-        frame_times=None if times is None else memoryview(array("q", times)),
+        frame_times=None if times is None else lambda: memoryview(array("q", times)),
     )
 
 

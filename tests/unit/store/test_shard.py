@@ -280,7 +280,9 @@ class TestOrders:
             submit(shard, call_on("t")).wait()
         assert topics_of(committer) == ["t"]
 
-    def test_housekeeping_that_meets_a_full_disk_does_not_end_the_shard(self) -> None:
+    def test_housekeeping_that_meets_a_full_disk_does_not_end_the_shard_and_is_told_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         world = World()
         full = StorageFullError(PATH)
 
@@ -292,6 +294,7 @@ class TestOrders:
             submit(shard, call_on("a")).wait()
             submit(shard, call_on("b")).wait()
         assert topics_of(committer) == ["a", "b"]
+        assert caplog.messages == [f"shard 0: {full}; it is tried again"]
 
 
 class TestRefusal:
