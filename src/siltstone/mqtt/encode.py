@@ -8,6 +8,7 @@ acknowledgement goes out for what was refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, assert_never
 
 from siltstone.errors import UsageError
@@ -33,7 +34,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, encode_properties
 from siltstone.mqtt.reason import ALLOWED, ERROR, SUBACK_FAILURE, Reason, return_code
-from siltstone.mqtt.wire import PacketType, Version, Writer, encode_variable
+from siltstone.mqtt.wire import PacketType, Reader, Version, Writer, encode_variable
 from siltstone.topic.grammar import check_topic
 
 _PINGREQ: Final = b"\xc0\x00"
@@ -80,6 +81,18 @@ def encode(version: Version, packet: Packet) -> bytes:  # noqa: C901, PLR0912 - 
             return _auth(version, packet)
         case _:
             assert_never(packet)
+
+
+def encode_message_properties(properties: Properties) -> bytes:
+    """Return what a message takes over from its will, without a length.
+
+    The delay is the server's business and no part of the message (3.1.3.2.2).
+    """
+    writer = Writer()
+    encode_properties(writer, replace(properties, will_delay_interval=None), PacketType.PUBLISH)
+    reader = Reader(bytes(writer.data))
+    reader.variable()
+    return reader.rest()
 
 
 def _packet(first: int, writer: Writer) -> bytes:

@@ -23,6 +23,11 @@ PUBCOMP: Final = 0x70
 NO_EXPIRY: Final = -1
 
 _V5: Final = 5
+# A packet without topic, properties and payload is never larger, and with them never than this.
+_HEADER_SIZE_MAX: Final = 13
+_PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
+# What a topic alias takes: the property, and a byte that it may add to each of two lengths.
+_ALIAS_SIZE_MAX: Final = 5
 
 
 class PublishBatch:
@@ -67,55 +72,142 @@ def encode_publishes(
     out = BytesWriter()
     extended = len(properties) > 0
     for index in range(len(topics)):
-        topic = topics[index]
-        payload = payloads[index]
-        flag: i64 = flags[index]
-        size: i64 = 2 + len(topic) + len(payload)
-        if flag & 3 != 0:
-            size += 2
-        if version == _V5:
-            size += 1
-            if extended:
-                size += len(properties[index]) + _variable_size(len(properties[index])) - 1
-        out.append(int(0x30 | (flag & 3) << 1 | flag >> 2 & 1 | flag & 8))
-        _write_variable(out, size)
-        _write_two(out, len(topic))
-        out.write(topic)
-        if flag & 3 != 0:
-            _write_two(out, packet_ids[index])
-        if version == _V5:
-            if extended:
-                _write_variable(out, len(properties[index]))
-                out.write(properties[index])
-            else:
-                out.append(0)
-        out.write(payload)
+        write_publish(
+            out,
+            version,
+            topics[index],
+            payloads[index],
+            flags[index],
+            packet_ids[index],
+            properties[index] if extended else b"",
+        )
     return out.getvalue()
 
 
-def too_large(
+def write_publish(
+    out: BytesWriter,
     version: int,
-    topics: list[bytes],
-    payloads: list[bytes],
-    flags: list[int],
-    properties: list[bytes],
-    packet_size_max: int,
-) -> list[int]:
-    """Return the indexes of messages whose packets a receiver with this limit must not get.
+    topic: bytes,
+    payload: bytes,
+    flags: int,
+    packet_id: int,
+    properties: bytes,
+) -> None:
+    """Write one PUBLISH packet; a packet id of QoS 0 is left out.
 
-    [MQTT-3.1.2-24]: the server must not send them; [MQTT-3.1.2-25]: it acts as if it had.
+    Raises: UsageError for a packet that MQTT cannot hold.
     """
-    found: list[int] = []
-    for index in range(len(topics)):
-        size: i64 = 2 + len(topics[index]) + len(payloads[index])
-        if flags[index] & 3 != 0:
-            size += 2
-        if version == _V5:
-            length: i64 = len(properties[index]) if properties else 0
-            size += length + _variable_size(length)
-        if 1 + _variable_size(size) + size > packet_size_max:
-            found.append(index)
-    return found
+    flag: i64 = flags
+    size: i64 = 2 + len(topic) + len(payload)
+    if flag & 3 != 0:
+        size += 2
+    if version == _V5:
+        size += len(properties) + _variable_size(len(properties))
+    if size > VARIABLE_MAX:
+        raise UsageError(f"message is too large for a packet: size_bytes={size}")
+    out.append(int(0x30 | (flag & 3) << 1 | flag >> 2 & 1 | flag & 8))
+    _write_variable(out, size)
+    _write_two(out, len(topic))
+    out.write(topic)
+    if flag & 3 != 0:
+        _write_two(out, packet_id)
+    if version == _V5:
+        _write_variable(out, len(properties))
+        out.write(properties)
+    out.write(payload)
+
+
+def publish_size(version: int, topic: bytes, payload: bytes, flags: int, properties: bytes) -> int:
+    """Return the size of a whole PUBLISH packet."""
+    size: i64 = 2 + len(topic) + len(payload)
+    if flags & 3 != 0:
+        size += 2
+    if version == _V5:
+        size += len(properties) + _variable_size(len(properties))
+    return int(1 + _variable_size(size) + size)
+
+
+class PublishWriter:
+    """How one receiver gets its messages: version, largest packet, topic aliases.
+
+    A limit on packets of 0 is MQTT's own. Aliases go to the topics that are written first, and are
+    for MQTT 5 alone.
+    """
+
+    def __init__(self, version: int, packet_size_max: int, alias_max: int) -> None:
+        self._version = version
+        self._size_max = packet_size_max if packet_size_max > 0 else _PACKET_SIZE_MAX
+        self._alias_max = alias_max
+        # The property that tells the alias of a topic.
+        self._aliases: dict[bytes, bytes] = {}
+
+    def fits(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
+        """Tell whether the receiver takes a packet with this message."""
+        if len(topic) + len(payload) + len(properties) + _HEADER_SIZE_MAX <= self._size_max:
+            return True
+        return publish_size(self._version, topic, payload, flags, properties) <= self._size_max
+
+    def write(
+        self,
+        out: BytesWriter,
+        topic: bytes,
+        payload: bytes,
+        flags: int,
+        packet_id: int,
+        properties: bytes,
+    ) -> None:
+        """Write a message that fits, with an alias in place of its topic where there is one."""
+        if self._alias_max > 0:
+            alias = self._aliases.get(topic)
+            if alias is not None:
+                aliased = alias + properties
+                # In place of a short topic, an alias may make a packet larger.
+                if len(topic) >= _ALIAS_SIZE_MAX or self.fits(b"", payload, flags, aliased):
+                    topic = b""
+                    properties = aliased
+            elif len(self._aliases) < self._alias_max:
+                alias = b"\x23" + (len(self._aliases) + 1).to_bytes(2, "big")
+                aliased = alias + properties
+                if self.fits(topic, payload, flags, aliased):
+                    self._aliases[topic] = alias
+                    properties = aliased
+        write_publish(out, self._version, topic, payload, flags, packet_id, properties)
+
+
+def with_expiry(properties: bytes, seconds: int) -> bytes:
+    """Return the valid properties of a message with another message expiry interval.
+
+    As in a batch, they have no topic alias.
+    """
+    position: i64 = 0
+    end: i64 = len(properties)
+    while position < end:
+        identifier: i64 = properties[position]
+        if identifier == 0x02:
+            before = properties[:position]
+            return before + b"\x02" + seconds.to_bytes(4, "big") + properties[position + 5 :]
+        position = _property_end(properties, identifier, position + 1)
+    return properties
+
+
+def _property_end(data: bytes, identifier: i64, start: i64) -> i64:
+    """Return where a valid property of a message ends."""
+    if identifier == 0x01:
+        return start + 1
+    if identifier == 0x0B:
+        while data[start] >= 0x80:
+            start += 1
+        return start + 1
+    after = start + 2 + _length_at(data, start)
+    if identifier == 0x26:
+        after += 2 + _length_at(data, after)
+    return after
+
+
+def _length_at(data: bytes, start: i64) -> i64:
+    high: i64 = data[start]
+    low: i64 = data[start + 1]
+    return high << 8 | low
 
 
 def encode_acks(first: int, packet_ids: list[int], reason: int) -> bytes:
@@ -143,8 +235,6 @@ def _variable_size(value: i64) -> i64:
 
 
 def _write_variable(out: BytesWriter, value: i64) -> None:
-    if value > VARIABLE_MAX:
-        raise UsageError(f"message is too large for a packet: size_bytes={value}")
     while value > 0x7F:
         out.append(int(value & 0x7F | 0x80))
         value >>= 7
@@ -154,3 +244,14 @@ def _write_variable(out: BytesWriter, value: i64) -> None:
 def _write_two(out: BytesWriter, value: i64) -> None:
     out.append(int(value >> 8))
     out.append(int(value & 0xFF))
+
+
+def encode_receipts(flags: list[int], packet_ids: list[int]) -> bytes:
+    """Return PUBACK or PUBREC for each message of QoS 1 or 2, all successes, in order."""
+    out = BytesWriter()
+    for index in range(len(packet_ids)):
+        qos = flags[index] & 3
+        if qos != 0:
+            first = PUBACK if qos == 1 else PUBREC
+            write_i32_be(out, i32(first << 24 | 2 << 16 | packet_ids[index]))
+    return out.getvalue()

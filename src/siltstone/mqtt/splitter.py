@@ -36,6 +36,7 @@ _AUTH: Final = 0xF0
 _V3_1_1: Final = 4
 _V5: Final = 5
 
+_TOPIC_NAME_INVALID: Final = 0x90
 _TOPIC_ALIAS_INVALID: Final = 0x94
 _PACKET_TOO_LARGE: Final = 0x95
 
@@ -61,12 +62,14 @@ class PacketSplitter:
     """The receiving end of one connection, from its first byte on.
 
     Until `begin` says which version was agreed on, it takes CONNECT and holds all that follows: the
-    caller stops reading meanwhile. `packet_size_max` counts the whole packet and may be changed.
+    caller stops reading meanwhile. `packet_size_max` counts the whole packet and may be changed, as
+    may `topic_levels_max`, of which 0 is no limit.
     Only a server sends subscription identifiers with a message, so only `from_server` takes them.
     """
 
     def __init__(self, packet_size_max: int, from_server: bool = False) -> None:
         self.packet_size_max = packet_size_max
+        self.topic_levels_max = 0
         self._from_server = from_server
         self._version = 0
         self._held = False
@@ -91,6 +94,10 @@ class PacketSplitter:
         self._alias_max = topic_alias_max
         self._held = False
         return self.feed(b"")
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of an unfinished packet are kept."""
+        return len(self._pending)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Take the next bytes; return what they complete. After an error there is no more."""
@@ -202,6 +209,11 @@ class PacketSplitter:
                 raise ProtocolError(f"topic alias was never set: topic_alias={self._alias}")
             return self._aliases[self._alias]
         check_topic_name(topic)
+        if 0 < self.topic_levels_max <= topic.count(b"/"):
+            raise ProtocolError(
+                f"topic has too many levels: max={self.topic_levels_max}",
+                reason=_TOPIC_NAME_INVALID,
+            )
         self._known_bytes += len(topic) + _KNOWN_OVERHEAD
         if self._known_bytes > _KNOWN_BYTES_MAX:
             self._known.clear()

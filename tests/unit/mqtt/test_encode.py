@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.mqtt.encode import encode
+from siltstone.mqtt.encode import encode, encode_message_properties
 from siltstone.mqtt.packets import (
     Auth,
     ConnAck,
@@ -113,3 +113,25 @@ def test_what_mqtt_5_may_not_hold_is_refused(packet: Packet) -> None:
 def test_a_long_packet_has_a_long_length() -> None:
     data = encode(V3, Publish(topic=b"a", payload=b"x" * 16_381))
     assert (data[:7], len(data)) == (b"\x30\x80\x80\x01\0\1a", 4 + 16_384)
+
+
+def test_a_message_has_the_properties_of_its_will_but_for_the_delay() -> None:
+    properties = Properties(
+        will_delay_interval=5,
+        payload_format_indicator=1,
+        message_expiry_interval=2,
+        content_type="t",
+        response_topic="r",
+        correlation_data=b"\0",
+        user_properties=(("k", "v"), ("k", "w")),
+    )
+    assert encode_message_properties(properties).hex(" ") == bytes.fromhex(
+        "01 01 02 00000002 03 0001 74 08 0001 72 09 0001 00 26 0001 6b 0001 76 26 0001 6b 0001 77"
+    ).hex(" ")
+    assert encode_message_properties(Properties(will_delay_interval=5)) == b""
+
+
+def test_many_properties_of_a_will_lose_their_length_too() -> None:
+    pair = ("k" * 100, "v" * 100)
+    encoded = b"\x26\0\x64" + b"k" * 100 + b"\0\x64" + b"v" * 100
+    assert encode_message_properties(Properties(user_properties=(pair, pair))) == encoded * 2

@@ -1,23 +1,30 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from librt.strings import BytesWriter
 
 from siltstone.errors import UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
-from siltstone.mqtt.properties import Properties
+from siltstone.mqtt.properties import Properties, decode_properties, encode_properties
 from siltstone.mqtt.publish import (
     PUBACK,
     PUBCOMP,
     PUBREC,
     PUBREL,
+    PublishWriter,
     encode_acks,
     encode_publishes,
-    too_large,
+    encode_receipts,
+    publish_size,
+    with_expiry,
+    write_publish,
 )
 from siltstone.mqtt.reason import Reason
-from siltstone.mqtt.wire import Version
-from tests.support.packets import V3, V5
+from siltstone.mqtt.wire import PacketType, Reader, Version, Writer, encode_variable
+from tests.support.packets import V3, V5, decode_whole
 
 BOTH = pytest.mark.parametrize("version", [V3, V5])
 SIZES = (0, 1, 121, 122, 127, 128, 16_377, 16_378, 16_384, 2_097_146, 2_097_152)
@@ -69,21 +76,23 @@ def test_a_message_that_no_packet_can_hold_is_refused() -> None:
         encode_publishes(V3, [b"a"], [bytes(268_435_453)], [0], [0], [])
 
 
+def test_what_cannot_be_written_leaves_no_bytes_behind() -> None:
+    out = BytesWriter()
+    with pytest.raises(UsageError, match="size_bytes=268435456"):
+        write_publish(out, V5, b"a", bytes(268_435_452), 0, 0, b"")
+    assert out.getvalue() == b""
+
+
 @BOTH
-def test_mqtt_3_1_2_24_messages_beyond_the_limit_of_the_receiver_are_found(
-    version: Version,
+@pytest.mark.parametrize("flags", [0, 1, 2, 0b1111])
+@pytest.mark.parametrize("properties", [b"", CONTENT_TYPE, b"\x03\0\x7d" + b"t" * 125])
+def test_the_size_of_a_packet_is_known_before_it_is_written(
+    version: Version, flags: int, properties: bytes
 ) -> None:
-    payloads = [b"x" * size for size in SIZES]
-    topics = [b"a"] * len(SIZES)
-    flags = [index % 3 for index in range(len(SIZES))]
-    for properties in ([], [CONTENT_TYPE] * len(SIZES)):
-        sizes = [
-            len(encode_publishes(version, [b"a"], [payload], [flag], [1], properties[:1]))
-            for payload, flag in zip(payloads, flags, strict=True)
-        ]
-        for limit in {*sizes, *(size - 1 for size in sizes)}:
-            expected = [index for index, size in enumerate(sizes) if size > limit]
-            assert too_large(version, topics, payloads, flags, properties, limit) == expected
+    for size in SIZES:
+        payload = bytes(size)
+        written = encode_publishes(version, [b"a"], [payload], [flags], [1], [properties])
+        assert publish_size(version, b"a", payload, flags, properties) == len(written)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +116,144 @@ def test_a_run_of_acknowledgements_may_have_one_reason() -> None:
 
 def test_nothing_is_no_bytes() -> None:
     assert (encode_acks(PUBACK, [], 0), encode_publishes(V5, [], [], [], [], [])) == (b"", b"")
+
+
+def test_receipts_are_puback_or_pubrec_in_the_order_of_the_messages() -> None:
+    flags = [2, 0, 1 | 8, 4, 2 | 4 | 8, 1]
+    expected: list[PubAck | PubRec] = [
+        PubRec(packet_id=1),
+        PubAck(packet_id=65_535),
+        PubRec(packet_id=256),
+        PubAck(packet_id=2),
+    ]
+    for version in (V3, V5):
+        data = b"".join(encode(version, packet) for packet in expected)
+        assert encode_receipts(flags, [1, 0, 65_535, 0, 256, 2]) == data
+    assert encode_receipts([0, 4], [0, 0]) == encode_receipts([], []) == b""
+
+
+class TestPublishWriter:
+    def written(
+        self, writer: PublishWriter, *topics: bytes, payload: bytes = b"x"
+    ) -> list[tuple[bytes, int | None]]:
+        """Write a message to each topic; return the topics and aliases that the packets have."""
+        found = []
+        for topic in topics:
+            out = BytesWriter()
+            writer.write(out, topic, payload, 1, 7, CONTENT_TYPE)
+            packet = decode_whole(V5, out.getvalue())
+            assert isinstance(packet, Publish)
+            alias = packet.properties.topic_alias
+            expected = Publish(
+                topic=packet.topic,
+                payload=payload,
+                qos=1,
+                packet_id=7,
+                properties=Properties(content_type="t", topic_alias=alias),
+            )
+            assert packet == expected
+            found.append((packet.topic, alias))
+        return found
+
+    @BOTH
+    def test_without_aliases_it_writes_as_a_batch_does(self, version: Version) -> None:
+        out = BytesWriter()
+        PublishWriter(version, 0, 0).write(out, b"a", b"x", 0b1101, 7, CONTENT_TYPE)
+        expected = encode_publishes(version, [b"a"], [b"x"], [0b1101], [7], [CONTENT_TYPE])
+        assert out.getvalue() == expected
+
+    def test_topics_get_aliases_while_there_are_any(self) -> None:
+        found = self.written(PublishWriter(V5, 0, 2), b"a", b"b", b"c", b"a", b"c", b"b")
+        assert found == [(b"a", 1), (b"b", 2), (b"c", None), (b"", 1), (b"c", None), (b"", 2)]
+
+    def test_aliases_go_beyond_one_byte(self) -> None:
+        topics = [b"%d" % number for number in range(300)]
+        found = self.written(PublishWriter(V5, 0, 300), *topics, *topics)
+        assert found == [
+            *((topic, number) for number, topic in enumerate(topics, 1)),
+            *((b"", number) for number in range(1, 301)),
+        ]
+
+    @BOTH
+    @pytest.mark.parametrize("flags", [0, 1])
+    def test_mqtt_3_1_2_24_a_packet_fits_up_to_the_limit_of_the_receiver(
+        self, version: Version, flags: int
+    ) -> None:
+        for size in SIZES:
+            payload = bytes(size)
+            whole = publish_size(version, b"a", payload, flags, CONTENT_TYPE)
+            for limit in (whole - 1, whole, whole + 1, whole + 13):
+                writer = PublishWriter(version, limit, 0)
+                assert writer.fits(b"a", payload, flags, CONTENT_TYPE) is (limit >= whole)
+
+    def test_without_a_limit_that_of_mqtt_holds(self) -> None:
+        writer = PublishWriter(V3, 0, 0)
+        assert writer.fits(b"a", bytes(268_435_452), 0, b"") is True
+        assert writer.fits(b"a", bytes(268_435_453), 0, b"") is False
+
+    def test_a_message_that_fits_is_written_without_an_alias_that_does_not(self) -> None:
+        topic = b"long/topic"
+        size = publish_size(V5, topic, b"x", 1, CONTENT_TYPE)
+        # An alias takes three bytes. What has no room for it does not use it up either.
+        for spare, whole, shorter in (
+            (1, [(topic, None), (topic, None)], [(topic, None), (topic, None)]),
+            (2, [(topic, None), (topic, None)], [(topic, 1), (b"", 1)]),
+            (3, [(topic, 1), (b"", 1)], [(b"", 1), (b"", 1)]),
+        ):
+            writer = PublishWriter(V5, size + spare, 1)
+            assert self.written(writer, topic, topic) == whole
+            assert self.written(writer, topic, topic, payload=b"") == shorter
+
+    def test_a_topic_shorter_than_its_alias_is_written_where_only_it_fits(self) -> None:
+        size = publish_size(V5, b"a", b"xxx", 1, CONTENT_TYPE)
+        writer = PublishWriter(V5, size, 1)
+        assert self.written(writer, b"a", payload=b"") == [(b"a", 1)]
+        assert self.written(writer, b"a", payload=b"xxx") == [(b"a", None)]
+        assert self.written(writer, b"a", payload=b"x") == [(b"", 1)]
+
+    @pytest.mark.parametrize("size", [110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120])
+    def test_no_alias_makes_a_packet_too_large(self, size: int) -> None:
+        # Around these sizes both lengths in the packet grow by a byte.
+        for limit in range(size + 10, size + 25):
+            writer = PublishWriter(V5, limit, 1)
+            if writer.fits(b"abc", bytes(size), 0, b""):
+                for _ in range(2):
+                    out = BytesWriter()
+                    writer.write(out, b"abc", bytes(size), 0, 0, b"")
+                    assert len(out.getvalue()) <= limit
+
+
+class TestWithExpiry:
+    FULL = Properties(
+        payload_format_indicator=1,
+        message_expiry_interval=77,
+        content_type="t" * 300,
+        response_topic="r",
+        correlation_data=b"\2\2\2",
+        subscription_identifiers=(1, 200, 268_435_455),
+        user_properties=(("\2", "b" * 260), ("", "\2")),
+    )
+
+    def encoded(self, properties: Properties) -> bytes:
+        writer = Writer()
+        encode_properties(writer, properties, PacketType.PUBLISH)
+        reader = Reader(bytes(writer.data))
+        return reader.take(reader.variable())
+
+    def test_the_interval_is_replaced_wherever_it_stands(self) -> None:
+        expected = replace(self.FULL, message_expiry_interval=4_294_967_295)
+        raw = self.encoded(self.FULL)
+        interval = b"\2" + (77).to_bytes(4)
+        assert with_expiry(raw, 4_294_967_295) == self.encoded(expected)
+        # Last of all, behind every other kind of property.
+        last = raw.replace(interval, b"") + interval
+        changed = with_expiry(last, 1)
+        assert changed == last[:-1] + b"\1"
+        body = encode_variable(len(changed)) + changed
+        found = decode_properties(Reader(body), PacketType.PUBLISH)
+        assert found == replace(self.FULL, message_expiry_interval=1)
+
+    def test_properties_without_it_stay_as_they_are(self) -> None:
+        raw = self.encoded(replace(self.FULL, message_expiry_interval=None))
+        assert with_expiry(raw, 1) == raw
+        assert with_expiry(b"", 1) == b""

@@ -356,3 +356,43 @@ def test_a_large_packet_in_small_pieces_is_kept_once() -> None:
     for offset in range(0, len(data), 7):
         events += splitter.feed(data[offset : offset + 7])
     assert flat(events) == [Message(b"a", payload, 0, 0, b"", -1)]
+
+
+@BOTH
+def test_a_topic_has_so_many_levels_at_most(version: Version) -> None:
+    splitter = begun(version)
+    splitter.topic_levels_max = 3
+    for topic in (b"a", b"a/b/c", b"//"):
+        data = encode(version, Publish(topic=topic, payload=b""))
+        assert flat(splitter.feed(data)) == [Message(topic, b"", 0, 0, b"", -1)]
+    refusal = Refused("ProtocolError", Reason.TOPIC_NAME_INVALID)
+    data = encode(version, Publish(topic=b"///", payload=b""))
+    assert flat(splitter.feed(data)) == [refusal]
+
+
+def test_without_a_limit_a_topic_has_any_number_of_levels() -> None:
+    data = encode(V5, Publish(topic=b"/" * 500, payload=b""))
+    assert flat(begun(V5).feed(data)) == [Message(b"/" * 500, b"", 0, 0, b"", -1)]
+
+
+@BOTH
+def test_it_tells_how_much_it_keeps_of_a_packet_that_is_not_whole(version: Version) -> None:
+    splitter = begun(version)
+    data = encode(version, QOS_1)
+    held = [splitter.held_bytes()]
+    for chunk in (data + data[:1], data[1:5], data[5:] + data[:7], data[7:], b"\x00\x00"):
+        splitter.feed(chunk)
+        held.append(splitter.held_bytes())
+    assert held == [0, 1, 5, 7, 0, 0]
+
+
+def test_it_tells_how_much_it_holds_behind_connect() -> None:
+    splitter = PacketSplitter(SIZE_MAX)
+    data = encode(V5, Connect(version=V5, client_id="c"))
+    ping = encode(V5, PingReq())
+    held = []
+    for chunk in (data[:4], data[4:] + ping, ping + ping[:1]):
+        splitter.feed(chunk)
+        held.append(splitter.held_bytes())
+    splitter.begin(V5, ALIAS_MAX)
+    assert [*held, splitter.held_bytes()] == [4, 2, 5, 1]

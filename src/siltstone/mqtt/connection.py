@@ -1,0 +1,143 @@
+"""One connection as a server sees it: bytes in, the client's packets out, in their legal order.
+
+CONNECT comes first and once [MQTT-3.1.0-1], [MQTT-3.1.0-2]; the caller then says `begin`, and what
+was sent behind CONNECT is read. A packet that only a server sends ends the connection, as does
+anything that cannot be read; after DISCONNECT nothing is read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum, auto
+from typing import Final
+
+from siltstone.errors import MalformedPacketError, PeerError, ProtocolError
+from siltstone.mqtt.decode import decode, protocol_version
+from siltstone.mqtt.packets import (
+    Auth,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Unsubscribe,
+)
+from siltstone.mqtt.publish import AckBatch, PublishBatch
+from siltstone.mqtt.splitter import PacketSplitter, RawPacket
+from siltstone.mqtt.wire import PacketType, Version
+
+_LEVEL_5: Final = bytes([Version.V5])
+
+Event = PublishBatch | AckBatch | Packet | PeerError
+
+
+class State(Enum):
+    """How far a connection has come."""
+
+    CONNECTING = auto()
+    WAITING = auto()
+    CONNECTED = auto()
+    CLOSED = auto()
+
+
+LEGAL: Final[Mapping[State, tuple[type[Packet], ...]]] = {
+    State.CONNECTING: (Connect,),
+    State.WAITING: (),
+    State.CONNECTED: (
+        PubAck,
+        PubRec,
+        PubRel,
+        PubComp,
+        Subscribe,
+        Unsubscribe,
+        PingReq,
+        Disconnect,
+        Auth,
+    ),
+    State.CLOSED: (),
+}
+
+
+class Connection:
+    """The receiving end of one connection."""
+
+    __slots__ = ("_splitter", "state", "version")
+
+    def __init__(self, connect_size_max: int, topic_levels_max: int) -> None:
+        self.state = State.CONNECTING
+        # Until CONNECT was read it is a guess, for answering one that cannot be read.
+        self.version = Version.V3_1_1
+        self._splitter = PacketSplitter(connect_size_max)
+        self._splitter.topic_levels_max = topic_levels_max
+
+    def begin(self, topic_alias_max: int, packet_size_max: int) -> Iterator[Event]:
+        """Go on after CONNECT was accepted; yield the events of what was sent behind it."""
+        self.state = State.CONNECTED
+        self._splitter.packet_size_max = packet_size_max
+        return self._read(self._splitter.begin(self.version, topic_alias_max))
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Take the next bytes; yield what they complete, each packet decoded when it is asked for.
+
+        An error is the last event.
+        """
+        if self.state is State.CLOSED:
+            return iter(())
+        return self._read(self._splitter.feed(chunk))
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of a packet that has not arrived whole."""
+        return self._splitter.held_bytes()
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self.state = State.CLOSED
+
+    def _read(self, raw: list[PublishBatch | AckBatch | RawPacket | PeerError]) -> Iterator[Event]:
+        for item in raw:
+            event: Event
+            if isinstance(item, RawPacket):
+                try:
+                    event = self._decode(item)
+                except PeerError as exc:
+                    event = exc
+            else:
+                event = item
+            if isinstance(event, PeerError | Disconnect):
+                self.state = State.CLOSED
+                yield event
+                return
+            yield event
+
+    def _decode(self, raw: RawPacket) -> Packet:
+        if self.state is State.CONNECTING:
+            self.version = _version_of(raw.body)
+        elif raw.first >> 4 == PacketType.CONNECT:
+            # [MQTT-3.1.0-2]: whatever it says.
+            raise ProtocolError("a second CONNECT")
+        packet = decode(self.version, raw.first, raw.body)
+        if not isinstance(packet, LEGAL[self.state]):
+            raise ProtocolError(f"{type(packet).__name__} while {self.state.name}")
+        if isinstance(packet, Auth):
+            # [MQTT-4.12.0-1]: no method was agreed on, for none is supported.
+            raise ProtocolError("AUTH without an authentication method")
+        if isinstance(packet, Connect):
+            self.state = State.WAITING
+        return packet
+
+
+def _version_of(body: bytes) -> Version:
+    """Return the version in which to read and answer a CONNECT, even one that is not supported."""
+    try:
+        return protocol_version(body)
+    except MalformedPacketError:
+        return Version.V3_1_1
+    except ProtocolError:
+        # The level stands behind the name, whatever the name is.
+        offset = 2 + int.from_bytes(body[:2], "big")
+        return Version.V5 if body[offset : offset + 1] >= _LEVEL_5 else Version.V3_1_1
