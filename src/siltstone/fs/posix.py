@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,13 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Final, Self
 
-from siltstone.errors import ClosedError, DiskError, StorageFullError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    DiskError,
+    NotFoundError,
+    StorageFullError,
+    UsageError,
+)
 from siltstone.fs.api import Entry, EntryKind
 from siltstone.fs.translate import locked, not_regular, translate
 
@@ -252,6 +259,19 @@ class PosixFileSystem:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         return PosixLock(path, descriptor)
 
+    def is_socket(self, path: PurePath) -> bool:
+        """Tell whether a path is that of a socket; one that does not exist is none."""
+        try:
+            with _translated("is_socket", path):
+                return stat.S_ISSOCK(os.lstat(path).st_mode)
+        except NotFoundError:
+            return False
+
+    def set_mode(self, path: PurePath, mode: int) -> None:
+        """Set who may open a file."""
+        with _translated("set_mode", path):
+            os.chmod(path, mode)
+
     def free_bytes(self, path: PurePath) -> int:
         with _translated("free_bytes", path):
             status = os.statvfs(path)
@@ -284,3 +304,12 @@ def _entry(found: os.DirEntry[str]) -> Entry:
 def absolute_path(path: str | PurePath) -> PurePath:
     """Return the path as it is from the root, without touching the disk."""
     return PurePath(os.path.abspath(path))
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may; return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from siltstone.errors import DiskError, LockedError, NotFoundError, StorageFullError, UsageError
 from siltstone.fs.api import Entry, EntryKind
-from siltstone.fs.posix import PosixFileSystem
+from siltstone.fs.posix import PosixFileSystem, raise_file_limit
 
 FS = PosixFileSystem()
 
@@ -273,3 +274,28 @@ def test_errors_are_raised_from_what_the_system_said(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         FS.remove(tmp_path / "missing")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_socket_is_told_from_what_is_none(tmp_path: Path) -> None:
+    fs = PosixFileSystem()
+    (tmp_path / "file").write_bytes(b"")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        names = ("socket", "file", "missing")
+        assert [fs.is_socket(tmp_path / name) for name in names] == [True, False, False]
+
+
+def test_the_mode_of_a_file_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    PosixFileSystem().set_mode(path, 0o640)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        assert raise_file_limit() == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
