@@ -1,0 +1,277 @@
+"""The ACL file: who may publish, subscribe to and receive what.
+
+    topic read public/#             before the first section: clients without a user
+    user alice
+    topic readwrite plant/#         … readwrite is what a line without an access word means
+    topic deny plant/keys/#
+    client panel-1
+    topic subscribe #               … may ask for anything, and gets what a read line allows
+    pattern write meters/%c/up/#    anywhere: everybody; %u is the user, %c the client id
+
+The lines of Mosquitto's acl_file are understood; `client` and `subscribe` are ours.
+
+Invariants: what no line allows is refused. A deny line wins over every other line, wherever it
+stands. The name of a user or client never widens a filter: one that holds a wildcard or a slash, or
+would begin a topic with $, is matched by no pattern that mentions it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Final, Self, TypeAlias
+
+from siltstone.errors import UsageError
+from siltstone.topic.grammar import TopicFilter
+
+Levels: TypeAlias = tuple[bytes, ...]
+
+RIGHTS_MAX: Final = 100_000
+
+
+class Action(StrEnum):
+    """What a client asks for."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    RECEIVE = "receive"
+
+
+# The access words of a line; none of the actions: all of them are denied.
+_ACCESS: Final[Mapping[str, frozenset[Action]]] = {
+    "read": frozenset({Action.SUBSCRIBE, Action.RECEIVE}),
+    "write": frozenset({Action.PUBLISH}),
+    "readwrite": frozenset(Action),
+    "subscribe": frozenset({Action.SUBSCRIBE}),
+    "deny": frozenset(),
+}
+# Blanks are these two: others may be part of a name.
+_FIRST_WORD: Final = re.compile(r"[ \t]*([^ \t]*)[ \t]*(.*?)[ \t]*", re.DOTALL)
+_PLACEHOLDER: Final = re.compile(rb"%[uc]")
+_WIDENING: Final = re.compile(rb"[+#/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line: what it allows on the topics of a filter; to allow nothing is to deny."""
+
+    actions: frozenset[Action]
+    levels: Levels
+
+
+def covers(outer: Levels, inner: Levels) -> bool:
+    """Tell whether the filter `outer` matches all that `inner` can match.
+
+    A topic is a filter without wildcards: so this also tells whether `outer` matches a topic.
+    """
+    # [MQTT-4.7.2-1]: a filter that starts with a wildcard matches no topic that starts with $.
+    if inner[0].startswith(b"$") and outer[0] in (b"+", b"#"):
+        return False
+    count = len(inner)
+    for index, level in enumerate(outer):
+        # # stands for its parent too: `a/#` covers `a`.
+        if level == b"#":
+            return True
+        if index == count or inner[index] == b"#":
+            # A topic has one level at least, so of all filters with # only `+/#` is no less than #.
+            return index == 0 and level == b"+" and outer[1:] == (b"#",)
+        if level not in (inner[index], b"+"):
+            return False
+    return len(outer) == count
+
+
+class _Filters:
+    """The filters of some lines; those without wildcards are found at once."""
+
+    __slots__ = ("_topics", "_wild")
+
+    def __init__(self, filters: Iterable[Levels]) -> None:
+        every = dict.fromkeys(filters)
+        self._wild = tuple(each for each in every if b"+" in each or b"#" in each)
+        self._topics = every.keys() - set(self._wild)
+
+    def __bool__(self) -> bool:
+        return bool(self._topics or self._wild)
+
+    def cover(self, levels: Levels) -> bool:
+        """Tell whether one of them covers a filter or topic."""
+        if levels in self._topics:
+            return True
+        for each in self._wild:  # noqa: SIM110 - a generator takes twice the time, a message
+            if covers(each, levels):
+                return True
+        return False
+
+
+class _RuleSet:
+    """The rules of one section, by what they are about; clients share it."""
+
+    __slots__ = ("allowed", "denied")
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.denied = _Filters(rule.levels for rule in rules if not rule.actions)
+        self.allowed = {
+            action: _Filters(rule.levels for rule in rules if action in rule.actions)
+            for action in Action
+        }
+
+
+class Rights:
+    """What one client may do; made by `Acl.rights`."""
+
+    __slots__ = ("_denied", "_publish", "_receive", "_subscribe")
+
+    def __init__(self, sets: Sequence[_RuleSet]) -> None:
+        self._denied = tuple(rules.denied for rules in sets if rules.denied)
+        self._publish, self._subscribe, self._receive = (
+            tuple(rules.allowed[action] for rules in sets if rules.allowed[action])
+            for action in (Action.PUBLISH, Action.SUBSCRIBE, Action.RECEIVE)
+        )
+
+    def may_publish(self, topic: bytes) -> bool:
+        return self._allow(self._publish, tuple(topic.split(b"/")))
+
+    def may_receive(self, topic: bytes) -> bool:
+        return self._allow(self._receive, tuple(topic.split(b"/")))
+
+    def may_subscribe(self, topic_filter: TopicFilter) -> bool:
+        """Tell whether one line allows the whole filter, and no line denies the whole of it.
+
+        Where a denied filter overlaps, `may_receive` decides topic by topic.
+        """
+        return self._allow(self._subscribe, topic_filter.levels)
+
+    def _allow(self, allowed: tuple[_Filters, ...], levels: Levels) -> bool:
+        for denied in self._denied:
+            if denied.cover(levels):
+                return False
+        for each in allowed:  # noqa: SIM110 - as above
+            if each.cover(levels):
+                return True
+        return False
+
+
+class Acl:
+    """The rules of one reading of the file; one thread asks it."""
+
+    def __init__(
+        self,
+        *,
+        users: Mapping[str, Sequence[Rule]],
+        clients: Mapping[str, Sequence[Rule]],
+        patterns: Sequence[Rule],
+    ) -> None:
+        self._users = {name: _RuleSet(rules) for name, rules in users.items()}
+        self._clients = {name: _RuleSet(rules) for name, rules in clients.items()}
+        self._for_all = _RuleSet([rule for rule in patterns if not _names_in(rule)])
+        self._patterns = [rule for rule in patterns if _names_in(rule)]
+        self._rights: dict[tuple[str, str], Rights] = {}
+
+    @classmethod
+    def parse(cls, lines: Sequence[str], path: PurePath) -> Self:
+        """Read the lines of an ACL file. Raises: UsageError, which names file and line."""
+        users: dict[str, list[Rule]] = {}
+        clients: dict[str, list[Rule]] = {}
+        patterns: list[Rule] = []
+        # Of clients without a user, until a section begins.
+        section = users.setdefault("", [])
+        for number, line in enumerate(lines, 1):
+            keyword, rest = _first_word(line)
+            try:
+                match keyword:
+                    case "user":
+                        section = users.setdefault(_name(keyword, rest), [])
+                    case "client":
+                        section = clients.setdefault(_name(keyword, rest), [])
+                    case "topic":
+                        section.append(_topic_rule(rest))
+                    case "pattern":
+                        patterns.append(_rule(rest))
+                    case _ if keyword and not keyword.startswith("#"):
+                        raise UsageError(
+                            f"expected user, client, topic, pattern or a comment: got={keyword!r}"
+                        )
+            except UsageError as exc:
+                raise UsageError(f"{exc}: path={path} line={number}") from exc
+        return cls(users=users, clients=clients, patterns=patterns)
+
+    def rights(self, *, user: str, client_id: str) -> Rights:
+        """Return what a client may do; user is "" for one that has none. It is remembered."""
+        key = (user, client_id)
+        known = self._rights.get(key)
+        if known is None:
+            if len(self._rights) >= RIGHTS_MAX:
+                del self._rights[next(iter(self._rights))]
+            known = self._rights[key] = Rights(list(self._sets_of(user, client_id)))
+        return known
+
+    def _sets_of(self, user: str, client_id: str) -> Iterator[_RuleSet]:
+        yield self._for_all
+        if user in self._users:
+            yield self._users[user]
+        if client_id in self._clients:
+            yield self._clients[client_id]
+        if self._patterns:
+            yield _RuleSet(_filled(self._patterns, {b"%u": user, b"%c": client_id}))
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    """Split behind the first word; what follows, a name or a filter, may have blanks in it."""
+    found = _FIRST_WORD.fullmatch(text)
+    assert found is not None
+    return found[1], found[2]
+
+
+def _name(keyword: str, rest: str) -> str:
+    if not rest:
+        raise UsageError(f"expected a name after {keyword}")
+    return rest
+
+
+def _rule(rest: str) -> Rule:
+    """Read `[access] filter`; the access word may be left out where the filter has no blank."""
+    first, text = _first_word(rest)
+    if not text:
+        # `topic deny` alone would otherwise allow the topic named deny.
+        if not first or first in _ACCESS:
+            raise UsageError(f"expected a filter: got={rest!r}")
+        first, text = "readwrite", first
+    if first not in _ACCESS:
+        raise UsageError(f"expected read, write, readwrite, subscribe or deny: got={first!r}")
+    parsed = TopicFilter.parse(text)
+    if parsed.group is not None:
+        raise UsageError("a shared filter is checked by what stands behind its group: write that")
+    return Rule(_ACCESS[first], parsed.levels)
+
+
+def _topic_rule(rest: str) -> Rule:
+    rule = _rule(rest)
+    if _names_in(rule):
+        raise UsageError("%u and %c are replaced in pattern lines only: write pattern, not topic")
+    return rule
+
+
+def _names_in(rule: Rule) -> set[bytes]:
+    """Return which of %u and %c a rule mentions."""
+    return {name for level in rule.levels for name in _PLACEHOLDER.findall(level)}
+
+
+def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
+    """Return the patterns with names in place of %u and %c, without those that match nothing."""
+    encoded = {key: name.encode(errors="surrogatepass") for key, name in names.items()}
+    usable = {key: name for key, name in encoded.items() if name and not _WIDENING.search(name)}
+    rules = []
+    for rule in patterns:
+        if _names_in(rule) - usable.keys():
+            continue
+        levels = tuple(
+            _PLACEHOLDER.sub(lambda found: usable[found[0]], level) for level in rule.levels
+        )
+        # A client named $SYS must not get the topics of the broker from `pattern read %c/#`.
+        if levels[0][:1] == b"$" != rule.levels[0][:1]:
+            continue
+        rules.append(Rule(rule.actions, levels))
+    return rules

@@ -1,0 +1,175 @@
+"""Where publishes meet the store: batches become appends, and outcomes come back to the loop.
+
+The batches of one turn of the loop, and those that come while the disk is busy, are one append. It
+has at most two appends under way for each kind of durability: one that is being synced, and one
+that follows as soon as the disk is free. Everything here runs on the loop; a shard's thread only
+hands over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from siltstone.broker.gather import Gathered
+from siltstone.database import Database, Durability
+from siltstone.errors import OverloadedError, SiltstoneError
+from siltstone.guard import contain
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.store.outcome import Ticket
+from siltstone.store.partition import Columns
+
+# Runs a callback on the loop.
+Soon = Callable[[Callable[[], None]], object]
+Settle = Callable[[Exception | None], None]
+
+_UNDER_WAY_MAX: Final = 2
+# An append is closed at this size and another begun, so that the store can refuse one alone.
+_APPEND_BYTES: Final = 16 * 1024 * 1024
+
+
+class _Append:
+    """Rows that will be one append, and who waits for it."""
+
+    __slots__ = ("rows", "settles")
+
+    def __init__(self) -> None:
+        self.rows = Gathered()
+        self.settles: list[Settle] = []
+
+    def columns(self) -> Columns:
+        rows = self.rows
+        return Columns(
+            rows.topics,
+            rows.payloads,
+            rows.publishers(),
+            rows.shared_flags(),
+            rows.all_properties(),
+        )
+
+
+class _Lane:
+    """The appends of one durability, in order."""
+
+    __slots__ = ("durability", "open", "under_way", "waiting")
+
+    def __init__(self, durability: Durability) -> None:
+        self.durability: Durability = durability
+        self.waiting: list[_Append] = []
+        self.open: _Append | None = None
+        self.under_way = 0
+
+
+class Bridge:
+    """Appends for the broker; `soon` is called on the loop, `soon_from_thread` from any thread."""
+
+    def __init__(
+        self, database: Database, soon: Soon, soon_from_thread: Soon, pending_bytes_max: int
+    ) -> None:
+        self._database = database
+        self._soon = soon
+        self._soon_from_thread = soon_from_thread
+        self._pending_bytes_max = pending_bytes_max
+        self.pending_bytes = 0
+        self.rows = 0
+        self._lanes: dict[Durability, _Lane] = {
+            "synced": _Lane("synced"),
+            "written": _Lane("written"),
+            "none": _Lane("none"),
+        }
+        self._waiting: list[Callable[[], None]] = []
+        self._flush_due = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is pending that sockets should not be read."""
+        return self.pending_bytes >= self._pending_bytes_max
+
+    def when_room(self, resume: Callable[[], None]) -> None:
+        """Call back once when there is room again."""
+        self._waiting.append(resume)
+
+    def append(
+        self,
+        batch: PublishBatch,
+        publisher: bytes,
+        durability: Durability,
+        settle: Settle | None,
+    ) -> None:
+        """Store a batch with others; `settle` hears of the outcome, on the loop."""
+        lane = self._lanes[durability]
+        if lane.open is None or lane.open.rows.size_bytes >= _APPEND_BYTES:
+            lane.open = _Append()
+            lane.waiting.append(lane.open)
+        self.pending_bytes += lane.open.rows.add(batch, publisher)
+        if settle is not None:
+            lane.open.settles.append(settle)
+        self.rows += len(batch.topics)
+        if not self._flush_due:
+            self._flush_due = True
+            self._soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        for lane in self._lanes.values():
+            while lane.waiting and lane.under_way < _UNDER_WAY_MAX:
+                append = lane.waiting.pop(0)
+                if append is lane.open:
+                    lane.open = None
+                if not self._submit(lane, append):
+                    break
+
+    def _submit(self, lane: _Lane, append: _Append) -> bool:
+        """Give an append to the database; tell whether the next one may follow now."""
+        lane.under_way += 1
+
+        def done(ticket: Ticket) -> None:
+            self._soon_from_thread(lambda: self._settle(lane, append, ticket.error))
+
+        try:
+            ticket = self._database.append(
+                append.columns(), durability=lane.durability, timeout=0.0
+            )
+        except OverloadedError as exc:
+            return self._postpone(lane, append, exc)
+        except SiltstoneError as exc:
+            self._settle(lane, append, exc)
+            return True
+        ticket.on_done(done)
+        return True
+
+    def _postpone(self, lane: _Lane, append: _Append, error: OverloadedError) -> bool:
+        """Try again when something that is under way is done; tell whether the next one may follow
+        now.
+        """
+        if sum(other.under_way for other in self._lanes.values()) == 1:
+            # Nothing of ours would end and bring us back here.
+            self._settle(lane, append, error)
+            return True
+        lane.under_way -= 1
+        lane.waiting.insert(0, append)
+        return False
+
+    def _settle(self, lane: _Lane, append: _Append, error: Exception | None) -> None:
+        lane.under_way -= 1
+        self.pending_bytes -= append.rows.size_bytes
+        for settle in append.settles:
+            contain(partial(settle, error))
+        self._flush()
+        self._make_room()
+
+    def hold(self, size_bytes: int) -> None:
+        """Count what waits for another disk too."""
+        self.pending_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Count it no longer."""
+        self.pending_bytes -= size_bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._waiting and not self.is_full:
+            waiting, self._waiting = self._waiting, []
+            for resume in waiting:
+                contain(resume)

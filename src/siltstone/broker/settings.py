@@ -1,0 +1,453 @@
+"""The settings of the broker: frozen values, checked when they are made.
+
+What one key says about another is checked by the class that holds both. Files that settings name
+are not looked at here: whoever opens them complains.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from itertools import combinations
+from typing import ClassVar, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from siltstone.broker.setting_types import (
+    Count,
+    DatabaseName,
+    FilterText,
+    HookName,
+    Mode,
+    OptionalBool,
+    OptionalSeconds,
+    OptionalSize,
+    Seconds,
+    Size,
+    Thresholds,
+    wrong,
+)
+from siltstone.segment.segment import SEGMENT_BYTES_MIN
+from siltstone.store.settings import DatabaseSettings
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+DAY: Final = 86_400.0
+U16_MAX: Final = 65_535
+U32_MAX: Final = 4_294_967_295
+
+# A first byte, four bytes of length with seven bits each, and as much as these can say (2.1.4).
+PACKET_SIZE_MAX: Final = 5 + 268_435_455
+
+_EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+_DEFAULTS: Final = DatabaseSettings()
+
+
+class Settings(BaseModel):
+    """What every group of settings is: frozen, without unknown keys, quiet about its values."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        hide_input_in_errors=True,
+    )
+
+
+class Limits(Settings):
+    """How much one client, and all of them together, may ask of the broker."""
+
+    connections_max: Count = Field(default=100_000, ge=1, description="Clients connected at once.")
+    connections_per_address_max: Count = Field(
+        default=0, ge=0, description="Clients connected at once from one address; 0: no limit."
+    )
+    packet_size_max: Size = Field(
+        default=16 * MIB,
+        ge=128,
+        le=PACKET_SIZE_MAX,
+        description="The largest packet that is read; told to clients as Maximum Packet Size.",
+    )
+    receive_max: Count = Field(
+        default=1024,
+        ge=1,
+        le=U16_MAX,
+        description="QoS 1 and 2 publishes of one client that await their acknowledgement; told as "
+        "Receive Maximum.",
+    )
+    topic_alias_max: Count = Field(
+        default=10, ge=0, le=U16_MAX, description="Topic aliases that one client may set."
+    )
+    topic_alias_out_max: Count = Field(
+        default=100,
+        ge=0,
+        le=U16_MAX,
+        description="Topic aliases that the broker sets towards a client that allows as many.",
+    )
+    inflight_max: Count = Field(
+        default=1024,
+        ge=1,
+        le=U16_MAX,
+        description="Unacknowledged QoS 1 and 2 messages towards one client.",
+    )
+    queued_messages_max: Count = Field(
+        default=100_000, ge=1, description="Messages that wait for one session."
+    )
+    queued_bytes_max: Size = Field(
+        default=64 * MIB, ge=KIB, description="Bytes of messages that wait for one session."
+    )
+    queued_bytes_total_max: Size = Field(
+        default=GIB, ge=KIB, description="Bytes of messages that wait for all sessions together."
+    )
+    queue_policy: Literal["drop-new", "drop-old"] = Field(
+        default="drop-old", description="Which message a full queue gives up."
+    )
+    write_buffer_max: Size = Field(
+        default=MIB,
+        ge=KIB,
+        description="Bytes on their way to one socket before messages queue behind it.",
+    )
+    publish_rate_max: Count = Field(
+        default=0, ge=0, description="Publishes a second of one client; 0: no limit."
+    )
+    subscriptions_max: Count = Field(
+        default=10_000, ge=1, description="Subscriptions of one client."
+    )
+    subscriptions_total_max: Count = Field(
+        default=5_000_000, ge=1, description="Subscriptions of all clients together."
+    )
+    topic_levels_max: Count = Field(
+        default=128, ge=1, le=U16_MAX + 1, description="Levels of a topic or filter."
+    )
+    client_id_size_max: Size = Field(
+        default=1024, ge=23, le=U16_MAX, description="The longest client id, in bytes."
+    )
+    connect_timeout: Seconds = Field(
+        default=10.0, gt=0, le=3600, description="From the accept to a whole CONNECT."
+    )
+    keep_alive_max: Count = Field(
+        default=U16_MAX,
+        ge=1,
+        le=U16_MAX,
+        description="The longest keep alive, in seconds; who asks for more, or none, is told this "
+        "one as Server Keep Alive. 65535 leaves clients alone.",
+    )
+    session_expiry_max: Seconds = Field(
+        default=7 * DAY,
+        ge=0,
+        le=U32_MAX,
+        description="How long a session may outlive its connection; told in CONNACK when it cuts "
+        "what was asked. 4294967295: for ever.",
+    )
+    sessions_max: Count = Field(default=1_000_000, ge=1, description="Sessions, connected or not.")
+    retained_messages_max: Count = Field(
+        default=1_000_000, ge=0, description="Topics with a retained message."
+    )
+    retained_bytes_max: Size = Field(
+        default=GIB, ge=0, description="Bytes of all retained messages together."
+    )
+    partial_bytes_max: Size = Field(
+        default=256 * MIB,
+        ge=MIB,
+        description="Bytes of packets that have not arrived whole, of all clients together; who "
+        "goes beyond it is disconnected.",
+    )
+    pending_bytes_max: Size = Field(
+        default=32 * MIB,
+        ge=64 * KIB,
+        description="Bytes of publishes that wait for the disk before sockets stop being read.",
+    )
+
+
+class StoreRule(Settings):
+    """What is stored of the topics that a filter matches; the first rule that matches holds."""
+
+    filter: FilterText = Field(description="The topics that this rule is for.")
+    store: Literal["always", "never"] = Field(
+        default="always", description="Whether their messages are stored."
+    )
+    durability: Literal["synced", "written", "none"] = Field(
+        default="synced",
+        description="What an acknowledged message survives: a power cut, the end of the process, "
+        "or nothing.",
+    )
+
+
+class Storage(Settings):
+    """Where messages are stored, and how. All but `database` and `rules` is for a database that
+    the broker creates; `siltstone db set` changes one that exists.
+    """
+
+    database: DatabaseName = Field(
+        default="messages", description="The database that publishes are appended to."
+    )
+    rules: tuple[StoreRule, ...] = Field(
+        default=(),
+        description="What is stored, by topic filter; without a match: always, synced.",
+    )
+    shards: Count = Field(
+        default=_DEFAULTS.shards, ge=1, le=4096, description="How many threads write."
+    )
+    thresholds: Thresholds = Field(
+        default=_DEFAULTS.thresholds,
+        description="Words that a topic level keeps apart before the next becomes varying, level "
+        "by level; the last holds below too. 0: all vary, -1: none.",
+    )
+    segment_bytes: Size = Field(
+        default=_DEFAULTS.segment_bytes,
+        ge=SEGMENT_BYTES_MIN,
+        le=1 << 40,
+        multiple_of=4096,
+        description="The size of a segment file.",
+    )
+    compression: Literal["none", "zstd", "lz4"] = Field(
+        default="none", description="How flushes are compressed."
+    )
+    flush_interval: Seconds = Field(
+        default=_DEFAULTS.flush_interval,
+        ge=0,
+        le=3600,
+        description="The longest that a row waits for a flush.",
+    )
+    idle_flush_interval: Seconds = Field(
+        default=_DEFAULTS.idle_flush_interval,
+        ge=0,
+        le=3600,
+        description="Flush when no row came for so long.",
+    )
+    rotate_seconds: OptionalSeconds = Field(
+        default=_DEFAULTS.rotate_seconds, gt=0, description="Begin a new generation so often."
+    )
+    rotate_bytes: OptionalSize = Field(
+        default=_DEFAULTS.rotate_bytes, gt=0, description="Begin a new generation at this size."
+    )
+    retain_seconds: OptionalSeconds = Field(
+        default=_DEFAULTS.retain_seconds, gt=0, description="Drop sealed slabs that are older."
+    )
+    retain_bytes: OptionalSize = Field(
+        default=_DEFAULTS.retain_bytes,
+        gt=0,
+        description="Drop the oldest sealed slabs beyond this size.",
+    )
+    quota_bytes: OptionalSize = Field(
+        default=_DEFAULTS.quota_bytes,
+        gt=0,
+        description="Refuse publishes beyond this size.",
+    )
+
+    def database_settings(self) -> DatabaseSettings:
+        """Return the settings of the database, should it have to be created."""
+        return DatabaseSettings(**self.model_dump(exclude={"database", "rules"}))
+
+
+Kind = Literal["tcp", "tls", "ws", "wss", "unix"]
+_SECURE: Final[tuple[Kind, ...]] = ("tls", "wss")
+
+# The keys that mean nothing to some kinds of listener, and the kinds that they are for.
+_KINDS_OF: Final[dict[str, tuple[Kind, ...]]] = {
+    "host": ("tcp", "tls", "ws", "wss"),
+    "port": ("tcp", "tls", "ws", "wss"),
+    "path": ("ws", "wss", "unix"),
+    "certificate": _SECURE,
+    "key": _SECURE,
+    "client_ca": _SECURE,
+    "client_certificate": _SECURE,
+    "mode": ("unix",),
+}
+
+
+class ListenerSettings(Settings):
+    """One place where clients connect."""
+
+    kind: Kind = Field(default="tcp", description="What is spoken there.")
+    host: str = Field(
+        default="127.0.0.1", description='The address to bind; "0.0.0.0" or "::" for all.'
+    )
+    port: Count = Field(
+        default=1883, ge=0, le=U16_MAX, description="The port to bind; 0: any that is free."
+    )
+    path: str = Field(
+        default="",
+        description='The socket file of unix; the URL path of ws and wss, by default "/mqtt".',
+    )
+    certificate: str = Field(
+        default="", description="File with the certificate chain of tls and wss, as PEM."
+    )
+    key: str = Field(default="", description="File with the private key of it, as PEM.")
+    client_ca: str = Field(
+        default="", description="File with the authorities of client certificates, as PEM."
+    )
+    client_certificate: Literal["none", "optional", "required"] = Field(
+        default="none", description="Whether clients show a certificate."
+    )
+    user_from_certificate: bool = Field(
+        default=True, description="Whether the common name of a client's certificate is its user."
+    )
+    allow_anonymous: OptionalBool = Field(
+        default=None,
+        description="Whether clients may come without a name; none: only where the listener is "
+        "on loopback or a Unix socket.",
+    )
+    mode: Mode = Field(default=0o660, description="The permissions of a Unix socket file.")
+
+    @property
+    def secure(self) -> bool:
+        """Tell whether it speaks TLS."""
+        return self.kind in _SECURE
+
+    @property
+    def url_path(self) -> str:
+        """The path of a WebSocket's URL."""
+        return self.path or "/mqtt"
+
+    @property
+    def local(self) -> bool:
+        """Tell whether only this machine can reach it."""
+        return self.kind == "unix" or _is_loopback(self.host)
+
+    @property
+    def anonymous_allowed(self) -> bool:
+        """Tell whether a client may come without a name."""
+        return self.local if self.allow_anonymous is None else self.allow_anonymous
+
+    @property
+    def knows_by_certificate(self) -> bool:
+        """Tell whether a client can log in by its certificate alone."""
+        return self.client_certificate != "none" and self.user_from_certificate
+
+    @property
+    def address(self) -> str:
+        """The listener as people name it, such as tcp://127.0.0.1:1883."""
+        if self.kind == "unix":
+            return f"unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        path = self.url_path if self.kind in {"ws", "wss"} else ""
+        return f"{self.kind}://{host}:{self.port}{path}"
+
+    def collides(self, other: ListenerSettings) -> bool:
+        """Tell whether both want the same address."""
+        if self.kind == "unix" or other.kind == "unix":
+            return self.kind == other.kind and self.path == other.path
+        hosts = {self.host, other.host}
+        return self.port == other.port != 0 and (
+            len(hosts) == 1 or not hosts.isdisjoint(_EVERYWHERE)
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, kinds in _KINDS_OF.items():
+            if (
+                self.kind not in kinds
+                and getattr(self, key) != type(self).model_fields[key].default
+            ):
+                raise wrong(f"is only for {' and '.join(kinds)}, and this is {self.kind}", key)
+        if self.kind == "unix" and not self.path:
+            raise wrong("is missing, a unix listener needs the path of its socket file", "path")
+        if self.kind in {"ws", "wss"} and not self.url_path.startswith("/"):
+            raise wrong("must begin with /, it is the path of a URL", "path")
+        for key in ("certificate", "key"):
+            if self.secure and not getattr(self, key):
+                raise wrong(f"is missing, {self.kind} needs a certificate and its key", key)
+        if self.client_certificate != "none" and not self.client_ca:
+            raise wrong("is missing, it says whose client certificates are taken", "client_ca")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class AccessSettings(Settings):
+    """Who may connect, and what they may do."""
+
+    password_file: str = Field(
+        default="", description="File of users and password hashes; see `siltstone passwd`."
+    )
+    acl_file: str = Field(
+        default="", description="File that says who may publish and subscribe to what."
+    )
+    hook: HookName = Field(
+        default="", description='A Python callable that decides, as "module:callable".'
+    )
+    login_delay: Seconds = Field(
+        default=0.5,
+        ge=0,
+        le=60,
+        description="How long the answer to a failed login waits; doubled by each further one from "
+        "the same address.",
+    )
+    login_delay_max: Seconds = Field(
+        default=10.0, ge=0, le=60, description="The longest that it waits."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.login_delay > self.login_delay_max:
+            raise wrong("must not be above login_delay_max", "login_delay")
+        return self
+
+
+class ShareSettings(Settings):
+    """How a shared subscription picks the member that gets a message."""
+
+    strategy: Literal["round-robin", "random", "least-loaded", "sticky"] = Field(
+        default="round-robin", description="How the next member is chosen."
+    )
+
+
+class LogSettings(Settings):
+    """What is written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important events that are told."
+    )
+    format: Literal["human", "json"] = Field(
+        default="human", description="Lines for people, or one JSON object a line."
+    )
+
+
+class BrokerSettings(Settings):
+    """Everything that `siltstone serve` can be told."""
+
+    data: str = Field(default="siltstone-data", min_length=1, description="The data directory.")
+    sys_interval: Seconds = Field(
+        default=10.0, ge=0, description="How often the $SYS topics are published; 0: never."
+    )
+    drain_timeout: Seconds = Field(
+        default=2.0,
+        ge=0,
+        le=600,
+        description="How long a closing connection may take to read what it was sent.",
+    )
+    limits: Limits = Field(default=Limits(), description="How much clients may ask for.")
+    storage: Storage = Field(default=Storage(), description="Where messages are stored.")
+    access: AccessSettings = Field(default=AccessSettings(), description="Who may do what.")
+    share: ShareSettings = Field(default=ShareSettings(), description="Shared subscriptions.")
+    log: LogSettings = Field(default=LogSettings(), description="What is told on stderr.")
+    listeners: tuple[ListenerSettings, ...] = Field(
+        default=(ListenerSettings(),), description="Where clients connect."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.listeners:
+            raise wrong("is empty, clients need a place to connect to", "listeners")
+        for (_, one), (index, other) in combinations(enumerate(self.listeners), 2):
+            if one.collides(other):
+                raise wrong(
+                    f"wants {other.address}, which {one.address} has taken", "listeners", index
+                )
+        if self.access.password_file or self.access.hook:
+            return self
+        for index, listener in enumerate(self.listeners):
+            if not listener.anonymous_allowed and not listener.knows_by_certificate:
+                raise wrong(
+                    f"lets nobody in at {listener.address}: set access.password_file or "
+                    "access.hook, or allow clients without a name by allow_anonymous = true",
+                    "listeners",
+                    index,
+                )
+        return self

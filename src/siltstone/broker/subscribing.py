@@ -1,0 +1,216 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what each filter is answered, and the retained messages that follow.
+
+Retained messages are sent as fast as the client takes them and none is queued: each is looked up
+when its turn comes, so that one that was replaced meanwhile, and has gone out live, is not sent
+after its successor. One that came meanwhile may so be sent twice. However many there are, a turn of
+the loop looks at a bounded number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from siltstone.broker.registry import Registry
+from siltstone.broker.retained import RetainedMessages
+from siltstone.broker.retained_log import Retained
+from siltstone.broker.router import Router
+from siltstone.broker.settings import Limits
+from siltstone.broker.shares import Subscriber
+from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
+from siltstone.mqtt.publish import with_expiry
+from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import encode_variable
+from siltstone.session.outbox import Outbox
+from siltstone.session.session import Session, Subscribed
+from siltstone.topic.grammar import TopicFilter
+
+_RETAIN: Final = 4
+# What one turn looks at for one client.
+_STEPS_MAX: Final = 1000
+# Sessions that are away and keep their place among the retained messages.
+_PUT_OFF_MAX: Final = 1000
+# Many are small: others should not wait for all that fit into a buffer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What a client may subscribe to and read; None of `may_receive` is everything."""
+
+    may_subscribe: Callable[[TopicFilter], bool]
+    may_receive: Callable[[bytes], bool] | None
+
+
+class Subscriptions:
+    """Subscribes and unsubscribes sessions."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: str,
+        router: Router,
+        registry: Registry,
+        retained: RetainedMessages,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._limits = limits
+        self._strategy = strategy
+        self._router = router
+        self._registry = registry
+        self._retained = retained
+        self._now_us = now_us
+        # What sessions that are away have not been sent yet, by client id.
+        self._put_off: dict[str, deque[Replay]] = {}
+
+    def subscribe(
+        self, session: Session, packet: Subscribe, rights: Rights
+    ) -> tuple[tuple[Reason, ...], list[Replay]]:
+        """Take all filters of a packet; return the reasons, and the retained messages to send."""
+        identifiers = packet.properties.subscription_identifiers
+        identifier = identifiers[0] if identifiers else 0
+        reasons: list[Reason] = []
+        replays: list[Replay] = []
+        for subscription in packet.subscriptions:
+            refusal = self._refusal(session, subscription.filter, rights)
+            if refusal is not None:
+                reasons.append(refusal)
+                continue
+            text = subscription.filter.text
+            is_new = text not in session.subscriptions
+            self._registry.subscription_count += is_new
+            session.subscriptions[text] = Subscribed(
+                subscription=subscription, identifier=identifier
+            )
+            self._route(session, subscription, identifier, rights)
+            reasons.append(Reason(subscription.qos))
+            # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; a shared subscription gets none (4.8.2).
+            handling = subscription.retain_handling
+            if subscription.filter.group is None and (handling == 0 or (handling == 1 and is_new)):
+                replays.append(Replay(text, self._retained.walk(subscription.filter)))
+        return tuple(reasons), replays
+
+    def unsubscribe(self, session: Session, packet: Unsubscribe) -> tuple[Reason, ...]:
+        """Drop all filters of a packet; return the reasons."""
+        reasons: list[Reason] = []
+        for topic_filter in packet.filters:
+            if topic_filter.text in session.subscriptions:
+                self._registry.drop_route(session, topic_filter.text)
+                reasons.append(Reason.SUCCESS)
+            else:
+                reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
+        return tuple(reasons)
+
+    def put_off(self, session: Session, replays: deque[Replay]) -> None:
+        """Keep what a connection that ends has left unsent, but for QoS 0.
+
+        Where very many are kept, further ones will begin anew, for a place in a walk takes memory.
+        """
+        known = session.subscriptions
+        kept = deque(
+            replay
+            for replay in replays
+            if replay.text in known and known[replay.text].subscription.qos
+        )
+        if not kept:
+            return
+        if len(self._put_off) >= _PUT_OFF_MAX:
+            for replay in kept:
+                replay.messages = self._retained.walk(known[replay.text].subscription.filter)
+        self._put_off[session.client_id] = kept
+
+    def take_up(self, session: Session) -> deque[Replay]:
+        """Return what the connection before has left unsent."""
+        return self._put_off.pop(session.client_id, deque())
+
+    def send_retained(
+        self, session: Session, replays: deque[Replay], may_receive: Callable[[bytes], bool] | None
+    ) -> bool:
+        """Send retained messages as long as the client takes them, and not for long.
+
+        Return whether the client could take more at once.
+        """
+        now_us = self._now_us()
+        outbox = session.outbox
+        steps = 0
+        while replays and outbox.is_clear():
+            if steps == _STEPS_MAX:
+                return True
+            steps += 1
+            replay = replays[0]
+            # As the subscription is now. [MQTT-3.10.4-2]: without one nothing new is sent.
+            subscribed = session.subscriptions.get(replay.text)
+            try:
+                message = None if subscribed is None else next(replay.messages)
+            except StopIteration:
+                subscribed = message = None
+            if subscribed is None:
+                replays.popleft()
+            elif message is not None and not message.is_expired(now_us):
+                # [MQTT-3.8.3-3].
+                is_own = message.publisher == session.publisher
+                if (may_receive is None or may_receive(message.topic)) and not (
+                    is_own and subscribed.subscription.no_local
+                ):
+                    _send_retained(outbox, message, subscribed, now_us)
+        return False
+
+    def _route(
+        self, session: Session, subscription: Subscription, identifier: int, rights: Rights
+    ) -> None:
+        topic_filter = subscription.filter
+        subscriber = Subscriber(
+            session.outbox,
+            subscription.qos,
+            subscription.no_local,
+            subscription.retain_as_published,
+            _encoded(identifier),
+            rights.may_receive,
+        )
+        if topic_filter.group is None:
+            self._router.subscribe(topic_filter.levels, subscriber)
+        else:
+            self._router.join(topic_filter.group, topic_filter.levels, subscriber, self._strategy)
+
+    def _refusal(
+        self, session: Session, topic_filter: TopicFilter, rights: Rights
+    ) -> Reason | None:
+        if len(topic_filter.levels) > self._limits.topic_levels_max:
+            return Reason.TOPIC_FILTER_INVALID
+        if not rights.may_subscribe(topic_filter):
+            return Reason.NOT_AUTHORIZED
+        if topic_filter.text in session.subscriptions:
+            return None
+        if (
+            len(session.subscriptions) >= self._limits.subscriptions_max
+            or self._registry.subscription_count >= self._limits.subscriptions_total_max
+        ):
+            return Reason.QUOTA_EXCEEDED
+        return None
+
+
+class Replay:
+    """The retained messages of one subscription that are still to be sent."""
+
+    __slots__ = ("messages", "text")
+
+    def __init__(self, text: str, messages: Iterator[Retained | None]) -> None:
+        self.text = text
+        self.messages = messages
+
+
+def _send_retained(outbox: Outbox, message: Retained, subscribed: Subscribed, now_us: int) -> None:
+    properties = message.properties
+    if message.expires_us:
+        left = message.expires_us - now_us
+        properties = with_expiry(properties, max(1, left // 1_000_000))
+    # [MQTT-3.3.1-8]: sent because of a subscription, it has the retain flag.
+    flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
+    properties += _encoded(subscribed.identifier)
+    outbox.offer(message.topic, message.payload, flags, properties, 0.0)
+
+
+def _encoded(identifier: int) -> bytes:
+    """Return the property that tells a subscription identifier."""
+    return b"\x0b" + encode_variable(identifier) if identifier else b""

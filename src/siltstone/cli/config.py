@@ -1,0 +1,223 @@
+"""`siltstone config`: the settings in effect, where they came from, and their reference.
+
+`serve` takes the same options; both find the file and read the settings by `settings_from`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from os import environ
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from pydantic import BaseModel
+
+from siltstone.broker.setting_types import expectation, toml_text
+from siltstone.broker.settings import BrokerSettings
+from siltstone.cli.output import note, printable
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.settings import (
+    FLAGS,
+    Key,
+    LoadedSettings,
+    dotted_name,
+    field_of,
+    find_file,
+    known_keys,
+    model_of,
+    read_settings,
+    variable_name,
+)
+
+app = typer.Typer(no_args_is_help=True, help="Show the settings of the broker.")
+
+
+def _option(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=text, show_default=False)
+
+
+DataFlag = Annotated[str | None, _option("--data", "DIR", "The data directory.")]
+HostFlag = Annotated[str | None, _option("--host", "HOST", "Where the first listener binds.")]
+PortFlag = Annotated[str | None, _option("--port", "PORT", "The port of the first listener.")]
+LogLevelFlag = Annotated[
+    str | None, _option("--log-level", "LEVEL", "debug, info, warning or error.")
+]
+LogFormatFlag = Annotated[str | None, _option("--log-format", "FORMAT", "human or json.")]
+ConfigFlag = Annotated[
+    Path | None,
+    _option("--config", "FILE", "The settings; else $SILTSTONE_CONFIG, else ./siltstone.toml."),
+]
+SetFlag = Annotated[
+    list[str] | None, _option("--set", "KEY=VALUE", "Any other setting; may be repeated.")
+]
+
+
+def settings_from(
+    config: Path | None, assignments: Iterable[str] | None, **named: str | None
+) -> LoadedSettings:
+    """Read the settings, given the flags by name: those of --set, and others that go before them.
+
+    Raises: Exit, once every complaint was noted on a line of its own.
+    """
+    fs = PosixFileSystem()
+    try:
+        overrides = dict(map(_assignment, assignments or ()))
+        for flag in FLAGS:
+            value = named[flag.removeprefix("--").replace("-", "_")]
+            overrides |= {} if value is None else {flag: value}
+        file = find_file(config, environ, fs=fs)
+        return read_settings(_followed(file), environ, overrides, fs=fs)
+    except UsageError as exc:
+        for line in str(exc).splitlines():
+            note(line)
+        raise typer.Exit(2) from None
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected KEY=VALUE, as in limits.receive_max=100")
+    return key.strip(), value
+
+
+def _followed(file: PurePath | None) -> PurePath | None:
+    # The store never follows a link; settings are often put in place by one.
+    return Path(file).resolve() if file is not None and Path(file).is_symlink() else file
+
+
+@app.command("show")
+def show(
+    data: DataFlag = None,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    config: ConfigFlag = None,
+    log_level: LogLevelFlag = None,
+    log_format: LogFormatFlag = None,
+    assignments: SetFlag = None,
+) -> None:
+    """Show the settings in effect, as TOML; a comment says where each that was given came from."""
+    loaded = settings_from(
+        config,
+        assignments,
+        data=data,
+        host=host,
+        port=port,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    sys.stdout.write(effective_toml(loaded.settings, loaded.origin))
+
+
+@app.command("reference")
+def reference() -> None:
+    """Print the reference of all settings, as Markdown."""
+    sys.stdout.write(reference_text())
+
+
+Origin: TypeAlias = Callable[[Key], str | None]
+
+
+def effective_toml(settings: BrokerSettings, origin: Origin = lambda _: None) -> str:
+    """Return the settings as a file that would give the same ones."""
+    return "\n".join(_toml_lines(settings, (), "", origin)) + "\n"
+
+
+def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Iterator[str]:
+    """Write a table: its values first, for what follows a title in TOML belongs to it."""
+    below: list[tuple[BaseModel, Key, str]] = []
+    if title:
+        yield from ("", title)
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        path = (*key, name)
+        dotted = ".".join(part for part in path if isinstance(part, str))
+        if isinstance(value, BaseModel):
+            below.append((value, path, f"[{dotted}]"))
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+            below += [(item, (*path, at), f"[[{dotted}]]") for at, item in enumerate(value)]
+        else:
+            given = origin(path)
+            comment = "" if given is None else f"  # {printable(given)}"
+            yield f"{name} = {toml_text(field, value)}{comment}"
+    for item, path, heading in below:
+        yield from _toml_lines(item, path, heading, origin)
+
+
+_INTRODUCTION: Final = """\
+# Configuration
+
+`siltstone serve` takes its settings from four places; later ones win, key by key:
+
+1. the defaults below;
+2. a TOML file: that of `--config FILE`, else of `$SILTSTONE_CONFIG`, else `siltstone.toml` in the
+   working directory, if there is one;
+3. the environment: `SILTSTONE_` and the key in capitals, its words joined by two underscores;
+4. flags: `--data`, `--host`, `--port` (both of the first listener), `--log-level`, `--log-format`,
+   and `--set KEY=VALUE` for every key.
+
+These say the same thing:
+
+    [limits]                                        # siltstone.toml
+    packet_size_max = "4 MiB"
+
+    SILTSTONE_LIMITS__PACKET_SIZE_MAX=4MiB          # environment
+    --set limits.packet_size_max=4MiB               # flag
+
+A size is a number of bytes, or a text with a unit: KiB, MiB, GiB, kB, MB, GB. A time is a number of
+seconds. The word `none` takes a limit away where the table says so. In the environment and in flags
+a list or table is written as JSON, and a number picks one of a list:
+
+    SILTSTONE_LISTENERS='[{"port": 1883}, {"kind": "ws", "port": 8083}]'
+    SILTSTONE_LISTENERS__1__PORT=8084
+    --set 'storage.rules=[{"filter": "debug/#", "store": "never"}]'
+
+Paths of files are relative to the working directory. SIGHUP reads passwords, ACL and
+certificates again; all else is read once, at the start.
+
+A setting that is wrong, an unknown key, or an unknown variable that begins with `SILTSTONE_` stops
+the start with a line that says where it stands and what was expected. `siltstone serve --check`
+checks without starting; `siltstone config show` tells where each value came from.
+
+A listener that other machines can reach takes no clients without a name unless
+`allow_anonymous = true` says so; one that nobody could log in to is refused at the start.
+
+This file is made by `siltstone config reference`.
+"""
+
+
+def reference_text() -> str:
+    """Return docs/configuration.md."""
+    keys = known_keys()
+    tables = dict.fromkeys(key[:-1] for key in keys)
+    sections = (_section(table, [key for key in keys if key[:-1] == table]) for table in tables)
+    return "\n".join([_INTRODUCTION, *sections])
+
+
+def _section(table: Key, keys: Iterable[Key]) -> str:
+    model = model_of(table)
+    assert model is not None
+    name = dotted_name(tuple(part for part in table if part != 0))
+    title = f"`[[{name}]]`" if table[-1:] == (0,) else f"`[{name}]`"
+    rows = [_row(key) for key in keys if model_of(key) is None]
+    return "\n".join(
+        [
+            f"## {title if table else 'Top level'}\n",
+            f"{' '.join((model.__doc__ or '').split())}\n",
+            "| key | value | default | environment variable | meaning |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _row(key: Key) -> str:
+    field = field_of(key)
+    default = "" if field.is_required() else f"`{toml_text(field, field.default)}`"
+    if key == ("listeners",):
+        default = "one, as below"
+    cells = (f"`{key[-1]}`", expectation(field), default, f"`{variable_name(key)}`")
+    return f"| {' | '.join(cells)} | {field.description} |"

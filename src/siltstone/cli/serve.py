@@ -1,0 +1,63 @@
+"""`siltstone serve`: check the settings, then run the broker until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from siltstone.broker.server import check_files, run_server
+from siltstone.cli.config import (
+    ConfigFlag,
+    DataFlag,
+    HostFlag,
+    LogFormatFlag,
+    LogLevelFlag,
+    PortFlag,
+    SetFlag,
+    effective_toml,
+    settings_from,
+)
+from siltstone.logs import LOGGER, log, start_logging
+from siltstone.version import __version__, form
+
+
+def serve(
+    data: DataFlag = None,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    config: ConfigFlag = None,
+    log_level: LogLevelFlag = None,
+    log_format: LogFormatFlag = None,
+    assignments: SetFlag = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check the settings, and print them as TOML.")
+    ] = False,
+) -> None:
+    """Run the MQTT broker. SIGTERM ends it in good order, SIGHUP reloads users and certificates."""
+    settings = settings_from(
+        config,
+        assignments,
+        data=data,
+        host=host,
+        port=port,
+        log_level=log_level,
+        log_format=log_format,
+    ).settings
+    if check:
+        check_files(settings)
+        sys.stdout.write(effective_toml(settings))
+        return
+    start_logging(level=settings.log.level, form=settings.log.format)
+    log(
+        logging.getLogger(LOGGER),
+        logging.INFO,
+        "starting",
+        version=f"{__version__} ({form()})",
+        data=settings.data,
+        listeners=", ".join(listener.address for listener in settings.listeners),
+    )
+    if status := run_server(settings):
+        raise typer.Exit(status)

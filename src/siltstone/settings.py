@@ -1,0 +1,356 @@
+"""Read the settings of the broker: defaults, then siltstone.toml, the environment, and flags.
+
+Later ones win, key by key. Every key can be given in each way: a variable joins the words of a key
+by two underscores (SILTSTONE_LIMITS__PACKET_SIZE_MAX), a flag by dots; a number stands for one of a
+list (listeners.0.port), and a whole list or table is given as JSON.
+
+What is wrong is told in one line each: where it came from, the key, what was expected and what was
+found. The sources of pydantic-settings merge values before they are checked and forget where each
+came from, so the models are filled here.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import PurePath
+from typing import Any, Final, TypeAlias, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from siltstone.broker.setting_types import expectation
+from siltstone.broker.settings import BrokerSettings
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem
+
+FILE_NAME: Final = "siltstone.toml"
+PREFIX: Final = "SILTSTONE_"
+FILE_VARIABLE: Final = "SILTSTONE_CONFIG"
+# Read by others of the project: which file is meant, and how to build.
+NOT_SETTINGS: Final = frozenset({FILE_VARIABLE, "SILTSTONE_PURE", "SILTSTONE_REQUIRE_PEERS"})
+
+# The flags of single keys; the others are given by --set.
+FLAGS: Final[Mapping[str, str]] = {
+    "--data": "data",
+    "--host": "listeners.0.host",
+    "--port": "listeners.0.port",
+    "--log-level": "log.level",
+    "--log-format": "log.format",
+}
+
+Key: TypeAlias = tuple[str | int, ...]
+_FOUND_LENGTH_MAX: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings, and where each that was given came from."""
+
+    settings: BrokerSettings
+    origins: Mapping[Key, str]
+
+    def origin(self, key: Key) -> str | None:
+        """Return where a value came from; None: it is a default."""
+        return _origin(self.origins, key)
+
+
+def load_settings(
+    file: PurePath | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    fs: FileSystem | None = None,
+) -> BrokerSettings:
+    """Read the settings; overrides go by key, or by one of FLAGS.
+
+    Raises: UsageError, with a line for everything that is wrong.
+    """
+    return read_settings(file, environment, overrides, fs=fs).settings
+
+
+def read_settings(
+    file: PurePath | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str],
+    *,
+    fs: FileSystem | None = None,
+) -> LoadedSettings:
+    """Read the settings as `load_settings` does, and tell where they came from."""
+    draft = _Draft()
+    if file is not None:
+        draft.tree = _read_file(fs or PosixFileSystem(), file)
+        draft.origins = dict.fromkeys(_leaves(draft.tree), str(file))
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
+            draft.put_variable(name, environment[name])
+    for flag, text in overrides.items():
+        draft.put_flag(flag, text)
+    return draft.finish()
+
+
+def find_file(
+    named: PurePath | None, environment: Mapping[str, str], *, fs: FileSystem | None = None
+) -> PurePath | None:
+    """Return the file to read: the one named, that of the environment, or the one that is here."""
+    if named is not None:
+        return named
+    if from_environment := environment.get(FILE_VARIABLE):
+        return PurePath(from_environment)
+    here = PurePath(FILE_NAME)
+    return here if (fs or PosixFileSystem()).exists(here) else None
+
+
+def variable_name(key: Key) -> str:
+    """Return the environment variable of a key."""
+    return PREFIX + "__".join(map(str, key)).upper()
+
+
+def dotted_name(key: Key) -> str:
+    """Return a key as flags and complaints have it."""
+    return ".".join(
+        part if part.replace("-", "_").isidentifier() or part.isdecimal() else json.dumps(part)
+        for part in map(str, key)
+    )
+
+
+def known_keys() -> list[Key]:
+    """Return every key, tables and lists before what is in them; of a list its first."""
+    return list(_keys_of(BrokerSettings, ()))
+
+
+def model_of(key: Key) -> type[BaseModel] | None:
+    """Return the model of a key that is a table; None: it is none, or unknown."""
+    shape = _shape(key)
+    return shape if isinstance(shape, type) and issubclass(shape, BaseModel) else None
+
+
+def field_of(key: Key) -> FieldInfo:
+    """Return the field of a known key, or the one whose list it is in."""
+    while isinstance(key[-1], int):
+        key = key[:-1]
+    model = model_of(key[:-1])
+    assert model is not None
+    return model.model_fields[key[-1]]
+
+
+def _keys_of(model: type[BaseModel], prefix: Key) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        key: Key = (*prefix, name)
+        yield key
+        if _is_list(field.annotation):
+            key = (*key, 0)
+        if below := model_of(key):
+            yield from _keys_of(below, key)
+
+
+class _Draft:
+    """What was given so far, as JSON would have it, with its origins and with what is wrong."""
+
+    def __init__(self) -> None:
+        self.tree: dict[str, Any] = {}
+        self.origins: dict[Key, str] = {}
+        self._complaints: list[str] = []
+
+    def put_variable(self, name: str, text: str) -> None:
+        """Take an environment variable; an unknown one is a complaint."""
+        key = _key(name.removeprefix(PREFIX).lower().split("__"))
+        if variable_name(key) == name and _shape(key) is not None:
+            self._put(key, text, name)
+        else:
+            nearest = _nearest(name.upper(), map(variable_name, known_keys()))
+            self._complaints.append(f"{name}: unknown variable{nearest}")
+
+    def put_flag(self, flag: str, text: str) -> None:
+        """Take the value of a flag, or of a key by --set; an unknown key is a complaint."""
+        key = _key(FLAGS.get(flag, flag).replace("-", "_").split("."))
+        origin = flag if flag in FLAGS else f"--set {dotted_name(key)}"
+        if _shape(key) is not None:
+            self._put(key, text, origin)
+        else:
+            self._complaints.append(f"{origin}: unknown key{_nearest_key(key)}")
+
+    def finish(self) -> LoadedSettings:
+        """Check everything, and return it. Raises: UsageError."""
+        settings = None
+        try:
+            settings = BrokerSettings.model_validate(self.tree)
+        except ValidationError as exc:
+            self._complaints += [
+                f"{_blamed(self.origins, key)}: {dotted_name(key)}: {sentence}"
+                for key, sentence in _sentences(exc.errors(include_url=False), self.tree)
+            ]
+        if settings is None or self._complaints:
+            # Without its cause, which could show values that are nobody's business.
+            raise UsageError("\n".join(self._complaints)) from None
+        return LoadedSettings(settings, self.origins)
+
+    def _put(self, key: Key, text: str, origin: str) -> None:
+        try:
+            value = json.loads(text) if _is_list(_shape(key)) or model_of(key) else text
+            self.tree = _with(self.tree, key, value)
+        except json.JSONDecodeError as exc:
+            found = f"what is no JSON from character {exc.pos + 1} on"
+            sentence = f"expected {_expected(key)} as JSON, found {found}"
+            self._complaints.append(f"{origin}: {dotted_name(key)}: {sentence}")
+        except IndexError:
+            self._complaints.append(f"{origin}: {dotted_name(key)}: skips a place in its list")
+        else:
+            below = [known for known in self.origins if known[: len(key)] == key]
+            self.origins = {k: v for k, v in self.origins.items() if k not in below}
+            self.origins[key] = origin
+
+
+def _with(node: Any, key: Key, value: Any, depth: int = 0) -> Any:
+    """Return the node at a depth of the key with the value below it, in tables and lists that are
+    created where there are none. Raises: IndexError for a place beyond the next in a list.
+    """
+    if depth == len(key):
+        return value
+    part = key[depth]
+    if isinstance(part, int):
+        if node is None:
+            default = field_of(key[:depth]).default
+            node = [{} if isinstance(item, BaseModel) else item for item in default]
+        if isinstance(node, list):
+            if part > len(node):
+                raise IndexError(part)
+            item = _with(node[part] if part < len(node) else None, key, value, depth + 1)
+            return [*node[:part], item, *node[part + 1 :]]
+    elif node is None or isinstance(node, dict):
+        table = node or {}
+        return table | {part: _with(table.get(part), key, value, depth + 1)}
+    # Neither: the file has a wrong value here, which the models complain about.
+    return node
+
+
+def _read_file(fs: FileSystem, file: PurePath) -> dict[str, Any]:
+    """Read TOML. Raises: UsageError."""
+    try:
+        encoded = fs.read(file)
+    except NotFoundError as exc:
+        raise UsageError(f"{file}: there is no such file") from exc
+    try:
+        return tomllib.loads(encoded.decode())
+    except UnicodeDecodeError as exc:
+        line = encoded.count(b"\n", 0, exc.start) + 1
+        raise UsageError(f"{file}: is no text in UTF-8 (at line {line})") from exc
+    except tomllib.TOMLDecodeError as exc:
+        end = f"at the end, line {len(encoded.splitlines())}"
+        raise UsageError(f"{file}: {str(exc).replace('at end of document', end)}") from exc
+
+
+def _leaves(node: Any, key: Key = ()) -> Iterator[Key]:
+    """Yield the keys of all values that are not in turn tables, or lists of tables."""
+    if isinstance(node, list) and any(isinstance(item, dict) for item in node):
+        node = dict(enumerate(node))
+    if not isinstance(node, dict):
+        yield key
+        return
+    for part, below in node.items():
+        yield from _leaves(below, (*key, part))
+
+
+def _key(words: Iterable[str]) -> Key:
+    return tuple(int(word) if word.isdecimal() else word for word in words)
+
+
+def _shape(key: Key) -> Any:
+    """Return the type of a key: a model, a tuple of something, something else; None: unknown."""
+    shape: Any = BrokerSettings
+    for part in key:
+        if isinstance(part, int):
+            shape = get_args(shape)[0] if _is_list(shape) else None
+        else:
+            fields = getattr(shape, "model_fields", {})
+            shape = fields[part].annotation if part in fields else None
+    return shape
+
+
+def _is_list(shape: Any) -> bool:
+    return get_origin(shape) is tuple
+
+
+def _expected(key: Key) -> str:
+    return "a table" if model_of(key) else expectation(field_of(key))
+
+
+def _sentences(errors: list[ErrorDetails], tree: Any) -> Iterator[tuple[Key, str]]:
+    """Yield the key and the complaint of each error that the models have with a tree."""
+    for error in errors:
+        key: Key = error["loc"]
+        match error["type"]:
+            case "wrong":
+                yield (*key, *error["ctx"]["key"]), error["msg"]
+            case "extra_forbidden":
+                yield key, f"unknown key{_nearest_key(key)}"
+            case "missing":
+                yield key, f"is missing, expected {_expected(key)}"
+            case "too_short" if error["ctx"]["actual_length"] < len(error["input"]):
+                # Items were refused, each with a complaint of its own.
+                continue
+            case _:
+                yield key, f"expected {_expected(key)}, found {_found(_given(tree, key))}"
+
+
+def _given(tree: Any, key: Key) -> Any:
+    """Return the value of a key as it was written."""
+    for part in key:
+        tree = tree[part]
+    return tree
+
+
+def _found(value: Any) -> str:
+    match value:
+        case []:
+            return "an empty list"
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case bool():
+            return str(value).lower()
+        case str() if len(value) > _FOUND_LENGTH_MAX:
+            return f"{value[:_FOUND_LENGTH_MAX]!r}…"
+        case _:
+            return repr(value) if isinstance(value, str) else str(value)
+
+
+def _origin(origins: Mapping[Key, str], key: Key) -> str | None:
+    """Return where a value, or the table or list that it was given in, came from."""
+    given = (origins.get(key[:length]) for length in range(len(key), 0, -1))
+    return next((origin for origin in given if origin is not None), None)
+
+
+def _blamed(origins: Mapping[Key, str], key: Key) -> str:
+    """Return where to mend a key: where it came from, or else what is beside it."""
+    if origin := _origin(origins, key):
+        return origin
+    near = (
+        [origin for known, origin in origins.items() if known[:length] == key[:length]]
+        for length in range(len(key), -1, -1)
+    )
+    # The defaults are right, so something was given; of an empty list in a file no key is known.
+    found = next(filter(None, near), [])
+    return ", ".join(dict.fromkeys(found)) or "the settings file"
+
+
+def _nearest_key(key: Key) -> str:
+    """Return a guess at what was meant: a key of the same table, or one of that name elsewhere."""
+    while len(key) > 1 and _shape(key[:-1]) is None:
+        key = key[:-1]
+    model = model_of(key[:-1])
+    beside = _nearest(str(key[-1]), model.model_fields if model else ())
+    elsewhere = {str(each[-1]): dotted_name(each) for each in known_keys()}
+    close = get_close_matches(str(key[-1]), elsewhere, n=1)
+    return beside or (f", did you mean {elsewhere[close[0]]}?" if close else "")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.broker.outcomes import reason_of
+from siltstone.errors import (
+    ClosedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    QuotaExceededError,
+    StorageFullError,
+    UsageError,
+)
+from siltstone.mqtt.reason import Reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (QuotaExceededError("d", used_bytes=2, quota_bytes=1), Reason.QUOTA_EXCEEDED),
+        (StorageFullError(PurePath("/d")), Reason.QUOTA_EXCEEDED),
+        (OverloadedError("much waits"), Reason.QUOTA_EXCEEDED),
+        (UsageError("too large"), Reason.IMPLEMENTATION_SPECIFIC_ERROR),
+        (ClosedError("closed"), Reason.IMPLEMENTATION_SPECIFIC_ERROR),
+        (PoisonedError("a sync failed"), Reason.UNSPECIFIED_ERROR),
+        (OutcomeUnknownError("who knows"), Reason.UNSPECIFIED_ERROR),
+        (ValueError("a mistake"), Reason.UNSPECIFIED_ERROR),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_the_reason_that_tells_the_client_what_to_do(
+    error: Exception, reason: Reason
+) -> None:
+    assert reason_of(error) is reason

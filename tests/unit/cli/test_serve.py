@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from siltstone.broker.settings import BrokerSettings, ListenerSettings, LogSettings
+from siltstone.errors import LockedError, UsageError
+from tests.support.command_line import CommandLine
+
+
+class FakeServer:
+    """Stands for the broker: keeps the settings that it is run with, and ends as it is told."""
+
+    def __init__(self) -> None:
+        self.runs: list[BrokerSettings] = []
+        self.status = 0
+        self.error: Exception | None = None
+
+    def __call__(self, settings: BrokerSettings) -> int:
+        self.runs.append(settings)
+        if self.error is not None:
+            raise self.error
+        return self.status
+
+
+@pytest.fixture
+def server(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    fake = FakeServer()
+    monkeypatch.setattr("siltstone.cli.serve.run_server", fake)
+    monkeypatch.setattr("siltstone.cli.config.PosixFileSystem", lambda: siltstone.fs)
+    root, ours = logging.getLogger(), logging.getLogger("siltstone")
+    before, level = list(root.handlers), ours.level
+    yield fake
+    root.handlers[:] = before
+    ours.setLevel(level)
+
+
+def test_the_broker_runs_with_the_settings_and_says_where(
+    siltstone: CommandLine, server: FakeServer
+) -> None:
+    outcome = siltstone("serve", "--port", "1884", "--log-level", "info")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert server.runs == [
+        BrokerSettings(
+            data="/data",
+            listeners=(ListenerSettings(port=1884),),
+            log=LogSettings(level="info"),
+        )
+    ]
+    (line,) = outcome.err.splitlines()
+    assert line.endswith("data=/data listeners=tcp://127.0.0.1:1884")
+    assert line[25:43] == "info    starting v"
+
+
+def test_logs_are_json_by_choice(siltstone: CommandLine, server: FakeServer) -> None:
+    outcome = siltstone("serve", "--log-format", "json")
+    assert outcome.err.startswith('{"time": ')
+    assert '"event": "starting"' in outcome.err
+
+
+def test_the_status_of_the_broker_is_that_of_the_command(
+    siltstone: CommandLine, server: FakeServer
+) -> None:
+    server.status = 3
+    assert siltstone("serve").status == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(LockedError("taken"), 2), (UsageError("no such file"), 2)]
+)
+def test_a_broker_that_cannot_start_ends_with_a_sentence(
+    siltstone: CommandLine, server: FakeServer, error: Exception, status: int
+) -> None:
+    server.error = error
+    outcome = siltstone("serve", "--log-level", "error")
+    assert (outcome.status, outcome.err) == (status, f"siltstone: {error}\n")
+
+
+def test_check_prints_the_settings_and_starts_nothing(
+    siltstone: CommandLine, server: FakeServer
+) -> None:
+    outcome = siltstone("serve", "--check", "--set", "limits.receive_max=7")
+    assert (outcome.status, outcome.err, server.runs) == (0, "", [])
+    document: dict[str, Any] = {"data": "/data", "limits": {"receive_max": 7}}
+    shown = BrokerSettings.model_validate(tomllib.loads(outcome.out))
+    assert shown == BrokerSettings.model_validate(document)
+
+
+@pytest.mark.parametrize("args", [(), ("--check",)])
+def test_wrong_settings_start_nothing(
+    siltstone: CommandLine, server: FakeServer, args: tuple[str, ...]
+) -> None:
+    outcome = siltstone("serve", "--host", "192.168.0.1", *args)
+    assert (outcome.status, outcome.out, server.runs) == (2, "", [])
+    assert outcome.err == (
+        "siltstone: --host: listeners.0: lets nobody in at tcp://192.168.0.1:1883: "
+        "set access.password_file or access.hook, or allow clients without a name by "
+        "allow_anonymous = true\n"
+    )
+
+
+def test_check_reads_the_files_that_the_settings_name(siltstone: CommandLine) -> None:
+    outcome = siltstone("serve", "--check", "--set", "access.password_file=/nonexistent/users")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "/nonexistent/users" in outcome.err
