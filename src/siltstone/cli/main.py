@@ -10,29 +10,50 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 
-from siltstone.cli import append, db, read, slabs, structure, verify
 from siltstone.cli.output import note
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.version import __version__, form
 
-app = typer.Typer(no_args_is_help=True, help="A durable store of messages by topic and time.")
-app.add_typer(db.app, name="db")
-for command in (
-    append.append,
-    read.read,
-    slabs.slabs,
-    structure.structure,
-    slabs.seal,
-    slabs.drop,
-    verify.verify,
-):
-    app.command()(command)
+# Where each command is. Only the one that is asked for is imported: the others take their time.
+COMMANDS: Final[Mapping[str, str]] = {
+    "serve": "siltstone.cli.serve",
+    "pub": "siltstone.cli.pub",
+    "sub": "siltstone.cli.sub",
+    "append": "siltstone.cli.append",
+    "read": "siltstone.cli.read",
+    "slabs": "siltstone.cli.slabs",
+    "structure": "siltstone.cli.structure",
+    "seal": "siltstone.cli.slabs",
+    "drop": "siltstone.cli.slabs",
+    "verify": "siltstone.cli.verify",
+    "passwd": "siltstone.cli.passwd",
+}
+GROUPS: Final[Mapping[str, str]] = {
+    "db": "siltstone.cli.db",
+    "config": "siltstone.cli.config",
+}
+
+
+def build(args: Sequence[str]) -> typer.Typer:
+    """Return the command line, of which at least what these arguments ask for is there."""
+    first = args[0] if args else ""
+    is_known = first in COMMANDS or first in GROUPS
+    app = typer.Typer(no_args_is_help=True, help="A durable store of messages by topic and time.")
+    app.callback()(siltstone)
+    for name, module in GROUPS.items():
+        if name == first or not is_known:
+            app.add_typer(import_module(module).app, name=name)
+    for name, module in COMMANDS.items():
+        if name == first or not is_known:
+            app.command(name)(getattr(import_module(module), name))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -41,7 +62,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def siltstone(
     version: Annotated[
         bool,
@@ -56,7 +76,7 @@ def siltstone(
 def execute(args: Sequence[str]) -> int:
     """Run a command line; return the status to exit with."""
     try:
-        status = typer.main.get_command(app).main(
+        status = typer.main.get_command(build(args)).main(
             list(args), prog_name="siltstone", standalone_mode=False
         )
         sys.stdout.flush()

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
-from siltstone.cli.main import app, execute
+from siltstone.cli.main import build, execute
 from siltstone.errors import (
     CorruptionError,
     DiskError,
@@ -43,14 +44,33 @@ def test_every_command_takes_data_and_json_and_explains_itself(
     assert [option for option in ("--data", "--json") if option not in outcome.out] == []
 
 
+def names(app: typer.Typer) -> list[str | None]:
+    groups = [group.name for group in app.registered_groups]
+    return groups + [command.name for command in app.registered_commands]
+
+
 def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> None:
-    registered = [
-        command.name or getattr(command.callback, "__name__", "")
-        for command in app.registered_commands
+    assert names(build([])) == [
+        "db",
+        "config",
+        "serve",
+        "pub",
+        "sub",
+        "append",
+        "read",
+        "slabs",
+        "structure",
+        "seal",
+        "drop",
+        "verify",
+        "passwd",
     ]
-    assert registered == ["append", "read", "slabs", "structure", "seal", "drop", "verify"]
-    assert [group.name for group in app.registered_groups] == ["db"]
     assert siltstone("--help").status == 0
+
+
+@pytest.mark.parametrize(("first", "built"), [("pub", ["pub"]), ("db", ["db"])])
+def test_only_the_command_that_is_asked_for_is_built(first: str, built: list[str]) -> None:
+    assert names(build([first, "x"])) == built
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,425 @@
+"""What `siltstone pub` and `siltstone sub` share: where the server is, and who we are to it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from secrets import randbelow, token_hex
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from siltstone.cli.options import converted
+from siltstone.cli.output import note
+from siltstone.cli.quantities import parse_duration
+from siltstone.client.client import Client
+from siltstone.client.connection import Deliver
+from siltstone.client.packet_ids import PACKET_ID_MAX
+from siltstone.client.refusal import system_words
+from siltstone.client.session import NO_WISHES, ClientSession, Wishes
+from siltstone.client.settings import SESSION_FOREVER, WINDOW_DEFAULT, ClientSettings
+from siltstone.client.target import (
+    PORT,
+    PORT_TLS,
+    ServerUrl,
+    Target,
+    TcpTarget,
+    UnixTarget,
+    parse_url,
+)
+from siltstone.clock import SystemClock
+from siltstone.errors import UsageError
+from siltstone.mqtt.packets import Will
+from siltstone.mqtt.properties import NO_PROPERTIES, Properties
+from siltstone.mqtt.wire import Version
+from siltstone.topic.grammar import check_topic
+
+_SERVER: Final = "Server"
+_SESSION: Final = "Session"
+_WILL: Final = "Will"
+_TLS: Final = "TLS"
+_VERSIONS: Final = {
+    "3.1.1": Version.V3_1_1,
+    "311": Version.V3_1_1,
+    "mqttv311": Version.V3_1_1,
+    "5": Version.V5,
+    "mqttv5": Version.V5,
+}
+
+
+def parse_version(text: str) -> Version:
+    """Read a version of MQTT, as people or Mosquitto write it. Raises: UsageError."""
+    version = _VERSIONS.get(text.lower())
+    if version is None:
+        raise UsageError(f"{text!r} is no version; there are 3.1.1 and 5")
+    return version
+
+
+def parse_seconds(text: str) -> int:
+    """Read whole seconds as MQTT holds them, or `forever`. Raises: UsageError."""
+    seconds = SESSION_FOREVER if text == "forever" else int(parse_duration(text))
+    if not 0 <= seconds <= SESSION_FOREVER:
+        raise UsageError(f"{text!r} is too long; MQTT has at most {SESSION_FOREVER - 1} s")
+    return seconds
+
+
+def _nothing() -> None:
+    """Want nothing more: all there is to publish is queued already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the options come to."""
+
+    settings: ClientSettings
+    target: Target
+    tls: ssl.SSLContext | None
+    # The topic of --url.
+    topic: str | None
+
+    def session(self, wishes: Wishes = NO_WISHES) -> ClientSession:
+        """Return a new session.
+
+        One that the server kept may hold packet ids of an earlier run, which it would take for
+        repetitions: a start at random keeps clear of them.
+        """
+        first = randbelow(PACKET_ID_MAX) + 1 if self.settings.keep_session else 1
+        return ClientSession(self.settings, wishes, first_packet_id=first)
+
+    def client(
+        self, session: ClientSession, *, deliver: Deliver, wanted: Callable[[], None] = _nothing
+    ) -> Client:
+        """Return the client of a session; it notes on stderr when the server goes and returns."""
+        return Client(
+            self.settings,
+            session,
+            self.target,
+            clock=SystemClock(),
+            deliver=deliver,
+            wanted=wanted,
+            note=note,
+            tls=self.tls,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The options themselves, as typer reads them."""
+
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host", "-h", help="The server.", show_default="localhost", rich_help_panel=_SERVER
+        ),
+    ] = None
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            min=1,
+            max=65_535,
+            help="Its port.",
+            show_default=f"{PORT}, with TLS {PORT_TLS}",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    unix: Annotated[
+        str | None,
+        typer.Option(
+            "--unix", metavar="PATH", help="A socket file instead.", rich_help_panel=_SERVER
+        ),
+    ] = None
+    url: Annotated[
+        ServerUrl | None,
+        typer.Option(
+            "--url",
+            "-L",
+            parser=converted(parse_url),
+            metavar="URL",
+            help="All in one: mqtt://user@host:port/topic, or mqtts.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    username: Annotated[
+        str | None, typer.Option("--username", "-u", help="The user.", rich_help_panel=_SERVER)
+    ] = None
+    password: Annotated[
+        str | None,
+        typer.Option(
+            "--password",
+            "-P",
+            envvar="SILTSTONE_PASSWORD",
+            help="Others can see it here; better in the environment or a file.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file",
+            metavar="FILE",
+            help="The password is its first line.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    client_id: Annotated[
+        str | None,
+        typer.Option("--id", "-i", help="The client id.", show_default="one of its own"),
+    ] = None
+    version: Annotated[
+        Version | None,
+        typer.Option(
+            "--version",
+            "-V",
+            parser=converted(parse_version),
+            metavar="3.1.1|5",
+            help="Of MQTT.",
+            show_default="5",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    keep_alive: Annotated[
+        int,
+        typer.Option(
+            "--keep-alive",
+            "-k",
+            metavar="SECONDS",
+            min=0,
+            max=65_535,
+            help="How often to show that we live; 0 is never.",
+            rich_help_panel=_SESSION,
+        ),
+    ] = 60
+    keep_session: Annotated[
+        bool,
+        typer.Option(
+            "--keep-session",
+            "-c",
+            help="Go on with the session of --id, and leave it to the next run.",
+            rich_help_panel=_SESSION,
+        ),
+    ] = False
+    session_expiry: Annotated[
+        int | None,
+        typer.Option(
+            "--session-expiry",
+            "-x",
+            parser=converted(parse_seconds),
+            metavar="TIME",
+            help="How long the server keeps it.",
+            show_default="forever",
+            rich_help_panel=_SESSION,
+        ),
+    ] = None
+    reconnect: Annotated[
+        bool,
+        typer.Option(
+            "--reconnect",
+            help="Come back after a loss, with all that was not acknowledged.",
+            rich_help_panel=_SESSION,
+        ),
+    ] = False
+    reconnect_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--reconnect-timeout",
+            parser=converted(parse_duration),
+            metavar="TIME",
+            help="Give up when the server is away for so long.",
+            show_default="never",
+            rich_help_panel=_SESSION,
+        ),
+    ] = None
+    will_topic: Annotated[
+        str | None,
+        typer.Option(
+            "--will-topic", help="What the server publishes if we vanish.", rich_help_panel=_WILL
+        ),
+    ] = None
+    will_message: Annotated[
+        str | None, typer.Option("--will-message", help="Its payload.", rich_help_panel=_WILL)
+    ] = None
+    will_qos: Annotated[
+        int, typer.Option("--will-qos", min=0, max=2, help="Its QoS.", rich_help_panel=_WILL)
+    ] = 0
+    will_retain: Annotated[
+        bool, typer.Option("--will-retain", help="Retain it.", rich_help_panel=_WILL)
+    ] = False
+    will_delay: Annotated[
+        int | None,
+        typer.Option(
+            "--will-delay",
+            parser=converted(parse_seconds),
+            metavar="TIME",
+            help="How long it waits for us to come back.",
+            rich_help_panel=_WILL,
+        ),
+    ] = None
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Trust the certificates of this machine.", rich_help_panel=_TLS),
+    ] = False
+    cafile: Annotated[
+        Path | None,
+        typer.Option(
+            "--cafile",
+            metavar="FILE",
+            help="Trust the certificates of a file.",
+            rich_help_panel=_TLS,
+        ),
+    ] = None
+    cert: Annotated[
+        Path | None,
+        typer.Option("--cert", metavar="FILE", help="Our own certificate.", rich_help_panel=_TLS),
+    ] = None
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="Its key.", rich_help_panel=_TLS),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Take a certificate that names another host.",
+            rich_help_panel=_TLS,
+        ),
+    ] = False
+
+
+def takes_client_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above beside its own; it gets them as `client`."""
+    hints = get_type_hints(ClientOptions, include_extras=True)
+    names = [field.name for field in fields(ClientOptions)]
+    own = signature(command, eval_str=True).parameters.values()
+    parameters = [parameter for parameter in own if parameter.name != "client"]
+    parameters += [
+        Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(ClientOptions)
+    ]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        shared = {name: values.pop(name) for name in names}
+        command(client=ClientOptions(**shared), **values)
+
+    # typer reads the options of a command from its signature.
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> Plan:
+    """Make sense of the options; `role` is part of a client id that nobody chose.
+
+    Raises: UsageError.
+    """
+    version = options.version or Version.V5
+    if options.keep_session and not options.client_id:
+        raise UsageError("a session is kept by the client id; name one with --id")
+    if options.session_expiry is not None and not options.keep_session:
+        raise UsageError("--session-expiry is for a session that is kept; pass --keep-session")
+    if options.session_expiry is not None and version is Version.V3_1_1:
+        raise UsageError("--session-expiry needs MQTT 5")
+    if options.reconnect_timeout is not None and not options.reconnect:
+        raise UsageError("--reconnect-timeout goes with --reconnect")
+    url = options.url
+    password = _password(options)
+    if password is None and url is not None and url.password is not None:
+        password = url.password.encode()
+    expiry = SESSION_FOREVER if options.session_expiry is None else options.session_expiry
+    random_id = f"siltstone-{role}-{token_hex(4)}"
+    return Plan(
+        settings=ClientSettings(
+            client_id=random_id if options.client_id is None else options.client_id,
+            version=version,
+            username=options.username or (None if url is None else url.username),
+            password=password,
+            keep_alive_seconds=options.keep_alive,
+            keep_session=options.keep_session,
+            session_expiry_seconds=expiry,
+            will=_will(options, version),
+            window=window,
+            reconnect=options.reconnect,
+            reconnect_seconds=options.reconnect_timeout,
+        ),
+        target=_target(options),
+        tls=_tls_context(options),
+        topic=None if url is None else url.topic,
+    )
+
+
+def encoded_topic(text: str) -> bytes:
+    """Return a topic of the command line as it is sent. Raises: UsageError."""
+    topic = text.encode(errors="surrogateescape")
+    check_topic(topic)
+    return topic
+
+
+def _uses_tls(options: ClientOptions) -> bool:
+    files = (options.cafile, options.cert, options.key)
+    named = options.tls or options.insecure or any(file is not None for file in files)
+    return named or (options.url is not None and options.url.tls)
+
+
+def _target(options: ClientOptions) -> Target:
+    addressed = options.host is not None or options.port is not None
+    if addressed + (options.unix is not None) + (options.url is not None) > 1:
+        raise UsageError("name the server once: with --host and --port, --unix, or --url")
+    if options.url is not None:
+        return TcpTarget(options.url.host, options.url.port)
+    if options.unix is not None:
+        if _uses_tls(options):
+            raise UsageError("a socket file has no TLS; leave out --unix or the options of TLS")
+        return UnixTarget(options.unix)
+    port = options.port or (PORT_TLS if _uses_tls(options) else PORT)
+    return TcpTarget(options.host or "localhost", port)
+
+
+def _password(options: ClientOptions) -> bytes | None:
+    if options.password_file is not None:
+        return options.password_file.read_bytes().partition(b"\n")[0].removesuffix(b"\r")
+    if options.password is not None:
+        return options.password.encode(errors="surrogateescape")
+    return None
+
+
+def _will(options: ClientOptions, version: Version) -> Will | None:
+    if options.will_topic is None:
+        if options.will_message is not None or options.will_retain or options.will_qos:
+            raise UsageError("a will needs a topic; name it with --will-topic")
+        return None
+    if options.will_delay is not None and version is Version.V3_1_1:
+        raise UsageError("--will-delay needs MQTT 5")
+    return Will(
+        topic=encoded_topic(options.will_topic),
+        payload=(options.will_message or "").encode(errors="surrogateescape"),
+        qos=options.will_qos,
+        retain=options.will_retain,
+        properties=Properties(will_delay_interval=options.will_delay)
+        if options.will_delay
+        else NO_PROPERTIES,
+    )
+
+
+def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
+    if not _uses_tls(options):
+        return None
+    if options.key is not None and options.cert is None:
+        raise UsageError("a key needs its certificate; name it with --cert")
+    try:
+        context = ssl.create_default_context(cafile=options.cafile)
+    except OSError as exc:
+        raise UsageError(f"cannot take {options.cafile} as --cafile: {system_words(exc)}") from exc
+    context.check_hostname = not options.insecure
+    if options.cert is not None:
+        try:
+            context.load_cert_chain(options.cert, options.key)
+        except OSError as exc:
+            raise UsageError(f"cannot take {options.cert} as --cert: {system_words(exc)}") from exc
+    return context

@@ -1,0 +1,155 @@
+"""`siltstone sub`: print messages as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from siltstone.cli.client_options import (
+    ClientOptions,
+    Plan,
+    plan,
+    takes_client_options,
+)
+from siltstone.cli.options import converted
+from siltstone.cli.output import counted, note
+from siltstone.cli.quantities import parse_duration
+from siltstone.client.receiver import Receiver, Retained
+from siltstone.client.rendering import Render, formatted, plain, with_topics
+from siltstone.client.running import run_until_signal
+from siltstone.client.session import ClientSession, Wishes
+from siltstone.clock import SystemClock
+from siltstone.errors import UsageError
+from siltstone.mqtt.packets import Subscription
+from siltstone.mqtt.wire import Version
+from siltstone.topic.grammar import TopicFilter
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        "-W",
+        parser=converted(parse_duration),
+        metavar="TIME",
+        help="End after so long; status 1 if --count was not reached.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", "-F", help="Such as '%t %p'; %j is JSON, docs/clients.md has all."),
+]
+
+
+@takes_client_options
+def sub(
+    client: ClientOptions,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="FILTER", help="Topics, with + and #; repeatable."),
+    ] = None,
+    qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="QoS 0, 1 or 2.")] = 0,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-C", metavar="N", min=1, help="End after so many messages."),
+    ] = None,
+    timeout: Timeout = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="The topic before each payload.")
+    ] = False,
+    output_format: Format = None,
+    json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    no_newline: Annotated[bool, typer.Option("--no-newline", "-N", help="End no line.")] = False,
+    no_retained: Annotated[
+        bool, typer.Option("--no-retained", "-R", help="Leave out retained messages.")
+    ] = False,
+    retained_only: Annotated[
+        bool, typer.Option("--retained-only", help="Only those, until the first that is not.")
+    ] = False,
+    no_local: Annotated[
+        bool, typer.Option("--no-local", help="Not what this client id publishes itself.")
+    ] = False,
+    unsubscribe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unsubscribe", "-U", metavar="FILTER", help="End a subscription of a kept session."
+        ),
+    ] = None,
+) -> None:
+    """Print messages until interrupted; what was printed is acknowledged, and nothing else."""
+    chosen = plan(client, role="sub")
+    if no_local and chosen.settings.version is Version.V3_1_1:
+        raise UsageError("--no-local needs MQTT 5")
+    if no_retained and retained_only:
+        raise UsageError("--no-retained and --retained-only leave nothing; pass one of the two")
+    render = choose_render(output_format, json=json, verbose=verbose, no_newline=no_newline)
+    filters = topics or ([] if chosen.topic is None else [chosen.topic])
+    wishes = Wishes(
+        subscriptions=tuple(
+            Subscription(
+                filter=TopicFilter.parse(text),
+                qos=qos,
+                no_local=no_local,
+                retain_handling=2 if no_retained else 0,
+            )
+            for text in filters
+        ),
+        unsubscriptions=tuple(TopicFilter.parse(text) for text in unsubscribe or ()),
+    )
+    retained = Retained.LEFT_OUT if no_retained else Retained.SHOWN
+    if retained_only:
+        retained = Retained.ONLY
+    _receive(chosen, wishes, render, count_max=count, retained=retained, timeout=timeout)
+
+
+def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bool) -> Render:
+    """Return the way of writing that the options ask for. Raises: UsageError."""
+    if (text is not None) + json + verbose > 1:
+        raise UsageError("pass one of --format, --json and --verbose")
+    end = b"" if no_newline else b"\n"
+    if json or text is not None:
+        return formatted("%j" if text is None else text, end)
+    return with_topics(end) if verbose else plain(end)
+
+
+def _receive(
+    chosen: Plan,
+    wishes: Wishes,
+    render: Render,
+    *,
+    count_max: int | None,
+    retained: Retained,
+    timeout: float | None,
+) -> None:
+    if not wishes.subscriptions and not wishes.unsubscriptions:
+        raise UsageError("name topics with --topic")
+    session = chosen.session(wishes)
+    if not wishes.subscriptions:
+        session.finish()
+    receiver = Receiver(
+        sys.stdout.buffer,
+        render,
+        SystemClock(),
+        full=session.leave,
+        count_max=count_max,
+        retained=retained,
+    )
+    status = run_until_signal(_until(chosen, session, receiver, timeout))
+    if status:
+        raise typer.Exit(status)
+    if timeout is not None and count_max is not None and not session.leaving:
+        note(f"{receiver.count:,} of {counted(count_max, 'message')} came within {timeout:g} s")
+        raise typer.Exit(1)
+
+
+async def _until(
+    chosen: Plan, session: ClientSession, receiver: Receiver, seconds: float | None
+) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await chosen.client(session, deliver=receiver.take).run()
+    except TimeoutError:
+        # How long to listen was the user's choice.
+        return

@@ -1,0 +1,46 @@
+"""How long to wait before a lost connection is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from secrets import SystemRandom
+from typing import Final
+
+FIRST_SECONDS: Final = 0.1
+LONGEST_SECONDS: Final = 5.0
+
+
+class Backoff:
+    """Waits that double, each shortened at random so that clients do not all return at once.
+
+    They begin anew after a connection that lasted. Whoever is refused over and over for
+    `give_up_seconds` gives up; None never does.
+    """
+
+    def __init__(
+        self, give_up_seconds: float | None, *, random: Callable[[], float] | None = None
+    ) -> None:
+        self._give_up_seconds = give_up_seconds
+        self._random = random or SystemRandom().random
+        self._wait = FIRST_SECONDS
+        self._away_since: float | None = None
+        self._connected_at: float | None = None
+
+    def connected(self, now: float) -> None:
+        """Take note that the server has accepted us."""
+        self._connected_at = now
+        self._away_since = None
+
+    def lost(self, now: float) -> float | None:
+        """Return how long to wait before the next attempt; None to give up."""
+        if self._connected_at is not None and now - self._connected_at >= LONGEST_SECONDS:
+            self._wait = FIRST_SECONDS
+        self._connected_at = None
+        if self._away_since is None:
+            self._away_since = now
+        wait = self._wait * (1 - self._random() / 2)
+        self._wait = min(self._wait * 2, LONGEST_SECONDS)
+        if self._give_up_seconds is None:
+            return wait
+        left = self._away_since + self._give_up_seconds - now
+        return min(wait, left) if left > 0 else None

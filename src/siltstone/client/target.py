@@ -1,0 +1,76 @@
+"""Where a server is: an address, a socket file, or a URL of both kinds of MQTT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from siltstone.errors import UsageError
+
+PORT: Final = 1883
+PORT_TLS: Final = 8883
+
+
+@dataclass(frozen=True, slots=True)
+class TcpTarget:
+    """A host and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixTarget:
+    """A socket file of this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Target = TcpTarget | UnixTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUrl:
+    """What `mqtt://user:password@host:port/topic` says; None is absent."""
+
+    host: str
+    port: int
+    tls: bool
+    username: str | None = None
+    password: str | None = None
+    topic: str | None = None
+
+
+def parse_url(text: str) -> ServerUrl:
+    """Read the URL of a server. Raises: UsageError."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as exc:
+        raise UsageError(f"{text!r} is no URL: {exc}") from exc
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname:
+        raise UsageError(f"{text!r} is no URL of a server; write mqtt:// or mqtts://HOST[:PORT]")
+    if parts.query:
+        raise UsageError(f"{text!r} has a query; a topic with '?' is written with %3F")
+    tls = parts.scheme == "mqtts"
+    # urlsplit cuts off what follows '#', which is a filter here.
+    topic = parts.path[1:] + (f"#{parts.fragment}" if "#" in text else "")
+    return ServerUrl(
+        host=parts.hostname,
+        port=port or (PORT_TLS if tls else PORT),
+        tls=tls,
+        username=_unquoted(parts.username),
+        password=_unquoted(parts.password),
+        topic=unquote(topic) or None,
+    )
+
+
+def _unquoted(text: str | None) -> str | None:
+    return None if text is None else unquote(text)
