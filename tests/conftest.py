@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from siltstone.version import __version__, form
+from tests.support.peers import missing_peers
 
 # No deadline: how long one example takes says more about the machine's load than about the code.
 settings.register_profile("siltstone", deadline=None)
@@ -26,8 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--form={wanted}, but the hot modules are {form()}")
 
 
-def pytest_report_header() -> str:
-    return f"siltstone {__version__} ({form()})"
+def pytest_report_header() -> list[str]:
+    missing = ", ".join(missing_peers()) or "none"
+    return [f"siltstone {__version__} ({form()})", f"peers that are missing: {missing}"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,17 +18,25 @@ UNIT = ROOT / "tests" / "unit"
 LINES_MAX = 600
 LINES_UNEXPLAINED_MAX = 450
 FUNCTION_LINES_MAX = 60
-BROAD_HANDLERS_MAX = 2
+# Where everything is caught, once each: a thread, a connection, or the code of others ends there.
+BROAD_HANDLERS: dict[str, str] = {
+    "broker/access.py": "a hook is others' code: what it raises refuses the client",
+    "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
+    "store/outcome.py": "a callback is others' code: the shard's thread goes on",
+    "store/shard.py": "a mistake of ours ends one shard, and leaves nobody waiting",
+}
 TEXT_BYTES_MAX = 2_000_000
 
 # Path under src/siltstone -> why it is one module all the same.
 LONG_MODULES: dict[str, str] = {
+    "broker/settings.py": "one table of settings, each with its bounds and its sentence",
     "segment/frame.py": "both ways of one format, side by side with its numbers",
     "store/slabs.py": "the same slabs as their writer and as their readers see them",
 }
 
 # Path under src/siltstone -> why no unit test mirrors it.
 MODULES_WITHOUT_UNIT_TEST: dict[str, str] = {
+    "broker/outlet.py": "a protocol without code; the tests of the client and the channel use it",
     "errors.py": "classes that hold facts; the tests of what raises them read those",
     "fs/api.py": "protocols without code; every implementation runs one suite",
 }
@@ -171,14 +179,14 @@ def test_unit_tests_mirror_the_modules_one_to_one() -> None:
     assert sorted(tested - modules) == [], "unit tests without a module"
 
 
-def test_everything_is_caught_at_most_twice() -> None:
+def test_everything_is_caught_only_where_it_is_explained() -> None:
     broad = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in python_files("src")
+        path.relative_to(SOURCE).as_posix()
+        for path in python_files("src/siltstone")
         for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     ]
-    assert len(broad) <= BROAD_HANDLERS_MAX, broad
+    assert sorted(broad) == sorted(BROAD_HANDLERS)
 
 
 def test_nothing_is_left_unfinished() -> None:

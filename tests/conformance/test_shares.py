@@ -1,0 +1,122 @@
+"""MQTT 4.8.2: shared subscriptions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from siltstone.mqtt.packets import PubAck, Publish, PubRec, PubRel
+from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import Version
+from tests.conformance.versions import both_versions, in_v5, kept, told
+from tests.support.broker_core import V5, Core, message
+
+
+@both_versions
+@pytest.mark.parametrize("text", ["$share//t", "$share/+/t", "$share/g#/t", "$share/a+b/t"])
+def test_mqtt_4_8_2_1_and_2_a_share_name_is_a_word_without_wildcards(
+    version: Version, text: str
+) -> None:
+    wire = Core().connect("c", version=version)
+    encoded = text.encode()
+    body = b"\x00\x01" + (b"\x00" if version is V5 else b"")
+    body += len(encoded).to_bytes(2, "big") + encoded + b"\x00"
+    wire.send_bytes(bytes([0x82, len(body)]) + body)
+    assert told(wire) == in_v5(version, Reason.TOPIC_FILTER_INVALID)
+
+
+@pytest.mark.parametrize("text", ["$share/g", "$share/g/"])
+def test_mqtt_4_8_2_2_a_filter_follows_the_share_name(text: str) -> None:
+    wire = Core().connect("c")
+    encoded = text.encode()
+    body = b"\x00\x01\x00" + len(encoded).to_bytes(2, "big") + encoded + b"\x00"
+    wire.send_bytes(bytes([0x82, len(body)]) + body)
+    assert told(wire) == [Reason.TOPIC_FILTER_INVALID]
+
+
+@pytest.mark.parametrize("strategy", ["round-robin", "random", "least-loaded", "sticky"])
+def test_each_message_goes_to_one_member_of_each_group(strategy: str) -> None:
+    core = Core(strategy=strategy)
+    groups = {
+        group: [core.connect(f"{group}{number}") for number in (1, 2, 3)] for group in ("a", "b")
+    }
+    for group, members in groups.items():
+        for member in members:
+            member.subscribe(f"$share/{group}/t/#")
+    alone = core.connect("alone")
+    alone.subscribe("t/#")
+    publisher = core.connect("p")
+    sent = [f"{number}".encode() for number in range(30)]
+    for payload in sent:
+        publisher.publish("t/x", payload.decode())
+    for members in groups.values():
+        taken: Counter[bytes] = Counter()
+        for member in members:
+            taken.update(p.payload for p in member.take() if isinstance(p, Publish))
+        assert taken == Counter(sent)
+    assert len(alone.take()) == len(sent)
+
+
+@pytest.mark.parametrize(("granted", "qos"), [(0, 0), (1, 1), (2, 2)])
+def test_mqtt_4_8_2_3_the_qos_that_a_member_was_granted_is_kept(granted: int, qos: int) -> None:
+    core = Core()
+    member = core.connect("m")
+    member.subscribe("$share/g/t", qos=granted)
+    core.connect("p").publish("t", "m", 2, 1)
+    assert member.take() == [message("t", "m", qos, min(qos, 1))]
+
+
+def test_mqtt_4_8_2_4_what_is_under_way_is_completed_with_the_same_member() -> None:
+    core = Core()
+    member = core.connect("one", **kept())
+    member.subscribe("$share/g/t")
+    core.connect("p").publish("t", "m", 2, 1)
+    assert member.take() == [message("t", "m", 2, 1)]
+    other = core.connect("two")
+    other.subscribe("$share/g/t")
+    member.drop()
+    assert other.take() == []
+    again = core.connect("one", **kept())
+    assert again.take() == [message("t", "m", 2, 1, dup=True)]
+    assert again.exchange(PubRec(packet_id=1)) == [PubRel(packet_id=1)]
+
+
+def test_mqtt_4_8_2_5_a_message_of_qos_2_is_not_sent_to_another_when_the_session_ends() -> None:
+    core = Core()
+    member = core.connect("one", **kept(seconds=60))
+    member.subscribe("$share/g/t")
+    core.connect("p").publish("t", "m", 2, 1)
+    assert member.take() == [message("t", "m", 2, 1)]
+    other = core.connect("two")
+    other.subscribe("$share/g/t")
+    member.drop()
+    core.advance(61)
+    assert (list(core.broker.clients), other.take()) == (["p", "two"], [])
+
+
+@pytest.mark.parametrize(
+    ("qos", "refusal"),
+    [
+        (1, PubAck(packet_id=1, reason=Reason.QUOTA_EXCEEDED)),
+        (2, PubRec(packet_id=1, reason=Reason.QUOTA_EXCEEDED)),
+    ],
+)
+def test_mqtt_4_8_2_6_what_a_member_refuses_is_sent_to_nobody_else(
+    qos: int, refusal: PubAck | PubRec
+) -> None:
+    core = Core()
+    members = [core.connect("one"), core.connect("two")]
+    for member in members:
+        member.subscribe("$share/g/t")
+    core.connect("p").publish("t", "m", qos, 1)
+    chosen = [member for member in members if member.take()]
+    assert len(chosen) == 1
+    assert chosen[0].exchange(refusal) == []
+    assert [member.take() for member in members] == [[], []]
+
+
+def test_a_shared_subscription_is_sent_no_retained_message() -> None:
+    core = Core()
+    core.connect("p").publish("t", "m", retain=True)
+    assert core.connect("s").subscribe("$share/g/t") == []

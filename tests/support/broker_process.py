@@ -1,0 +1,221 @@
+"""`siltstone serve` as a child process: started, watched by its log, killed, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any
+
+import siltstone
+
+COMMAND = (sys.executable, "-m", "siltstone.cli.main")
+DATABASE = "messages"
+EVENT_SECONDS = 20.0
+MIB = 1024 * 1024
+
+Event = Mapping[str, Any]
+Listener = Mapping[str, str | int | bool]
+Settings = Mapping[str, str | float]
+
+# Listeners by the names that a test has for them; the first one is plain TCP.
+PLAIN: Mapping[str, Listener] = {"tcp": {"port": 0}}
+QUICK: Settings = {"storage.segment_bytes": "1 MiB", "sys_interval": 0, "drain_timeout": 0.5}
+
+
+def clean_environment() -> dict[str, str]:
+    """Return our environment without settings of the project, and with our own import path."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SILTSTONE_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def run_command(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run another command of the project."""
+    return subprocess.run(
+        [*COMMAND, *args], input=stdin, capture_output=True, check=False, env=clean_environment()
+    )
+
+
+class BrokerProcess:
+    """One data directory, and the broker that serves it, or does not at the moment.
+
+    Ports are free ones at the first start, and the first listener keeps its own.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        listeners: Mapping[str, Listener] = PLAIN,
+        settings: Settings | None = None,
+    ) -> None:
+        self.data = data
+        self.addresses: dict[str, str] = {}
+        self._listeners = listeners
+        self._settings = dict(QUICK) | dict(settings or {})
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: Thread | None = None
+        self._changed = Condition()
+        self._events: list[Event] = []
+        self._is_over = True
+
+    def start(self) -> None:
+        """Start it, and return when it listens everywhere."""
+        assert self._is_over
+        command = [*COMMAND, "serve", "--data", str(self.data), "--log-format", "json"]
+        command += ["--set", f"listeners={json.dumps(list(self._listeners.values()))}"]
+        if self._port:
+            command += ["--port", str(self._port)]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={value}"]
+        self._is_over = False
+        first = len(self._events)
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment())
+        self._watcher = Thread(target=self._watch, args=(self._process,))
+        self._watcher.start()
+        for number, name in enumerate(self._listeners, 1):
+            address = self.wait_for("listening", skip=first, count=number)["address"]
+            self.addresses[name] = str(address)
+        self._port = self.port_of(next(iter(self._listeners)))
+
+    @property
+    def port(self) -> int:
+        """The port of the first listener."""
+        return self._port
+
+    def port_of(self, name: str) -> int:
+        """Return the port of a listener."""
+        return int(self.addresses[name].rpartition(":")[2].partition("/")[0])
+
+    def events(self, event: str = "") -> list[Event]:
+        """Return what was logged, or all of one event, over all starts."""
+        with self._changed:
+            return [each for each in self._events if event in {"", each["event"]}]
+
+    def wait_for(self, event: str, *, skip: int = 0, count: int = 1) -> Event:
+        """Return the count-th event of this name beyond the first `skip` of all events."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_over or len(self._named(event, skip)) >= count, EVENT_SECONDS
+            )
+            found = self._named(event, skip)
+            assert len(found) >= count, f"no event {event!r} in {self._events}"
+            return found[count - 1]
+
+    def reload(self) -> Event:
+        """Send SIGHUP; return the event that tells how it went."""
+        with self._changed:
+            before = len(self._events)
+        self._signal(signal.SIGHUP)
+        with self._changed:
+            done: list[Event] = []
+
+            def is_told() -> bool:
+                since = self._events[before:]
+                done[:] = [each for each in since if each["event"].endswith("reloaded")]
+                return self._is_over or bool(done)
+
+            self._changed.wait_for(is_told, EVENT_SECONDS)
+            assert done, self._events
+            return done[0]
+
+    def kill(self) -> None:
+        """Kill it as -9 does; return when it is gone."""
+        self._signal(signal.SIGKILL)
+        assert self._wait() == -signal.SIGKILL
+
+    def stop(self) -> None:
+        """Send SIGTERM; it must end with status 0, and without a mistake in its log."""
+        self._signal(signal.SIGTERM)
+        self.wait_until_stopped()
+
+    def wait_until_stopped(self) -> None:
+        """Wait for the end that SIGTERM asked for."""
+        status = self._wait()
+        assert (status, self.mistakes()) == (0, [])
+
+    def terminate(self) -> None:
+        """Send SIGTERM and go on."""
+        self._signal(signal.SIGTERM)
+
+    @property
+    def is_running(self) -> bool:
+        return not self._is_over
+
+    def mistakes(self) -> list[Event]:
+        """Return what the log has of mistakes of our own: tracebacks, and what is no event."""
+        return [each for each in self.events() if "level" not in each or "traceback" in each]
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that it has had, files that it maps included."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text("ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+    def _named(self, event: str, skip: int) -> list[Event]:
+        return [each for each in self._events[skip:] if each["event"] == event]
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _wait(self) -> int:
+        assert self._process is not None
+        assert self._watcher is not None
+        status = self._process.wait(EVENT_SECONDS)
+        self._watcher.join()
+        return status
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Read the log until the process ends."""
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                try:
+                    event: Event = json.loads(line)
+                except ValueError:
+                    event = {"event": line.decode(errors="replace")}
+                with self._changed:
+                    self._events.append(event)
+                    self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+@contextmanager
+def broker_process(
+    data: Path,
+    *,
+    listeners: Mapping[str, Listener] = PLAIN,
+    settings: Settings | None = None,
+) -> Iterator[BrokerProcess]:
+    """Run a broker; at the end it is stopped in good order, unless the test did so before."""
+    broker = BrokerProcess(data, listeners=listeners, settings=settings)
+    try:
+        broker.start()
+        yield broker
+        if broker.is_running:
+            broker.stop()
+    finally:
+        if broker.is_running:
+            broker.kill()
+
+
+def stored(data: Path, topic_filter: str = "#") -> list[tuple[str, bytes]]:
+    """Return topic and value of the stored messages, in the order of their times."""
+    with siltstone.open(data, read_only=True) as store:
+        return [
+            (topic, value)
+            for batch in store.database(DATABASE).read(topic_filter, columns=["topic", "value"])
+            for topic, value in zip(
+                batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True
+            )
+        ]

@@ -1,0 +1,75 @@
+"""The other end of an outbox: outboxes for tests, and what a client would read from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from siltstone.mqtt.splitter import PacketSplitter
+from siltstone.mqtt.wire import Version
+from siltstone.session.outbox import Budget, Outbox, Ready
+from tests.support.packets import V5, Ack, Message, Raw, Refused, flat
+
+PACKET_SIZE_MAX = 1 << 28
+ALIAS_MAX = 65_535
+PLENTY = 1 << 30
+
+
+def make_outbox(
+    *,
+    ready: Ready | None = None,
+    budget: Budget | None = None,
+    messages_max: int = 1_000,
+    bytes_max: int = PLENTY,
+    drop_old: bool = True,
+) -> Outbox:
+    """Return an outbox with limits that are not met by chance."""
+    return Outbox(
+        ready or Ready(lambda: None), budget or Budget(PLENTY), messages_max, bytes_max, drop_old
+    )
+
+
+class Receiver:
+    """A connection that an outbox is attached to, seen from the client."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        version: Version = V5,
+        window: int = 100,
+        packet_size_max: int = 0,
+        buffer_max: int = PLENTY,
+        alias_max: int = 0,
+        now: float = 0.0,
+    ) -> None:
+        self._outbox = outbox
+        self._splitter = PacketSplitter(PACKET_SIZE_MAX, from_server=True)
+        self._splitter.begin(version, ALIAS_MAX)
+        outbox.attach(version, window, packet_size_max, buffer_max, alias_max, now)
+
+    def read(self) -> list[Message | Ack | Raw | Refused]:
+        """Return what was written since."""
+        return flat(self._splitter.feed(self._outbox.take()))
+
+    def messages(self) -> list[Message]:
+        """Return the messages that were written since, where nothing else was."""
+        items = self.read()
+        found = [item for item in items if isinstance(item, Message)]
+        assert found == items
+        return found
+
+    def payloads(self) -> list[bytes]:
+        """Return only what the messages that were written since hold."""
+        return [message.payload for message in self.messages()]
+
+
+def connected(**terms: Any) -> tuple[Outbox, Receiver]:
+    """Return an outbox with its first connection."""
+    outbox = make_outbox()
+    return outbox, Receiver(outbox, **terms)
+
+
+def reconnected(outbox: Outbox, **terms: Any) -> Receiver:
+    """Return the connection that follows the one before."""
+    outbox.detach()
+    return Receiver(outbox, **terms)

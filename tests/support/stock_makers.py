@@ -1,0 +1,35 @@
+"""All stock clients by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.stock_aiomqtt import AioClient
+from tests.support.stock_clients import Login, StockClient, Target
+from tests.support.stock_mosquitto import MosquittoClient
+from tests.support.stock_mqttjs import MqttJsClient, Node
+from tests.support.stock_paho import PahoClient
+
+NAMES = ("paho", "aiomqtt", "mosquitto", "mqttjs")
+
+
+def make_client(name: str, version: int, target: Target, node: Callable[[], Node]) -> StockClient:
+    """Return a client of this name; only one of MQTT.js asks for the process of node."""
+    match name:
+        case "paho":
+            return PahoClient(target, version)
+        case "aiomqtt":
+            return AioClient(target, version)
+        case "mosquitto":
+            return MosquittoClient(target, version)
+        case _:
+            return MqttJsClient(node(), target, version)
+
+
+def come_in(client: StockClient, login: Login, text: str) -> int:
+    """Connect and subscribe, for mosquitto connects only then; return the reason code.
+
+    Raises: ClosedError.
+    """
+    client.connect(login)
+    return client.subscribe(text, 1)
