@@ -1,28 +1,30 @@
-"""Write a million rows, kill the writer with -9 in the middle, and show that no promise was broken.
+"""Run a broker, let devices publish to it, kill it with -9 in the middle, and check every promise.
 
-Four producers in a child process append rows to a database, and the child prints how far each is
-acknowledged. Then it is killed. What was acknowledged must be there, once and in order: every row
-is read back and checked. A second child finishes the million while a third one watches it grow.
+A child process is the broker; another one is a plant of devices, each with a connection of its own,
+which publish with QoS 1 and tell how far each is acknowledged; a third one subscribes. The broker
+is killed and started again; devices and subscriber come back by themselves. Then the store is read:
+what was acknowledged must be there, in order.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from threading import Lock, Thread
+from threading import Thread
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import siltstone
@@ -30,225 +32,224 @@ from siltstone.cli.output import add_row, table
 from siltstone.cli.quantities import format_size
 from siltstone.cli.slabs import slab_table
 from siltstone.cli.structure import draw, levels, merge
+from siltstone.client.client import Client
+from siltstone.client.outgoing import Publication
+from siltstone.client.running import run_until_signal
+from siltstone.client.session import ClientSession
+from siltstone.client.settings import ClientSettings
+from siltstone.client.target import TcpTarget
+from siltstone.clock import SystemClock
+from siltstone.mqtt.publish import PublishBatch
 from siltstone.version import __version__, form
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"
-DATABASE = "readings"
-PRODUCERS = 4
-BATCH_ROWS = 1000
-BATCHES_IN_FLIGHT = 4
+DATABASE = "messages"
+DEVICES = 60
 SITES = ("east", "north", "west")
 LINES = 4
-SENSORS = 300
-# Sites and lines are told apart; of the sensors of a line one, then the next makes the level vary.
-SETTINGS = siltstone.DatabaseSettings(thresholds=(100, 10, 10, 1))
+# So many readings of a device are on their way at once.
+WINDOW = 200
+# Sites and lines are told apart; of the devices of a line one, then the next makes the level vary.
+THRESHOLDS = "[100, 10, 10, 1]"
 WIDE = "plant/north/+/+/temperature"
-NARROW = "plant/+/line-2/sensor-17/temperature"
+NARROW = "plant/+/line-1/device-17/temperature"
 
 console = Console(highlight=False)
 
 
-def topic_of(producer: int, number: int) -> bytes:
-    """Return where a reading comes from: each producer goes round a quarter of the sensors."""
-    place = (number * PRODUCERS + producer) % (len(SITES) * LINES * SENSORS)
-    site, rest = divmod(place, LINES * SENSORS)
-    line, sensor = divmod(rest, SENSORS)
-    return b"plant/%s/line-%d/sensor-%d/temperature" % (SITES[site].encode(), line, sensor)
+def topic_of(device: int) -> str:
+    """Return where a device stands."""
+    return f"plant/{SITES[device % len(SITES)]}/line-{device % LINES}/device-{device}/temperature"
 
 
-def value_of(producer: int, number: int) -> bytes:
-    """Return a reading that tells who wrote it, and as which one."""
-    return b"%d %07d %d.%d" % (producer, number, 15 + number % 10, number * 7 % 10)
+def reading(device: int, number: int) -> bytes:
+    """Return a reading that tells whose it is, and which one."""
+    return b"%03d %07d %d.%d" % (device, number, 15 + number % 10, number * 7 % 10)
 
 
-def produce(database: siltstone.Database, producer: int, numbers: range, told: Lock) -> None:
-    """Append rows in batches, a few at once; print each number up to which all are acknowledged."""
-    waiting: deque[tuple[siltstone.Ticket, int]] = deque()
-    publisher = b"producer-%d" % producer
-    for start in range(numbers.start, numbers.stop, BATCH_ROWS):
-        batch = range(start, min(start + BATCH_ROWS, numbers.stop))
-        columns = siltstone.Columns(
-            [topic_of(producer, number) for number in batch],
-            [value_of(producer, number) for number in batch],
-            publisher,
+class Device:
+    """One simulated device: it publishes readings, and comes back when it loses the broker."""
+
+    def __init__(self, port: int, number: int, readings: int) -> None:
+        settings = ClientSettings(
+            client_id=f"device-{number}", reconnect=True, window=WINDOW, keep_alive_seconds=30
         )
-        waiting.append((database.append(columns, durability="synced"), batch.stop))
-        while waiting and (len(waiting) >= BATCHES_IN_FLIGHT or batch.stop == numbers.stop):
-            ticket, acknowledged = waiting.popleft()
-            ticket.wait()
-            with told:
-                print(producer, acknowledged, flush=True)
+        self.number = number
+        self.session = ClientSession(settings)
+        self._client = Client(
+            settings,
+            self.session,
+            TcpTarget("127.0.0.1", port),
+            clock=SystemClock(),
+            deliver=_count,
+            wanted=lambda: None,
+            note=lambda _: None,
+        )
+        publication = Publication(topic=topic_of(number).encode(), qos=1)
+        self.session.outgoing.add(publication, [reading(number, n) for n in range(readings)])
+        self.session.finish()
+
+    async def run(self) -> None:
+        """Publish everything."""
+        await self._client.run()
 
 
-def write(directory: Path, start: list[int], rows: int) -> None:
-    """Be the writing child: go on from where each producer stands."""
-    told = Lock()
-    with siltstone.open(directory) as store:
-        database = store.ensure(DATABASE, SETTINGS)
-        threads = [
-            Thread(target=produce, args=(database, producer, range(first, end), told))
-            for producer, (first, end) in enumerate(zip(start, shares(rows), strict=True))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+def _count(batch: PublishBatch) -> int:
+    return len(batch.topics)
 
 
-def watch(directory: Path, rows: int) -> None:
-    """Be the reading child: print the number of rows whenever it has grown, until all are there."""
-    with siltstone.open(directory, read_only=True) as store:
-        database = store.database(DATABASE)
-        seen = -1
-        while seen < rows:
-            if (count := database.count()) > seen:
-                seen = count
-                print(count, flush=True)
-            time.sleep(0.02)
+async def run_devices(port: int, readings: int) -> None:
+    """Run all devices; print how far each is acknowledged, whenever that has changed."""
+    devices = [Device(port, number, readings) for number in range(DEVICES)]
+    told: list[int] = []
+
+    async def tell() -> None:
+        while True:
+            done = [device.session.outgoing.completed for device in devices]
+            if done != told:
+                told[:] = done
+                print(*done, flush=True)
+            await asyncio.sleep(0.02)
+
+    telling = asyncio.create_task(tell())
+    await asyncio.gather(*(device.run() for device in devices))
+    telling.cancel()
+    print(*(device.session.outgoing.completed for device in devices), flush=True)
 
 
-def shares(rows: int) -> list[int]:
-    """Return how many of the rows each producer writes."""
-    return [rows // PRODUCERS + (producer < rows % PRODUCERS) for producer in range(PRODUCERS)]
+def child(*command: str) -> subprocess.Popen[str]:
+    """Start a child process whose output is read here."""
+    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
 
 
-def child(role: str, *args: str) -> subprocess.Popen[str]:
-    """Start this program in another role."""
-    command = [sys.executable, str(Path(__file__).resolve()), role, *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 @dataclass(slots=True)
 class Demo:
-    """The run so far: where the data is, how much there is to write, and what was measured."""
+    """The run so far: where the data is, how much there is to publish, and what was measured."""
 
     directory: Path
-    rows: int
+    readings: int
+    port: int = field(default_factory=free_port)
     measured: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """How many readings all devices publish."""
+        return DEVICES * self.readings
 
     def note(self, name: str, value: str) -> None:
         """Keep a figure for the summary."""
         self.measured.append((name, value))
 
-    def write_and_kill(self) -> list[int]:
-        """Kill a writer when four tenths are acknowledged; return what was, for each producer."""
-        acknowledged = [0] * PRODUCERS
-        process = child("write", str(self.directory), "0,0,0,0", str(self.rows))
-        assert process.stdout is not None
-        with bars(self.rows) as advance:
-            for line in process.stdout:
-                producer, count = map(int, line.split())
-                acknowledged[producer] = count
-                advance("acknowledged", sum(acknowledged))
-                if sum(acknowledged) >= self.rows * 4 // 10 and process.returncode is None:
-                    process.kill()
-                    # What it printed before it died is in the pipe, and was promised too.
-                    process.wait()
-        console.print(f"[red]kill -9[/] with {sum(acknowledged):,} rows acknowledged as synced")
-        self.note("acknowledged before kill -9", f"{sum(acknowledged):,} rows")
-        return acknowledged
+    def serve(self) -> subprocess.Popen[bytes]:
+        """Start the broker and return when it takes connections."""
+        options = ["--data", str(self.directory), "--port", str(self.port)]
+        options += ["--log-level", "warning", "--set", f"storage.thresholds={THRESHOLDS}"]
+        broker = subprocess.Popen([sys.executable, "-m", "siltstone.cli.main", "serve", *options])
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                if broker.poll() is not None:
+                    raise SystemExit("demo: the broker did not start") from None
+                time.sleep(0.02)
+            else:
+                return broker
 
-    def recover(self, acknowledged: list[int]) -> list[int]:
-        """Open what the dead writer left, check it, and return how many rows each producer has."""
+    def publish_and_kill(self) -> list[int]:
+        """Let the devices publish, kill the broker on the way; return what each was promised."""
+        broker = self.serve()
+        port = str(self.port)
+        listen = ["sub", "-p", port, "-t", "plant/#", "--reconnect", "--format", "%p"]
+        subscriber = child("-m", "siltstone.cli.main", *listen)
+        devices = child(str(Path(__file__).resolve()), "devices", port, str(self.readings))
+        received = [0]
+        listening = Thread(target=lambda: received.append(_lines(subscriber)))
+        listening.start()
+        promised: list[int] = []
+        killed_at = 0
         started = time.monotonic()
-        with siltstone.open(self.directory) as store:
-            database = store.database(DATABASE)
-            seconds = time.monotonic() - started
-            torn_bytes = sum(report.torn_bytes for report in database.reports)
-            torn = f"{format_size(torn_bytes)} torn" if torn_bytes else "nothing torn"
-            console.print(f"reopened in {seconds * 1000:.0f} ms, {torn}")
-            survived = check_rows(database)
-        lost = [
-            promised - there
-            for promised, there in zip(acknowledged, survived, strict=True)
-            if there < promised
-        ]
-        if lost:
-            raise SystemExit(f"demo: {sum(lost)} acknowledged rows are lost")
-        extra = sum(survived) - sum(acknowledged)
+        outage = 0.0
+        try:
+            with bar(self.total) as progress:
+                assert devices.stdout is not None
+                for line in devices.stdout:
+                    promised = [int(count) for count in line.split()]
+                    progress(sum(promised))
+                    if not killed_at and sum(promised) >= self.total * 4 // 10:
+                        killed_at = sum(promised)
+                        broker.kill()
+                        broker.wait()
+                        fell = time.monotonic()
+                        broker = self.serve()
+                        outage = time.monotonic() - fell
+                seconds = time.monotonic() - started
+            if devices.wait() != 0:
+                raise SystemExit("demo: the devices failed")
+        finally:
+            subscriber.terminate()
+            listening.join()
+            broker.terminate()
+            if broker.wait() != 0:
+                raise SystemExit("demo: the broker did not stop in good order")
         console.print(
-            f"[green]every acknowledged row is there[/], once and in order, "
-            f"and {extra:,} that were on their way"
+            f"[red]kill -9[/] with {killed_at:,} readings acknowledged; the broker was back after "
+            f"{outage:.1f} s, and all {DEVICES} devices came back by themselves"
         )
-        self.note("recovery", f"{seconds * 1000:.0f} ms, {torn}")
-        self.note("acknowledged rows lost", "0")
-        return survived
+        self.note("devices", f"{DEVICES}, QoS 1, {WINDOW} readings in flight each")
+        self.note("published, synced and acknowledged", f"{sum(promised):,} readings")
+        self.note("rate, with start-up and outage", f"{sum(promised) / seconds:,.0f} readings/s")
+        self.note("out of service after kill -9", f"{outage:.1f} s")
+        self.note("received by the subscriber", f"{received[-1]:,}, QoS 0, what it was there for")
+        return promised
 
-    def finish(self, survived: list[int]) -> None:
-        """Write the rest in one process while another watches."""
-        writer = child("write", str(self.directory), ",".join(map(str, survived)), str(self.rows))
-        reader = child("watch", str(self.directory), str(self.rows))
-        seen: list[int] = []
-        acknowledged = list(survived)
-        first = started = 0.0
-        with bars(self.rows) as advance:
-
-            def follow_reader() -> None:
-                assert reader.stdout is not None
-                for line in reader.stdout:
-                    seen.append(int(line))
-                    advance("seen by a reader", seen[-1])
-
-            watching = Thread(target=follow_reader)
-            watching.start()
-            assert writer.stdout is not None
-            for line in writer.stdout:
-                producer, count = map(int, line.split())
-                acknowledged[producer] = count
-                advance("acknowledged", sum(acknowledged))
-                # The first acknowledgement tells that the process has started.
-                first, started = first or sum(acknowledged), started or time.monotonic()
-            rate = (sum(acknowledged) - first) / (time.monotonic() - started)
-            if writer.wait() != 0:
-                reader.kill()
-            watching.join()
-        if writer.returncode != 0 or reader.wait() != 0 or seen[-1] != self.rows:
-            raise SystemExit("demo: the writer or the reader failed")
+    def check(self, promised: list[int]) -> None:
+        """Read the store: every acknowledged reading must be there, in order."""
+        with siltstone.open(self.directory, read_only=True) as store:
+            found, repeated = check_rows(store.database(DATABASE))
+        lost = sum(max(0, want - have) for want, have in zip(promised, found, strict=True))
+        if lost or sum(found) < self.total:
+            raise SystemExit(f"demo: {lost} acknowledged readings are lost")
         console.print(
-            f"{self.rows:,} rows are there; another process saw the number grow "
-            f"{len(seen):,} times while they were written"
+            f"[green]every acknowledged reading is in the store[/], in order; {repeated:,} stand "
+            f"twice, which were on their way at the kill, not acknowledged, and sent again"
         )
-        self.note("appended and synced", f"{rate:,.0f} rows/s")
+        self.note("acknowledged readings lost", "0")
 
     def query(self) -> None:
-        """Show what was learned, ask for rows by wildcard, seal, and check every row once more."""
+        """Show what was learned and ask for rows by wildcard."""
         with siltstone.open(self.directory) as store:
             database = store.database(DATABASE)
             console.print(draw(DATABASE, levels(merge(database.structure()))))
             for topic_filter in (WIDE, NARROW):
                 self._ask(database, topic_filter)
-            if check_rows(database) != shares(self.rows):
-                raise SystemExit("demo: rows are missing")
             database.seal()
             slabs = database.slabs()
             console.print(slab_table(slabs))
             size_bytes = sum(slab.size_bytes for slab in slabs)
-        self.note("rows", f"{self.rows:,}")
-        self.note("topics", f"{len(SITES) * LINES * SENSORS:,}")
+            rows = sum(slab.rows for slab in slabs)
         self.note("streams learned", f"{sum(slab.streams for slab in slabs):,}")
-        self.note("on disk", f"{format_size(size_bytes)}, {size_bytes / self.rows:.1f} bytes a row")
+        self.note("on disk", f"{format_size(size_bytes)}, {size_bytes / rows:.1f} bytes a row")
 
     def _ask(self, database: siltstone.Database, topic_filter: str) -> None:
-        asked = {(stream.slab, stream.stream_id) for stream in database.streams(topic_filter)}
-        held = sum(
-            stream.rows
-            for stream in database.structure()
-            if (stream.slab, stream.stream_id) in asked
-        )
         started = time.monotonic()
-        batches = list(database.read(topic_filter))
+        found = pa.Table.from_batches(list(database.read(topic_filter)), siltstone.SCHEMA)
         seconds = time.monotonic() - started
-        found = pa.Table.from_batches(batches, siltstone.SCHEMA)
         console.print(
-            f"\n[bold]{topic_filter}[/]: {found.num_rows:,} of {held:,} rows in its streams, "
-            f"in order of time, in {seconds * 1000:.0f} ms"
+            f"\n[bold]{topic_filter}[/]: {found.num_rows:,} rows, in order of time, "
+            f"in {seconds * 1000:.0f} ms"
         )
-        shown = table("time", "topic", "value")
+        shown = table("time", "topic", "publisher", "value")
         for row in found.slice(0, 3).to_pylist():
             moment = row["timestamp"].strftime("%H:%M:%S.%f")
-            add_row(shown, (moment, row["topic"], row["value"].decode()))
+            add_row(shown, (moment, row["topic"], row["publisher"], row["value"].decode()))
         console.print(shown)
-        self.note(f"scanned for {topic_filter}", f"{held / seconds:,.0f} rows/s")
 
     def summary(self) -> Table:
         """Return what was measured."""
@@ -258,53 +259,54 @@ class Demo:
         return made
 
 
-def check_rows(database: siltstone.Database) -> list[int]:
-    """Read every row; return how many each producer has, which are its first, once and in order."""
-    counts = [0] * PRODUCERS
-    checked = 0
+def _lines(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return sum(1 for _ in process.stdout)
+
+
+def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
+    """Read every row; return how many different readings each device has, and how many stand
+    twice.
+
+    The readings of a device must be its first ones in order; one may come again after those that
+    were on their way with it.
+    """
+    counts = [0] * DEVICES
+    repeated = 0
     for batch in database.read(columns=["value"]):
         text = batch.column("value").cast(pa.string())
-        producers = pc.utf8_slice_codeunits(text, 0, 1)
-        numbers = pc.utf8_slice_codeunits(text, 2, 9).cast(pa.int64())
-        for producer in range(PRODUCERS):
-            own = numbers.filter(pc.equal(producers, str(producer)))
-            expected = pa.array(range(counts[producer], counts[producer] + len(own)), pa.int64())
-            if not own.equals(expected):
-                raise SystemExit(f"demo: rows of producer {producer} are out of order or missing")
-            counts[producer] += len(own)
-        if sum(counts) != (checked := checked + batch.num_rows):
-            raise SystemExit("demo: there are rows of no producer")
-    return counts
+        devices = pc.utf8_slice_codeunits(text, 0, 3).cast(pa.int64()).to_pylist()
+        numbers = pc.utf8_slice_codeunits(text, 4, 11).cast(pa.int64()).to_pylist()
+        for device, number in zip(devices, numbers, strict=True):
+            if number == counts[device]:
+                counts[device] += 1
+            elif counts[device] - WINDOW <= number < counts[device]:
+                repeated += 1
+            else:
+                raise SystemExit(f"demo: reading {number} of device {device} is out of order")
+    return counts, repeated
 
 
 @contextmanager
-def bars(rows: int) -> Iterator[Callable[[str, int], None]]:
-    """Show progress; what is given takes a bar's name and its number of rows, from any thread."""
+def bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Show progress; what is given takes the number of readings so far."""
     progress = Progress(
-        TextColumn("{task.description:<17}"),
+        TextColumn("acknowledged"),
         BarColumn(),
-        TextColumn("{task.completed:>9,.0f} rows"),
+        TextColumn("{task.completed:>9,.0f} readings"),
         TimeElapsedColumn(),
         console=console,
     )
-    tasks: dict[str, TaskID] = {}
-
-    def advance(name: str, count: int) -> None:
-        if name not in tasks:
-            tasks[name] = progress.add_task(name, total=rows)
-        progress.update(tasks[name], completed=count)
-
+    task = progress.add_task("", total=total)
     with progress:
-        yield advance
+        yield lambda count: progress.update(task, completed=count)
 
 
 def show(demo: Demo) -> None:
     """Run the demonstration from start to end."""
-    console.rule("a writer is killed")
-    acknowledged = demo.write_and_kill()
-    survived = demo.recover(acknowledged)
-    console.rule("another goes on, and a third process watches")
-    demo.finish(survived)
+    console.rule("devices publish, and the broker is killed")
+    promised = demo.publish_and_kill()
+    demo.check(promised)
     console.rule("what was learned, and what can be asked")
     demo.query()
     console.rule("summary")
@@ -314,20 +316,18 @@ def show(demo: Demo) -> None:
 def main() -> None:
     """Run as a person asks, or as a child of such a run."""
     match sys.argv[1:]:
-        case ["write", directory, start, rows]:
-            write(Path(directory), [int(number) for number in start.split(",")], int(rows))
-        case ["watch", directory, rows]:
-            watch(Path(directory), int(rows))
+        case ["devices", port, readings]:
+            sys.exit(run_until_signal(run_devices(int(port), int(readings))))
         case _:
             parser = argparse.ArgumentParser(description=__doc__)
-            parser.add_argument("--rows", type=int, default=1_000_000, help="how many to write")
+            parser.add_argument("--readings", type=int, default=10_000, help="of each device")
             parser.add_argument("--keep", action="store_true", help=f"leave {DIRECTORY} there")
             options = parser.parse_args()
-            if options.rows < PRODUCERS * BATCH_ROWS * 10:
-                parser.error(f"--rows must be at least {PRODUCERS * BATCH_ROWS * 10}")
+            if options.readings < 1000:
+                parser.error("--readings must be at least 1000")
             rmtree(DIRECTORY, ignore_errors=True)
             try:
-                show(Demo(DIRECTORY, options.rows))
+                show(Demo(DIRECTORY, options.readings))
             finally:
                 if not options.keep:
                     rmtree(DIRECTORY, ignore_errors=True)
