@@ -1,14 +1,16 @@
 """A data directory: the lock, the version, and the databases in it.
 
-    DIR/LOCK  DIR/VERSION  DIR/data/<database>/…  DIR/commits/  DIR/quarantine/
+    DIR/LOCK  DIR/VERSION  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/  DIR/quarantine/
 
-VERSION is written last, so a directory that has it is whole.
+VERSION is written last, so a directory that has it is whole. Key-value databases have names of
+their own: one may be called as a database of messages is.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+from contextlib import ExitStack
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
@@ -20,9 +22,14 @@ from siltstone.errors import ClosedError, CorruptionError, ExistsError, NotFound
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
+from siltstone.keyvalue import KeyValueDatabase
+from siltstone.kv.api import EngineOpener
+from siltstone.kv.rocks import RocksEngine
+from siltstone.kv.wal import check_logs
 from siltstone.store.manifest import MANIFEST, Manifest
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.slabs import create_slabs, holds_rows
+from siltstone.tx.settings import KeyValueSettings
 
 VERSION: Final = b"siltstone 1\n"
 _DROPPING: Final = "dropping"
@@ -39,6 +46,7 @@ class Store:
         read_only: bool = False,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
+        open_engine: EngineOpener = RocksEngine,
     ) -> None:
         self.path = path
         self.read_only = read_only
@@ -46,6 +54,8 @@ class Store:
         self._clock = clock or SystemClock()
         self._mutex = Lock()
         self._databases: dict[str, Database] = {}
+        self._open_engine = open_engine
+        self._keyvalues: dict[str, KeyValueDatabase] = {}
         self._closed = False
         self._file_lock = None
         if read_only:
@@ -139,15 +149,63 @@ class Store:
             self._fs.sync_directory(directory)
             self._clear_remains(directory)
 
+    def keyvalue(self, name: str, settings: KeyValueSettings | None = None) -> KeyValueDatabase:
+        """Open a key-value database, creating it where it is missing; settings of an existing one
+        win. Raises: UsageError, also where the store is read only; CorruptionError.
+        """
+        with self._mutex:
+            self._check_writable()
+            known = self._keyvalues.get(name)
+            if known is None or known.closed:
+                _check_name(name)
+                directory = self.path / "kv" / name
+                if self._fs.exists(directory / _DROPPING):
+                    self._remove_keyvalue(directory)
+                create_directories(self._fs, directory)
+                check_logs(self._fs, directory)
+                known = KeyValueDatabase(self._open_engine(directory), self._clock, name, settings)
+                self._keyvalues[name] = known
+            return known
+
+    def keyvalue_names(self) -> list[str]:
+        """Return the names of the key-value databases."""
+        directory = self.path / "kv"
+        if not self._fs.exists(directory):
+            return []
+        return [
+            entry.name
+            for entry in self._fs.list(directory)
+            if entry.kind is EntryKind.DIRECTORY
+            and not self._fs.exists(directory / entry.name / _DROPPING)
+        ]
+
+    def drop_keyvalue(self, name: str) -> None:
+        """Delete a key-value database with all its rows. Raises: NotFoundError."""
+        with self._mutex:
+            self._check_writable()
+            if name not in self.keyvalue_names():
+                raise NotFoundError(f"there is no key-value database {name!r} in {self.path}")
+            if name in self._keyvalues:
+                self._keyvalues.pop(name).close()
+            directory = self.path / "kv" / name
+            replace_file(self._fs, directory / _DROPPING, b"")
+            self._remove_keyvalue(directory)
+
     def close(self) -> None:
         """Close every database and let go of the lock."""
         with self._mutex:
             self._closed = True
-            databases = [known for known in self._databases.values() if not known.closed]
+            open_databases = [known for known in self._databases.values() if not known.closed]
+            open_keyvalues = [known for known in self._keyvalues.values() if not known.closed]
             self._databases.clear()
+            self._keyvalues.clear()
             try:
-                for database in databases:
-                    database.close()
+                # All of them, whatever keeps one from its last sync.
+                with ExitStack() as closing:
+                    for database in open_databases:
+                        closing.callback(database.close)
+                    for keyvalue in open_keyvalues:
+                        closing.callback(keyvalue.close)
             finally:
                 if self._file_lock is not None:
                     self._file_lock.release()
@@ -165,6 +223,16 @@ class Store:
         for entry in self._fs.list(directory):
             if entry.kind is EntryKind.DIRECTORY:
                 remove_tree(self._fs, directory / entry.name)
+        remove_tree(self._fs, directory)
+
+    def _remove_keyvalue(self, directory: PurePath) -> None:
+        """Remove what is left of a key-value database that was dropped, the mark of it last."""
+        for entry in self._fs.list(directory):
+            if entry.kind is EntryKind.DIRECTORY:
+                remove_tree(self._fs, directory / entry.name)
+            elif entry.name != _DROPPING:
+                self._fs.remove(directory / entry.name)
+        self._fs.sync_directory(directory)
         remove_tree(self._fs, directory)
 
     def _open(self, name: str) -> Database:

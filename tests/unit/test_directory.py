@@ -20,8 +20,10 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
+from siltstone.kv.memory import MemoryEngine
+from siltstone.tx.settings import KeyValueSettings
 from tests.support.builders import HELD, NAME, PATH, World, read_topics, rows_on, settings_of
 
 
@@ -414,3 +416,116 @@ class TestClose:
             raise ZeroDivisionError
         with world.store():
             pass
+
+
+class Engines:
+    """Opens engines in memory, each as the one before it in its directory left it."""
+
+    def __init__(self) -> None:
+        self.opened: dict[PurePath, MemoryEngine] = {}
+
+    def __call__(self, path: PurePath) -> MemoryEngine:
+        engine = self.opened[path].reopened() if path in self.opened else MemoryEngine()
+        self.opened[path] = engine
+        return engine
+
+
+class TestKeyValue:
+    def store(self, world: World, engines: Engines, *, read_only: bool = False) -> Store:
+        return Store(PATH, fs=world.fs, clock=world.clock, open_engine=engines, read_only=read_only)
+
+    def test_a_key_value_database_is_created_and_found_again(self) -> None:
+        world, engines = World(), Engines()
+        settings = KeyValueSettings(timed=False)
+        with self.store(world, engines) as store:
+            assert store.keyvalue_names() == []
+            database = store.keyvalue("state", settings)
+            assert store.keyvalue("state") is database
+            with database.transaction() as tx:
+                tx.write("a", b"v")
+            assert (store.keyvalue_names(), store.names()) == (["state"], [])
+        assert database.closed
+        with self.store(world, engines) as store:
+            again = store.keyvalue("state", KeyValueSettings(timed=True))
+            assert (again.settings, again.get("a")) == (settings, b"v")
+            again.close()
+            assert store.keyvalue("state").get("a") == b"v"
+
+    def test_it_may_be_called_as_a_database_of_messages_is(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store:
+            store.create(NAME, settings_of())
+            store.keyvalue(NAME)
+            store.drop(NAME)
+            assert (store.names(), store.keyvalue_names()) == ([], [NAME])
+
+    def test_bad_names_closed_stores_and_readers_are_refused(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store, pytest.raises(UsageError, match=r"name='\.\./x'"):
+            store.keyvalue("../x")
+        with pytest.raises(ClosedError):
+            store.keyvalue("state")
+        with (
+            self.store(world, engines, read_only=True) as reader,
+            pytest.raises(UsageError, match="opened for reading only"),
+        ):
+            reader.keyvalue("state")
+
+    def test_a_dropped_one_is_gone_and_may_be_created_anew(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store:
+            database = store.keyvalue("state")
+            world.fs.create(PATH / "kv" / "state" / "CURRENT").close()
+            world.fs.make_directory(PATH / "kv" / "state" / "below")
+            store.drop_keyvalue("state")
+            assert database.closed
+            assert (store.keyvalue_names(), world.fs.exists(PATH / "kv" / "state")) == ([], False)
+            with pytest.raises(NotFoundError, match="there is no key-value database 'state'"):
+                store.drop_keyvalue("state")
+            store.keyvalue("other")
+            assert store.keyvalue_names() == ["other"]
+
+    @pytest.mark.parametrize("operations", range(1, 8))
+    def test_a_drop_that_was_cut_short_is_finished_before_it_is_created_anew(
+        self, operations: int
+    ) -> None:
+        memory = MemoryFileSystem()
+        world, engines = World(memory), Engines()
+        with self.store(world, engines) as store:
+            store.keyvalue("state")
+        place = PATH / "kv" / "state"
+        for name in ("CURRENT", "LOG"):
+            memory.create(place / name).close()
+        faulty = FaultyFileSystem(memory)
+        store = self.store(World(faulty), engines)
+        faulty.operations_left = operations
+        try:
+            store.drop_keyvalue("state")
+        except PowerCut:
+            pass
+        else:
+            pytest.fail("the power was not cut")
+        left = World(memory.crash_clone())
+        with self.store(left, engines) as store:
+            dropped = store.keyvalue_names() == []
+            store.keyvalue("state")
+            names = {entry.name for entry in left.fs.list(place)}
+            # Whole as it was, or gone; never a part of it.
+            assert names in ([set()] if dropped else [set(), {"CURRENT", "LOG"}])
+
+    def test_closing_closes_all_whatever_keeps_one_from_it(self) -> None:
+        world, engines = World(), Engines()
+        store = self.store(world, engines)
+        first, second = store.keyvalue("first"), store.keyvalue("second")
+
+        def fail() -> None:
+            raise PoisonedError("no")
+
+        close = second.close
+        second.close = fail  # type: ignore[method-assign]
+        with pytest.raises(PoisonedError):
+            store.close()
+        assert first.closed
+        close()
+        with self.store(world, engines) as again:
+            assert again.keyvalue_names() == ["first", "second"]

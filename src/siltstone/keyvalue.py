@@ -1,0 +1,429 @@
+"""One key-value database: transactions over rows by topic and time, and reads of them.
+
+It belongs to the Store that holds the directory's lock, and has a thread per shard. Everything may
+be called from any thread; a transaction belongs to one. A row's shard is chosen by who writes it:
+rows that are read or changed together are given one key, and so one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from random import random
+from threading import Lock
+from time import sleep
+from typing import Any, Final, TypeVar
+
+from siltstone.clock import Clock
+from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
+from siltstone.kv.slab import KeyValueSlab
+from siltstone.store.iterator import StreamRef
+from siltstone.store.manifest import SlabId, SlabRecord, SlabState
+from siltstone.store.partition import shard_of
+from siltstone.store.rows import Row
+from siltstone.topic.grammar import TopicFilter
+from siltstone.tx import catalog
+from siltstone.tx.committer import Committer
+from siltstone.tx.iterator import KeyIterator, KeyRead, read_on, row_of
+from siltstone.tx.operations import (
+    LATEST,
+    NO_ID,
+    check_range,
+    digest_of,
+    end_of,
+)
+from siltstone.tx.owned_map import OwnedMaps, take
+from siltstone.tx.queue import CommitQueue
+from siltstone.tx.retry import Committed, Retry, transact
+from siltstone.tx.settings import KeyValueSettings
+from siltstone.tx.transaction import Context, Transaction
+
+T = TypeVar("T")
+
+TIMEOUT: Final = 5.0
+RETRIES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSlab:
+    """A slab that can be read."""
+
+    record: SlabRecord
+    slab: KeyValueSlab
+    context: Context
+
+
+class KeyValueDatabase:
+    """Rows by topic and time, or only by topic, changed by transactions. Made by a Store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        name: str,
+        settings: KeyValueSettings | None = None,
+        *,
+        retry: Retry | None = None,
+    ) -> None:
+        """Open what the engine holds; an empty one gets these settings. Owns the engine from now
+        on.
+        """
+        self.name = name
+        self._engine = engine
+        self._clock = clock
+        self._retry = retry or Retry(pause=sleep, chance=random)
+        # Held for moments only: the shards' threads take it.
+        self._lock = Lock()
+        self._configuring = Lock()
+        self._closed = False
+        self._slabs: dict[SlabId, OpenSlab] = {}
+        self._queues: list[CommitQueue] = []
+        self._current: list[Context] = []
+        opened = False
+        try:
+            self._settings = self._open(settings)
+            opened = True
+        finally:
+            if not opened:
+                self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; its Store opens it anew when asked."""
+        return self._closed
+
+    @property
+    def settings(self) -> KeyValueSettings:
+        """The settings in force."""
+        return self._settings
+
+    def shard_of(self, key: str) -> int:
+        """Return the shard of a key: the same on every machine and for ever."""
+        return shard_of(key.encode(), self._settings.shards)
+
+    def transaction(
+        self,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        generation: int | None = None,
+        timeout: float | None = TIMEOUT,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
+    ) -> Transaction:
+        """Begin a transaction on the shard given, or that of a key.
+
+        Without a generation it is of the current one, and conflicts when that is sealed before the
+        commit. `timeout` bounds the commit. A transaction whose id was committed before, on this
+        shard and within `remember_ids` seconds, is acknowledged and does nothing.
+
+        Raises: UsageError, NotFoundError, SlabDroppedError, ClosedError.
+        """
+        number = self._number(shard, key)
+        digest = NO_ID if id is None else digest_of(id)
+        if generation is None:
+            return Transaction(self._current[number], True, digest, timeout)  # noqa: FBT003 - compiled
+        context = self._find(SlabId(number, generation)).context
+        return Transaction(context, False, digest, timeout)  # noqa: FBT003 - compiled
+
+    def transact(
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        generation: int | None = None,
+        timeout: float | None = TIMEOUT,
+        retries: int = RETRIES,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
+    ) -> Committed[T]:
+        """Run a function in a transaction, commit it, and run it again when others came first.
+
+        The function may run many times, so it must change nothing but the transaction. It is tried
+        again after ConflictError and OverloadedError, and with an id after OutcomeUnknownError.
+
+        Raises: what Transaction.commit raises, when there are no more retries.
+        """
+        begin = partial(
+            self.transaction,
+            shard=shard,
+            key=key,
+            generation=generation,
+            timeout=timeout,
+            id=id,
+        )
+        return transact(begin, function, retries=retries, has_id=id is not None, retry=self._retry)
+
+    def outcome(self, id: str, *, shard: int | None = None, key: str | None = None) -> int | None:  # noqa: A002
+        """Return the serial with which the transaction with this id was committed, None when it was
+        not; either is final, for everything handed in before has ended by then.
+
+        Raises: PoisonedError, ClosedError.
+        """
+        queue = self._queues[self._number(shard, key)]
+        digest = digest_of(id)
+        found: list[int | None] = []
+        queue.order(lambda: found.append(queue.committer.find_id(digest)))
+        return found[0]
+
+    def take(self, collection: str, *, retries: int = RETRIES) -> OwnedMaps:
+        """Load the maps of a collection and become their owner, in place of who was it before.
+
+        Raises: UsageError for a database with times; ConflictError when too many take it at once.
+        """
+        if self._settings.timed:
+            raise UsageError("owned maps need a plain map, a database with the setting timed off")
+        begin = partial(self.transaction, key=collection)
+        return take(begin, collection, retries, self._retry)
+
+    def get(
+        self,
+        topic: str,
+        time_us: int = LATEST,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+    ) -> bytes | None:
+        """Return a value of the current generation, as `Transaction.get` does."""
+        with self.transaction(shard=shard, key=key) as transaction:
+            return transaction.get(topic, time_us)
+
+    def read(
+        self,
+        topic_filter: str = "#",
+        since_us: int = 0,
+        until_us: int | None = None,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+    ) -> Iterator[Row]:
+        """Yield the rows of a filter in [since, until), of one shard or all, oldest generation
+        first.
+
+        Each slab is seen as of the moment when its first row is asked for. Of a stream the rows
+        come by topic, then by time.
+        """
+        parsed = TopicFilter.parse(topic_filter)
+        until = end_of(until_us)
+        check_range(since_us, until)
+        self._check_open()
+        only = None if shard is None and key is None else self._number(shard, key)
+        return self._rows(parsed, since_us, until, only)
+
+    def streams(self, topic_filter: str = "#", *, generation_min: int = 0) -> list[StreamRef]:
+        """Return the streams with rows that may match a filter, oldest slab first."""
+        parsed = TopicFilter.parse(topic_filter)
+        streams: list[StreamRef] = []
+        for known in self._ordered(None):
+            if known.record.generation < generation_min:
+                continue
+            view = known.slab.view()
+            for match in known.slab.held(view, parsed):
+                pattern = match.stream.pattern.decode()
+                streams.append(
+                    StreamRef(
+                        database=self.name,
+                        slab=known.record.id,
+                        stream_id=match.stream.id,
+                        pattern=pattern,
+                    )
+                )
+            view.release()
+        return streams
+
+    def iterator(
+        self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
+    ) -> KeyIterator:
+        """Return the position before the first row of a stream at or after a time.
+
+        Raises: SlabDroppedError, NotFoundError, UsageError.
+        """
+        if stream.database != self.name:
+            raise UsageError(f"stream belongs to database {stream.database!r}")
+        if self._find(stream.slab).slab.stream(stream.stream_id) is None:
+            raise NotFoundError(f"slab {stream.slab} has no stream {stream.stream_id:016x}")
+        return KeyIterator(
+            database=self.name,
+            slab=stream.slab,
+            stream_id=stream.stream_id,
+            since_us=since_us,
+            filter=TopicFilter.parse(topic_filter),
+        )
+
+    def next(
+        self, iterator: KeyIterator, rows_max: int = 1000, *, until_us: int | None = None
+    ) -> KeyRead:
+        """Read on from a position: up to rows_max matching rows, all before until_us.
+
+        Raises: SlabDroppedError, NotFoundError, UsageError.
+        """
+        if iterator.database != self.name:
+            raise UsageError(f"iterator belongs to database {iterator.database!r}")
+        if rows_max < 1:
+            raise UsageError(f"rows_max must be at least 1: rows_max={rows_max}")
+        # Whether the slab has ended must be known before looking for its last rows.
+        known = self._find(iterator.slab)
+        ended = known.record.state is not SlabState.CURRENT
+        return read_on(known.slab, iterator, rows_max, until_us, ended=ended)
+
+    def slabs(self) -> list[SlabRecord]:
+        """Return all slabs with their bounds, oldest generation first."""
+        return [known.record for known in self._ordered(None)]
+
+    def seal(self) -> None:
+        """Turn every shard's generation over: what was current takes no more changes."""
+        self._check_open()
+        for number, queue in enumerate(self._queues):
+            queue.order(partial(self._turn_over, number))
+
+    def drop_slab(self, slab: SlabId) -> None:
+        """Delete a sealed slab with all its rows.
+
+        Raises: UsageError for a current one, NotFoundError, SlabDroppedError.
+        """
+        self._find(slab)
+        self._queues[slab.shard].order(partial(self._drop, slab))
+
+    def configure(self, **changes: Any) -> KeyValueSettings:
+        """Change settings; what is committed from now on follows them. Raises: UsageError."""
+        self._check_open()
+        with self._configuring:
+            settings = self._settings.changed(changes)
+            stored = Changes()
+            catalog.put_settings(stored, settings)
+            self._engine.write(stored)
+            self._settings = settings
+            for queue in self._queues:
+                queue.order(partial(queue.committer.configure, settings))
+        return settings
+
+    def size_bytes(self) -> int:
+        """Return about how much space the database takes."""
+        self._check_open()
+        return self._engine.size_bytes()
+
+    def close(self) -> None:
+        """Commit what is queued, end the threads, let go of the files."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            for queue in self._queues:
+                queue.close()
+        finally:
+            self._engine.close()
+
+    def _open(self, wanted: KeyValueSettings | None) -> KeyValueSettings:
+        """Create the database if it is new; begin a term of every shard and start its thread."""
+        engine = self._engine
+        if not catalog.is_created(engine):
+            catalog.create(engine, self._clock, wanted or KeyValueSettings())
+        settings = catalog.read_settings(engine)
+        records = catalog.read_slabs(engine)
+        self._drop_orphans(records)
+        states = self._new_terms(settings.shards)
+        for number in range(settings.shards):
+            *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
+            committer = Committer(
+                engine, self._clock, settings, newest, states[number], database=self.name
+            )
+            self._queues.append(CommitQueue(committer, self._clock))
+            for record in sealed:
+                slab, _ = catalog.open_slab(engine, record.id, settings)
+                self._slabs[record.id] = self._opened(record, slab)
+            self._slabs[newest.id] = self._opened(newest, committer.slab)
+            self._current.append(self._slabs[newest.id].context)
+        return settings
+
+    def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:
+        queue = self._queues[record.shard]
+        context = Context(queue, self._clock, slab, record.id, queue.committer.term)
+        return OpenSlab(record=record, slab=slab, context=context)
+
+    def _drop_orphans(self, records: dict[SlabId, SlabRecord]) -> None:
+        """Drop the families that a crash has left without a record."""
+        named = {DEFAULT_FAMILY} | {catalog.family_of(slab) for slab in records}
+        for family in self._engine.families():
+            if family not in named:
+                self._engine.drop_family(family)
+
+    def _new_terms(self, shards: int) -> list[catalog.ShardState]:
+        """Begin a new term of every shard: what was begun under an earlier one is refused."""
+        changes = Changes()
+        states: list[catalog.ShardState] = []
+        for number in range(shards):
+            state = catalog.read_state(self._engine, number)
+            states.append(replace(state, term=state.term + 1))
+            catalog.put_state(changes, number, states[number])
+        self._engine.write(changes)
+        return states
+
+    def _turn_over(self, number: int) -> None:
+        committer = self._queues[number].committer
+        old = committer.slab
+        sealed, record = committer.turn_over()
+        current = self._opened(record, committer.slab)
+        with self._lock:
+            self._slabs = self._slabs | {sealed.id: self._opened(sealed, old), record.id: current}
+            self._current[number] = current.context
+
+    def _drop(self, slab: SlabId) -> None:
+        if self._find(slab).record.state is SlabState.CURRENT:
+            raise UsageError(f"slab {slab} is current, seal it before dropping it")
+        changes = Changes()
+        catalog.remove_slab(changes, slab)
+        self._engine.write(changes)
+        with self._lock:
+            self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
+        self._engine.drop_family(catalog.family_of(slab))
+
+    def _rows(
+        self, topic_filter: TopicFilter, since_us: int, until_us: int, shard: int | None
+    ) -> Iterator[Row]:
+        for known in self._ordered(shard):
+            view = known.slab.view()
+            try:
+                for found in known.slab.rows(view, topic_filter, since_us, until_us):
+                    yield row_of(found, known.record.id)
+            finally:
+                view.release()
+
+    def _ordered(self, shard: int | None) -> list[OpenSlab]:
+        self._check_open()
+        known = [
+            self._slabs[slab]
+            for slab in sorted(self._slabs, key=lambda slab: (slab.generation, slab.shard))
+        ]
+        return [found for found in known if shard in (None, found.record.shard)]
+
+    def _find(self, slab: SlabId) -> OpenSlab:
+        self._check_open()
+        found = self._slabs.get(slab)
+        if found is not None:
+            return found
+        later = [known for known in self._slabs if known.shard == slab.shard]
+        if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
+            raise SlabDroppedError(f"slab {slab} was dropped, its rows are gone")
+        raise NotFoundError(f"there is no slab {slab}")
+
+    def _number(self, shard: int | None, key: str | None) -> int:
+        if self._closed:
+            self._check_open()
+        shards = self._settings.shards
+        if key is not None:
+            if shard is not None:
+                raise UsageError("give a shard or a key, not both")
+            return shard_of(key.encode(), shards)
+        if shard is None:
+            if shards > 1:
+                raise UsageError(f"give a shard or a key, there is more than one: shards={shards}")
+            return 0
+        if not 0 <= shard < shards:
+            raise UsageError(f"there is no such shard: shard={shard} shards={shards}")
+        return shard
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the database is closed")

@@ -1,0 +1,94 @@
+"""Tell a torn log from a damaged one, before RocksDB reads it.
+
+RocksDB ends its write-ahead log at the first record that does not check out, which is right for the
+record that a power cut tore, and loses what was acknowledged when a record further in front was
+damaged later. They can be told apart: every write is synced before the next one begins, so a sound
+record that begins behind a bad one shows that the bad one was sound once.
+
+The log, little endian, in blocks of 32 KiB whose last few bytes may be zeros:
+
+    CRC-32C of type and data, masked u32 | length u16 | type u8 | data
+
+    type 1 a whole record, 2 its first part, 3 a middle one, 4 its last; 0 is space not written yet
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import EntryKind, FileSystem
+
+LOG_SUFFIX: Final = ".log"
+BLOCK_BYTES: Final = 32 * 1024
+
+_HEADER: Final = struct.Struct("<IHB")
+_WHOLE: Final = 1
+_FIRST: Final = 2
+_MASK: Final = 0xA282EAD8
+_U32: Final = 0xFFFFFFFF
+_READ_BYTES: Final = 32 * BLOCK_BYTES
+
+
+def check_logs(fs: FileSystem, directory: PurePath) -> None:
+    """Check the logs in a directory of RocksDB, the oldest first.
+
+    Raises: CorruptionError when a record was damaged that had been synced.
+    """
+    names = sorted(
+        entry.name
+        for entry in fs.list(directory)
+        if entry.kind is EntryKind.FILE and entry.name.endswith(LOG_SUFFIX)
+    )
+    bad: tuple[PurePath, int] | None = None
+    for name in names:
+        path = directory / name
+        for offset, begins, sound in _records(fs, path):
+            if not sound:
+                bad = bad or (path, offset)
+            elif begins and bad is not None:
+                raise CorruptionError(
+                    "a record of the log is damaged and sound ones follow, restore it from a copy",
+                    path=bad[0],
+                    offset=bad[1],
+                )
+
+
+def _records(fs: FileSystem, path: PurePath) -> Iterator[tuple[int, bool, bool]]:
+    """Yield the offset of each part of a record, whether a record begins there, and whether it is
+    sound.
+
+    Behind one whose length makes no sense its block says nothing more; the next one may.
+    """
+    with fs.open(path, writable=False) as file:
+        offset = 0
+        while chunk := file.read_at(offset, _READ_BYTES):
+            for start in range(0, len(chunk), BLOCK_BYTES):
+                block = chunk[start : start + BLOCK_BYTES]
+                for place, begins, sound in _parts(block):
+                    yield offset + start + place, begins, sound
+            offset += len(chunk)
+
+
+def _parts(block: bytes) -> Iterator[tuple[int, bool, bool]]:
+    place = 0
+    while place + _HEADER.size <= len(block):
+        masked, length, kind = _HEADER.unpack_from(block, place)
+        end = place + _HEADER.size + length
+        # Zeros are space that was taken ahead, or a page that was lost: unsound like the rest.
+        if kind == 0 or end > len(block):
+            yield place, False, False
+            return
+        sound = masked == _masked(crc32c(block[place + 6 : end]))
+        yield place, kind in (_WHOLE, _FIRST), sound
+        # Behind an unsound part whose length is sound stands the next one.
+        place = end
+
+
+def _masked(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + _MASK) & _U32

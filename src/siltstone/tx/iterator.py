@@ -1,0 +1,177 @@
+"""Positions in a stream of keys that outlive a process, and reading on from them.
+
+    `SK` 1, shard u32, generation u32, stream u64, since i64, then three times length u32 + bytes:
+    database, filter, the key of the last row read
+
+Rows of a stream come by topic, then by time. A fresh position starts at a time, inclusive; one that
+has moved goes on behind its last row. A read that reaches its limit of time goes on at that limit,
+from the first topic on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+
+from siltstone.errors import UsageError
+from siltstone.kv.keys import TIME_END
+from siltstone.kv.slab import Found, KeyValueSlab
+from siltstone.store.manifest import SlabId
+from siltstone.store.rows import COLUMNS, Row, schema_of
+from siltstone.store.scan import Status
+from siltstone.topic.grammar import TopicFilter
+
+_HEAD: Final = struct.Struct("<2sBIIQq")
+_LENGTH: Final = struct.Struct("<I")
+_MAGIC: Final = b"SK"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyIterator:
+    """A saved position: the rows of a stream that match a filter, behind a key and from a time
+    on.
+    """
+
+    database: str
+    slab: SlabId
+    stream_id: int
+    since_us: int
+    filter: TopicFilter
+    after: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return a form that outlives this process."""
+        shard, generation = self.slab.shard, self.slab.generation
+        head = _HEAD.pack(_MAGIC, _VERSION, shard, generation, self.stream_id, self.since_us)
+        texts = (self.database.encode(), self.filter.text.encode(), self.after)
+        return head + b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KeyIterator:
+        """Read what to_bytes gave. Raises: UsageError."""
+        if len(data) < _HEAD.size or data[:2] != _MAGIC:
+            raise UsageError("these bytes are no saved iterator of keys")
+        _, version, shard, generation, stream_id, since_us = _HEAD.unpack_from(data)
+        if version != _VERSION:
+            raise UsageError(f"saved iterator of an unknown version: version={version}")
+        try:
+            database, text, after = _texts(data[_HEAD.size :])
+            name = database.decode()
+        except (struct.error, ValueError) as exc:
+            raise UsageError("these bytes are no saved iterator of keys") from exc
+        return cls(
+            database=name,
+            slab=SlabId(shard, generation),
+            stream_id=stream_id,
+            since_us=since_us,
+            filter=TopicFilter.parse(text),
+            after=after,
+        )
+
+
+class RowBatch:
+    """Rows that were read, in order."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+        return self._rows
+
+    def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+        """Return the rows as one record batch. Raises: UsageError for an unknown column."""
+        schema = schema_of(columns)
+        arrays = [
+            pa.array(
+                [getattr(row, _FIELDS.get(field.name, field.name)) for row in self._rows],
+                field.type,
+            )
+            for field in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_FIELDS: Final = {"timestamp": "timestamp_us"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRead:
+    """Rows of a stream, the position behind them, and why they ended there."""
+
+    iterator: KeyIterator
+    batch: RowBatch
+    status: Status
+
+
+def read_on(
+    slab: KeyValueSlab, iterator: KeyIterator, rows_max: int, until_us: int | None, *, ended: bool
+) -> KeyRead:
+    """Read up to rows_max matching rows, all before until_us; ended says that the slab takes no
+    more.
+    """
+    matches = [m for m in slab.match(iterator.filter) if m.stream.id == iterator.stream_id]
+    done = Status.END if ended else Status.CAUGHT_UP
+    if not matches:
+        return KeyRead(iterator=iterator, batch=RowBatch([]), status=done)
+    match = matches[0]
+    until = TIME_END if until_us is None else until_us
+    view = slab.view()
+    try:
+        start = iterator.after + b"\x00" if iterator.after else b""
+        scan = slab.scan(view, match, iterator.since_us, until, start)
+        found = list(islice(scan, rows_max))
+        if len(found) == rows_max:
+            behind, status = replace(iterator, after=found[-1].key), Status.MORE
+        elif until_us is None:
+            after = found[-1].key if found else iterator.after
+            behind, status = replace(iterator, after=after), done
+        else:
+            behind = replace(iterator, since_us=max(iterator.since_us, until_us), after=b"")
+            rest = slab.scan(view, match, until_us, TIME_END)
+            status = done if next(rest, None) is None else Status.LIMIT
+    finally:
+        view.release()
+    rows = [row_of(row, iterator.slab) for row in found]
+    return KeyRead(iterator=behind, batch=RowBatch(rows), status=status)
+
+
+def row_of(found: Found, slab: SlabId) -> Row:
+    """Return a stored row as people see it."""
+    return Row(
+        found.topic.decode(),
+        found.value,
+        timestamp_us=found.time_us,
+        shard=slab.shard,
+        generation=slab.generation,
+        stream=found.stream_id,
+    )
+
+
+def _texts(data: bytes) -> list[bytes]:
+    texts: list[bytes] = []
+    for _ in range(3):
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        if len(data) < end:
+            raise ValueError("cut short")
+        texts.append(data[_LENGTH.size : end])
+        data = data[end:]
+    if data:
+        raise ValueError("bytes to spare")
+    return texts

@@ -1,0 +1,151 @@
+"""What a transaction asks its committer to do: values, as they would go over a wire. Compiled.
+
+Nothing here was checked against the data; that is the committer's part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from siltstone.errors import UsageError
+from siltstone.kv.keys import TIME_END
+from siltstone.topic.grammar import TopicFilter
+from siltstone.tx.conflicts import ReadRange
+
+# As a time of a write: the commit gives the row the next time of its shard. As an end of a range:
+# everything before the times that the commit gives.
+MONOTONIC: Final = -1
+# As a time of a look-up: the newest row of the topic.
+LATEST: Final = -2
+
+NO_SERIAL: Final = -1
+NO_ID: Final = b""
+SERIAL_BYTES: Final = 8
+ID_BYTES_MAX: Final = 1024
+
+
+class CommitSerial:
+    """The type of COMMIT_SERIAL, a value that the commit replaces by its own serial."""
+
+    def __repr__(self) -> str:
+        """Return the name under which it is known."""
+        return "COMMIT_SERIAL"
+
+
+# Stored as 8 bytes, big endian, so that later commits have greater values.
+COMMIT_SERIAL: Final = CommitSerial()
+
+Value = bytes | CommitSerial
+
+
+class Requirement:
+    """A row that must be there, with this value unless it is None, or must not be there.
+
+    A guard is one whose value says who the owner is.
+    """
+
+    def __init__(
+        self, topic: bytes, time_us: int, present: bool, value: bytes | None, guard: bool
+    ) -> None:
+        self.topic = topic
+        self.time_us = time_us
+        self.present = present
+        self.value = value
+        self.guard = guard
+
+
+class Deletion:
+    """Rows to delete: topics of a filter in [since, until), which may be MONOTONIC."""
+
+    def __init__(self, topic_filter: TopicFilter, since_us: int, until_us: int) -> None:
+        self.filter = topic_filter
+        self.since_us = since_us
+        self.until_us = until_us
+
+
+class Operations:
+    """One transaction, as submitted: its context, and what it does if that still holds.
+
+    Deletions come before writes: a write that a later deletion covers was taken out already. A
+    write's time is below 0 where the commit gives it. The committer sets serial and duplicate.
+    """
+
+    __slots__ = (
+        "deletes_by_wildcard",
+        "deletions",
+        "duplicate",
+        "generation",
+        "id_digest",
+        "latest",
+        "read_serial",
+        "reads",
+        "requirements",
+        "serial",
+        "size_bytes",
+        "term",
+        "writes",
+    )
+
+    def __init__(self, term: int, generation: int, latest: bool, id_digest: bytes) -> None:
+        self.term = term
+        self.generation = generation
+        # Whether the client asked for the current generation, whichever that is.
+        self.latest = latest
+        self.id_digest = id_digest
+        # The serial as of which the transaction has read; NO_SERIAL when it has not.
+        self.read_serial = NO_SERIAL
+        # None while there are none: most transactions have only some of them.
+        self.reads: list[ReadRange] | None = None
+        self.requirements: list[Requirement] | None = None
+        self.deletions: list[Deletion] | None = None
+        self.deletes_by_wildcard = False
+        self.writes: dict[tuple[bytes, int], Value] = {}
+        self.size_bytes = 0
+        self.serial = NO_SERIAL
+        self.duplicate = False
+
+    def changes_nothing(self) -> bool:
+        """Say whether there is nothing to store."""
+        return not self.writes and self.deletions is None
+
+    def add_read(self, read: ReadRange) -> None:
+        """Add what was read."""
+        if self.reads is None:
+            self.reads = []
+        self.reads.append(read)
+
+    def add_requirement(self, requirement: Requirement) -> None:
+        """Add what must hold."""
+        if self.requirements is None:
+            self.requirements = []
+        self.requirements.append(requirement)
+
+    def add_deletion(self, deletion: Deletion) -> None:
+        """Add what is to be deleted."""
+        if self.deletions is None:
+            self.deletions = []
+        self.deletions.append(deletion)
+
+
+def digest_of(transaction_id: str) -> bytes:
+    """Return what is remembered of a transaction's id. Raises: UsageError."""
+    if not transaction_id:
+        raise UsageError("a transaction's id must not be empty")
+    encoded = transaction_id.encode()
+    if len(encoded) > ID_BYTES_MAX:
+        raise UsageError(
+            f"a transaction's id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"
+        )
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def check_range(since_us: int, until_us: int) -> None:
+    """Refuse what is no range of times. Raises: UsageError."""
+    if since_us < 0 or until_us < 0:
+        raise UsageError(f"times are 0 or more: since_us={since_us} until_us={until_us}")
+
+
+def end_of(until_us: int | None) -> int:
+    """Return the end of a range as a number; None and what no time reaches are the same."""
+    return TIME_END if until_us is None or until_us > TIME_END else until_us

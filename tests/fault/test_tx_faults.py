@@ -1,0 +1,112 @@
+"""Writes that fail at every point of a history, stored or not; clients whose time runs out."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Any, cast
+
+import pytest
+
+from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
+from siltstone.kv.api import Changes
+from siltstone.tx.operations import COMMIT_SERIAL
+from siltstone.tx.retry import Committed
+from siltstone.tx.transaction import Transaction
+from tests.support.tx_builders import World
+
+STEPS = 12
+
+
+def step(number: int) -> Any:
+    """Return a transaction that builds on what the one before it has done."""
+
+    def run(tx: Transaction) -> None:
+        tx.write("count", b"%d" % (int(tx.get("count") or b"0") + 1))
+        tx.write(f"new/{number}/topic", COMMIT_SERIAL)
+        if number % 3 == 2:
+            tx.delete(f"new/{number - 1}/#")
+
+    return run
+
+
+def expected(done: list[int]) -> list[str]:
+    """Return the topics that so many steps leave."""
+    topics = ["count"] if done else []
+    deleted = {number - 1 for number in done if number % 3 == 2}
+    topics += [f"new/{number}/topic" for number in done if number not in deleted]
+    return sorted(topics)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("nth", range(1, STEPS + 2))
+def test_a_write_that_fails_anywhere_leaves_a_whole_history_and_ids_tell_which(
+    nth: int, stored: bool
+) -> None:
+    with World(timed=False) as world:
+        world.fail_write(nth=nth, stored=stored)
+        committed: list[int] = []
+        unknown: list[int] = []
+        for number in range(STEPS):
+            if number == STEPS // 2:
+                try:
+                    world.database.seal()
+                except PoisonedError:
+                    break
+            try:
+                world.database.transact(step(number), id=str(number), retries=0)
+            except OutcomeUnknownError:
+                unknown.append(number)
+            except PoisonedError:
+                break
+            else:
+                committed.append(number)
+        world.crash()
+        found = {n: world.database.outcome(str(n)) for n in range(STEPS)}
+        happened = [number for number, serial in found.items() if serial is not None]
+        # All that was acknowledged, what was unknown if it was stored, nothing else.
+        assert happened == committed + (unknown if stored else [])
+        rows = sorted(row.topic for row in world.database.read())
+        first_part = [n for n in happened if n < STEPS // 2]
+        later_part = [n for n in happened if n >= STEPS // 2]
+        assert rows == sorted(expected(first_part) + expected(later_part))
+        # Each may be sent again, and happens once.
+        for number in happened:
+            again = world.database.transact(step(number), id=str(number))
+            assert (again.duplicate, again.serial) == (True, found[number])
+        assert sorted(row.topic for row in world.database.read()) == rows
+
+
+def test_a_commit_that_is_not_done_in_time_may_have_happened() -> None:
+    with World(timed=False) as world:
+        begun, go = Event(), Event()
+        write = world.memory.write
+
+        def slow(changes: Changes) -> None:
+            begun.set()
+            go.wait()
+            write(changes)
+
+        cast("Any", world.memory).write = slow
+        errors: list[SiltstoneError] = []
+
+        def commit() -> None:
+            tx = world.database.transaction(timeout=1.0, id="x")
+            tx.write("a", b"v")
+            try:
+                tx.commit()
+            except SiltstoneError as exc:
+                errors.append(exc)
+
+        client = Thread(target=commit)
+        client.start()
+        begun.wait()
+        client.join()
+        assert [(type(error), str(error)) for error in errors] == [
+            (OutcomeUnknownError, "no outcome after 1.0 seconds")
+        ]
+        go.set()
+        cast("Any", world.memory).write = write
+        # It has happened after all, and the id says so.
+        assert world.database.outcome("x") == 1
+        again: Committed[None] = world.database.transact(lambda tx: tx.write("a", b"w"), id="x")
+        assert (again.duplicate, again.serial, world.database.get("a")) == (True, 1, b"v")
