@@ -18,6 +18,7 @@ COMPILED = (
     "src/siltstone/broker/gather.py",
     "src/siltstone/broker/router.py",
     "src/siltstone/broker/shares.py",
+    "src/siltstone/kv/keys.py",
     "src/siltstone/mqtt/flow.py",
     "src/siltstone/mqtt/publish.py",
     "src/siltstone/mqtt/splitter.py",
@@ -26,6 +27,14 @@ COMPILED = (
     "src/siltstone/store/cook.py",
     "src/siltstone/topic/matcher.py",
     "src/siltstone/topic/structure.py",
+    "src/siltstone/tx/committer.py",
+    "src/siltstone/tx/conflicts.py",
+    "src/siltstone/tx/operations.py",
+    "src/siltstone/tx/pending.py",
+    "src/siltstone/tx/queue.py",
+    "src/siltstone/tx/sight.py",
+    "src/siltstone/tx/ticket.py",
+    "src/siltstone/tx/transaction.py",
 )
 
 

@@ -165,6 +165,8 @@ def test_every_sub_package_has_an_empty_init() -> None:
         ]
         for package in packages
     }
+    # The pipeline is a package of its own to its users: it re-exports its public names.
+    sizes.pop("pipeline")
     assert {name: size for name, size in sizes.items() if size != [0]} == {}
 
 

@@ -1,0 +1,112 @@
+"""The columns of the source, as Spark declares them and as Arrow must bring them.
+
+    topic       STRING              timestamp   TIMESTAMP, in µs
+    levels      ARRAY<STRING>       the words of the topic
+    publisher   STRING              qos         TINYINT         retain   BOOLEAN
+    properties  MAP<STRING,STRING>  MQTT's own names begin with `mqtt.`
+    payload     BINARY              STRING or STRUCT when it is decoded, NULL where it cannot be
+    shard       INT                 generation  INT
+    stream      BIGINT              the 64 bits of its id; hex(stream) is how it is written
+    serial      BIGINT
+
+Spark takes a batch only when its Arrow schema equals the declared one, nullability included, so
+that one is made from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from siltstone.errors import UsageError
+
+PAYLOAD: Final = "payload"
+_TYPES: Final[dict[str, DataType]] = {
+    "topic": StringType(),
+    "levels": ArrayType(StringType(), containsNull=False),
+    "timestamp": TimestampType(),
+    "publisher": StringType(),
+    "qos": ByteType(),
+    "retain": BooleanType(),
+    "properties": MapType(StringType(), StringType(), valueContainsNull=False),
+    PAYLOAD: BinaryType(),
+    "shard": IntegerType(),
+    "generation": IntegerType(),
+    "stream": LongType(),
+    "serial": LongType(),
+}
+COLUMNS: Final = tuple(_TYPES)
+
+
+def spark_schema(columns: Sequence[str], payload: DataType | None = None) -> StructType:
+    """Return the schema with these columns; a decoded payload has a type of its own."""
+    return StructType(
+        [
+            StructField(name, payload, nullable=True)
+            if name == PAYLOAD and payload is not None
+            else StructField(name, _TYPES[name], nullable=False)
+            for name in columns
+        ]
+    )
+
+
+def schema_ddl(columns: Sequence[str], payload: str) -> str:
+    """Return the schema as text, for a payload whose type is known as text only."""
+    return ", ".join(
+        f"{name} {payload}" if name == PAYLOAD else f"{name} {_TYPES[name].simpleString()} NOT NULL"
+        for name in columns
+    )
+
+
+def type_ddl(kind: DataType) -> str:
+    """Return a type as text that any name of a field survives."""
+    match kind:
+        case StructType():
+            fields = ", ".join(
+                f"`{field.name.replace('`', '``')}`: {type_ddl(field.dataType)}"
+                for field in kind.fields
+            )
+            return f"STRUCT<{fields}>"
+        case ArrayType():
+            return f"ARRAY<{type_ddl(kind.elementType)}>"
+        case _:
+            return kind.simpleString()
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return what batches must look like for a declared schema. Raises: UsageError.
+
+    A schema that the user declared may leave columns out, order them, and decode the payload.
+    """
+    for field in schema.fields:
+        if field.name not in _TYPES:
+            raise UsageError(f"no such column: {field.name}; there are {', '.join(COLUMNS)}")
+        if not _fits(field.name, field.dataType):
+            raise UsageError(
+                f"column {field.name} cannot be read as {field.dataType.simpleString()}; "
+                f"it is {_TYPES[field.name].simpleString()}"
+            )
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    if name == PAYLOAD and isinstance(kind, StringType | StructType):
+        return True
+    return type(kind) is type(_TYPES[name]) and kind.simpleString() == _TYPES[name].simpleString()

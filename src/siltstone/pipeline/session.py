@@ -1,0 +1,176 @@
+"""Start Spark so that it works: Java, Python, logs and the settings that our tables need.
+
+Everything that must be right before the JVM starts is set here and nowhere else, and the user sets
+nothing. What Spark needs on disk goes to a scratch directory that goes with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import PurePath
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.fs.publish import create_directories, remove_tree
+from siltstone.pipeline.java import Java, find_java
+from siltstone.pipeline.source import register
+
+_LOGGING: Final = b"""\
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+# Arrow checks every access to its memory otherwise, once for each value of each row.
+_JAVA_OPTIONS: Final = (
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
+)
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # What other readers of Parquet, delta-rs among them, take for microseconds.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+def start_session(
+    *,
+    name: str = "siltstone",
+    master: str = "local[*]",
+    memory: str = "1g",
+    java_options: str = "",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a Spark session with the source registered; one that is active already, if there is.
+
+    Raises: UsageError when there is no Java for Spark, or a pandas that it cannot use.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        register(active)
+        return active
+    check_pandas(metadata.version("pandas"))
+    fs = PosixFileSystem()
+    java = find_java(fs, os.environ)
+    scratch = make_scratch(fs, PurePath(os.environ.get("TMPDIR") or "/tmp"), java)  # noqa: S108 - a name of its own below it
+    chosen = session_settings(
+        master=master, memory=memory, java_options=java_options, java=java, scratch=scratch
+    )
+    builder = SparkSession.Builder().appName(name).master(master)
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    try:
+        with _environment(spark_environment(os.environ, master=master, scratch=scratch)):
+            spark = builder.getOrCreate()
+    except BaseException:
+        remove_tree(fs, scratch)
+        raise
+    atexit.register(_end, fs, scratch)
+    register(spark)
+    return spark
+
+
+def check_pandas(version: str) -> None:
+    """Refuse a pandas that this pyspark does not work with. Raises: UsageError."""
+    if int(version.partition(".")[0]) >= 3:
+        raise UsageError(f"pyspark {pyspark.__version__} needs pandas below 3: pandas={version}")
+
+
+def session_settings(
+    *, master: str, memory: str, java_options: str, java: Java, scratch: PurePath
+) -> dict[str, str]:
+    """Return what Spark is told when it starts."""
+    settings = _SETTINGS | {
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": " ".join(
+            [*_JAVA_OPTIONS, *java.options, java_options]
+        ).strip(),
+        "spark.executor.extraJavaOptions": " ".join([*_JAVA_OPTIONS, *java.options]),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+    }
+    if master.startswith("local"):
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.local.dir"] = str(scratch / "local")
+    return settings
+
+
+def spark_environment(
+    environment: Mapping[str, str], *, master: str, scratch: PurePath
+) -> dict[str, str]:
+    """Return the variables to start Spark with, beside those there are."""
+    changes = {
+        "JAVA_HOME": str(scratch / "java"),
+        # Another Spark of the machine, of another version, must not be taken for ours.
+        "SPARK_HOME": str(PurePath(pyspark.__file__).parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": environment.get("SPARK_CONF_DIR") or str(scratch / "conf"),
+    }
+    if master.startswith("local"):
+        changes["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Python workers import us: from where we are, unless that is where they look anyway.
+    source = PurePath(__file__).parent.parent.parent
+    if source.name not in {"site-packages", "dist-packages"}:
+        known = environment.get("PYTHONPATH", "")
+        changes["PYTHONPATH"] = ":".join(
+            [str(source), *known.split(":")] if known else [str(source)]
+        )
+    return changes
+
+
+def make_scratch(fs: PosixFileSystem, parent: PurePath, java: Java) -> PurePath:
+    """Make the directory of this process, with the files that Spark starts with."""
+    scratch = parent / f"siltstone-{secrets.token_hex(8)}"
+    create_directories(fs, scratch)
+    fs.set_mode(scratch, 0o700)
+    create_directories(fs, scratch / "tmp")
+    for path, data in (
+        (scratch / "java" / "bin" / "java", java.shim(scratch / "tmp")),
+        (scratch / "conf" / "log4j2.properties", _LOGGING),
+    ):
+        create_directories(fs, path.parent)
+        with fs.create(path) as file:
+            file.write(data)
+    fs.set_mode(scratch / "java" / "bin" / "java", 0o755)
+    return scratch
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change the environment while Spark starts: its processes keep a copy."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _end(fs: PosixFileSystem, scratch: PurePath) -> None:
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        active.stop()
+    # The JVM may remove its own files at the same time.
+    with suppress(SiltstoneError):
+        remove_tree(fs, scratch)

@@ -1,0 +1,83 @@
+"""The data source by the name of siltstone, as Spark sees it."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StringType, StructType
+
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.decode import infer_type
+from siltstone.pipeline.options import ReadOptions, parse_options
+from siltstone.pipeline.reader import SiltstoneReader
+from siltstone.pipeline.schema import PAYLOAD, schema_ddl, spark_schema, type_ddl
+from siltstone.pipeline.stream_reader import SiltstoneStreamReader
+from siltstone.pipeline.survey import opened
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SAMPLE_ROWS: Final = 1000
+
+
+class SiltstoneSource(DataSource):
+    """A store as a table, to read and to follow."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.parsed = parse_options(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what users say to `format`."""
+        return "siltstone"
+
+    def schema(self) -> StructType | str:
+        """Return the columns that were asked for, with the payload decoded as asked."""
+        options = self.parsed
+        if options.decode == "raw" or PAYLOAD not in options.columns:
+            return spark_schema(options.columns)
+        if options.decode == "utf8":
+            return spark_schema(options.columns, StringType())
+        if options.payload_schema:
+            return schema_ddl(options.columns, _as_struct(options.payload_schema))
+        return schema_ddl(options.columns, type_ddl(_inferred(options)))
+
+    def reader(self, schema: StructType) -> SiltstoneReader:
+        """Return the reader of a batch query."""
+        return SiltstoneReader(self.parsed, schema)
+
+    def streamReader(self, schema: StructType) -> SiltstoneStreamReader:
+        """Return the reader of a streaming query."""
+        return SiltstoneStreamReader(self.parsed, schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the source known to a session; where Spark finds `pyspark_siltstone`, it is already."""
+    spark.dataSource.register(SiltstoneSource)
+
+
+def _as_struct(ddl: str) -> str:
+    """Return a schema as the type of one column: its fields may be given without the brackets."""
+    return ddl if ddl.lower().startswith("struct<") else f"STRUCT<{ddl}>"
+
+
+def _inferred(options: ReadOptions) -> StructType:
+    """Look at the first rows to see what their JSON is like. Raises: UsageError."""
+    with opened(PosixFileSystem(), options) as database:
+        payloads = (
+            payload
+            for topic_filter in options.filters
+            for batch in database.read(
+                topic_filter,
+                since_us=options.since_us,
+                until_us=options.until_us,
+                columns=["value"],
+                rows_max=_SAMPLE_ROWS,
+            )
+            for payload in batch.column(0).to_pylist()
+        )
+        return infer_type(islice(payloads, _SAMPLE_ROWS))

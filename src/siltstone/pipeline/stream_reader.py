@@ -1,0 +1,234 @@
+"""The streaming reader: positions, admission control, and the same reading as for a batch.
+
+Spark calls all but `read` in one process that lives as long as the query; it keeps the database
+open there. A position is a serial for each shard, and the rows between two positions never change:
+a batch that is planned again after a crash is the same batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from siltstone.clock import Clock, SystemClock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.pipeline.offsets import Loss, Offsets, find_losses, read_offsets, resolve
+from siltstone.pipeline.options import ReadOptions
+from siltstone.pipeline.planner import Backlog, admit
+from siltstone.pipeline.reader import read_partition
+from siltstone.pipeline.schema import arrow_schema
+from siltstone.pipeline.survey import (
+    choose,
+    find_database,
+    plan_between,
+    refuse_losses,
+    wanted_serials,
+)
+from siltstone.store.selection import FramePlace, SlabExtent
+
+_LOG: Final = logging.getLogger(__name__)
+Position = Mapping[int, int]
+
+
+class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a store from a position on."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: StructType,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._fs = fs or PosixFileSystem()
+        self._clock = clock or SystemClock()
+        self._begins = options.stream_start()
+        self._store: Store | None = None
+        self._target: dict[int, int] | None = None
+        # Here nothing was found that is wanted; it need not be looked for again.
+        self._passed: dict[int, range] = {}
+        self._waiting_since: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what is open behind: executors only read partitions."""
+        return self.__dict__ | {"_store": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where the query begins when it has no checkpoint."""
+        return Offsets(resolve(self._begins, self._database().extents())).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the first limit that was set: Spark hands it back unless a trigger overrides it.
+
+        Which one it is does not matter: all that were set hold.
+        """
+        options = self._options
+        if options.rows_per_trigger is not None:
+            return ReadMaxRows(options.rows_per_trigger)
+        if options.bytes_per_trigger is not None:
+            return ReadMaxBytes(options.bytes_per_trigger)
+        if options.rows_to_wait_for is not None:
+            return ReadMinRows(options.rows_to_wait_for)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; start where there is nothing to read."""
+        extents = self._database().extents()
+        begin = self._checked_start(start, extents)
+        end = self._end(begin, extents)
+        limited = not isinstance(limit, ReadAllAvailable)
+        backlogs = {
+            shard: Backlog(serials=range(serial, end[shard]), frames=frames)
+            for shard, serial in self._sought_from(begin, end).items()
+            for frames in [self._frames(shard, serial, end[shard], extents)]
+            if serial < end[shard]
+        }
+        admitted = admit(
+            backlogs,
+            rows_max=self._options.rows_per_trigger if limited else None,
+            bytes_max=self._options.bytes_per_trigger if limited else None,
+        )
+        ends = {shard: admitted.ends.get(shard, end[shard]) for shard in end}
+        if admitted.rows == 0 and not self._moves(start, begin, ends, extents):
+            self._passed = {shard: range(begin[shard], ends[shard]) for shard in ends}
+            return start
+        if limited and self._waits(admitted.rows):
+            return start
+        self._waiting_since = None
+        return Offsets(ends).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return where the store ends, for Spark's metrics."""
+        extents = self._database().extents()
+        return Offsets(_ends_of(extents)).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the end of the store as the end of the query."""
+        self._target = _ends_of(self._database().extents())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what the tasks of a micro-batch read. Raises: SlabDroppedError."""
+        database = self._database()
+        extents = database.extents()
+        begin = self._checked_start(start, extents)
+        stop = read_offsets(end, "offsets").serials
+        refuse_losses(find_losses(begin, stop, extents), self._options)
+        plan = plan_between(database, self._options, begin, stop, extents)
+        _LOG.info("planned a micro-batch of %s: %s", self._options.path, plan.report)
+        return list(plan.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition. Raises: SlabDroppedError, CorruptionError."""
+        return read_partition(self._fs, self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: what a query has read stays until retention drops it."""
+
+    def stop(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _database(self) -> Database:
+        if self._store is None:
+            self._store = Store(absolute_path(self._options.path), read_only=True, fs=self._fs)
+        return find_database(self._store, self._options.database)
+
+    def _checked_start(
+        self, start: Mapping[str, Any], extents: Sequence[SlabExtent]
+    ) -> dict[int, int]:
+        """Read a position, and check that the store has not gone back behind it."""
+        begin = resolve(read_offsets(start, "offsets"), extents)
+        ends = _ends_of(extents)
+        behind = [
+            Loss(shard=shard, serials=range(ends[shard], serial))
+            for shard, serial in begin.items()
+            if serial > ends[shard]
+        ]
+        refuse_losses(behind, self._options)
+        return {shard: min(serial, ends[shard]) for shard, serial in begin.items()}
+
+    def _end(self, begin: Position, extents: Sequence[SlabExtent]) -> dict[int, int]:
+        """Return where the store ends for this query; it never goes back."""
+        ends = _ends_of(extents)
+        if self._target is not None:
+            # A shard that appeared after the query began is left to the next one.
+            ends = {shard: self._target.get(shard, 0) for shard in ends}
+        return {shard: max(begin[shard], end) for shard, end in ends.items()}
+
+    def _sought_from(self, begin: Position, end: Position) -> dict[int, int]:
+        """Return where to look from: behind what is known to hold nothing that is wanted."""
+        sought = dict(begin)
+        for shard, passed in self._passed.items():
+            if sought.get(shard) in passed:
+                sought[shard] = min(passed.stop, end[shard])
+        return sought
+
+    def _moves(
+        self,
+        start: Mapping[str, Any],
+        begin: Position,
+        end: Position,
+        extents: Sequence[SlabExtent],
+    ) -> bool:
+        """Say whether a position must move though nothing is wanted: the store ended before it, or
+        it would stay in a slab that may be dropped, which would look like a loss one day.
+        """
+        return read_offsets(start, "offsets").serials != begin or any(
+            begin[extent.slab.shard] < extent.serials.stop <= end[extent.slab.shard]
+            for extent in extents
+            if extent.until_us is not None
+        )
+
+    def _frames(
+        self, shard: int, start: int, stop: int, extents: Sequence[SlabExtent]
+    ) -> Iterator[FramePlace]:
+        """Yield the frames of a shard that may hold what is wanted, slab after slab."""
+        database, options = self._database(), self._options
+        own = [extent for extent in extents if extent.slab.shard == shard]
+        return chain.from_iterable(
+            choice.frames
+            for extent in sorted(own, key=lambda extent: extent.serials.start)
+            for serials in [wanted_serials(extent, options, {shard: start}, {shard: stop})]
+            if serials
+            for choice in [choose(database, options, extent, serials)]
+            if choice is not None
+        )
+
+    def _waits(self, rows: int) -> bool:
+        """Say whether to wait for more rows: too few are there, and not for too long yet."""
+        wanted = self._options.rows_to_wait_for
+        if wanted is None or rows >= wanted or self._target is not None:
+            return False
+        now = self._clock.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since < self._options.wait_max
+
+
+def _ends_of(extents: Sequence[SlabExtent]) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for extent in extents:
+        shard = extent.slab.shard
+        ends[shard] = max(ends.get(shard, 0), extent.serials.stop)
+    return dict(sorted(ends.items()))

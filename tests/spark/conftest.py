@@ -1,0 +1,46 @@
+"""One Spark for all tests here, and a store for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import siltstone
+from siltstone.database import Database
+from siltstone.pipeline.session import start_session
+from tests.support.builders import settings_of
+
+# Compiling less and collecting simply: what runs is short.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# The first test waits for Spark to start.
+TIMEOUT_SECONDS = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in Path(item.path).parts and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = start_session(
+        name="tests", master="local[2]", memory="512m", java_options=JAVA_OPTIONS
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Yield a database that this process has open for writing while Spark reads it."""
+    with siltstone.open(tmp_path / "store") as store:
+        yield store.create("messages", settings_of(shards=2, shard_by="topic"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")

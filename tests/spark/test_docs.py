@@ -1,0 +1,45 @@
+"""The examples of docs/pipeline.md run as they stand, but for the paths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from siltstone.database import Database
+from siltstone.store.rows import Row
+
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "pipeline.md").read_text("utf-8")
+
+
+def test_the_examples_run_one_after_the_other(
+    spark: SparkSession,
+    database: Database,
+    path: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kinds = ("temp", "hum")
+    database.append(
+        [
+            Row(f"plant/{number % 9}/{kinds[number % 2]}", b'{"value": %d}' % number)
+            for number in range(90)
+        ]
+    ).wait()
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"spark": spark}
+    for block in blocks:
+        code = block.replace("/var/lib/siltstone-example", str(tmp_path)).replace(
+            "/var/lib/siltstone", path
+        )
+        exec(code, names)  # noqa: S102 - our own examples
+    assert len(blocks) == 5
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [
+        next(line for line in printed if line.startswith("1 partitions read")),
+        "90",
+    ]
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 90

@@ -1,0 +1,115 @@
+"""Streaming queries in Spark itself: triggers, limits, restarts, and what was dropped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.database import Database
+from siltstone.store.manifest import SlabId
+from siltstone.store.rows import Row
+from tests.support.pipeline import stored_rows
+
+
+def rows(start: int, stop: int) -> list[Row]:
+    return [Row(f"plant/{number % 7}", b"%d" % number) for number in range(start, stop)]
+
+
+class Sink:
+    """Collects the places of rows, a list a batch."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[int, int]]] = {}
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        places = batch.select("shard", "serial").collect()
+        self.batches[number] = sorted((row.shard, row.serial) for row in places)
+
+    def places(self) -> list[tuple[int, int]]:
+        return sorted(place for batch in self.batches.values() for place in batch)
+
+
+def run_to_the_end(
+    spark: SparkSession, path: str, directory: Path, sink: Sink, **options: Any
+) -> None:
+    """Read all that there is now, from the checkpoint on if there is one."""
+    query = (
+        spark.readStream.format("siltstone")
+        .options(**options)
+        .load(path)
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def places_in(database: Database, filters: list[str]) -> list[tuple[int, int]]:
+    return [(row["shard"], row["serial"]) for row in stored_rows(database, filters)]
+
+
+def test_a_query_goes_on_from_its_checkpoint_with_each_row_once(
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
+) -> None:
+    sink = Sink()
+    database.append(rows(0, 100)).wait()
+    run_to_the_end(spark, path, tmp_path, sink, maxRowsPerTrigger=30)
+    assert [len(batch) for batch in sink.batches.values()] == [30, 30, 30, 10]
+    database.append(rows(100, 150)).wait()
+    database.seal()
+    database.append([Row("new/stream", b"")]).wait()
+    run_to_the_end(spark, path, tmp_path, sink)
+    assert sink.places() == places_in(database, ["#"])
+    offsets = (tmp_path / "checkpoint" / "offsets" / "4").read_text().splitlines()[-1]
+    ends = {str(info.slab.shard): 0 for info in database.slabs()}
+    for row in stored_rows(database, ["#"]):
+        ends[str(row["shard"])] = max(ends[str(row["shard"])], row["serial"] + 1)
+    assert json.loads(offsets) == {"version": 1, "shards": ends}
+
+
+def test_a_running_query_finds_what_is_appended(
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
+) -> None:
+    sink = Sink()
+    query = (
+        spark.readStream.format("siltstone")
+        .option("filter", "plant/3,other/#")
+        .load(path)
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        for number in range(3):
+            database.append(rows(number * 20, number * 20 + 20)).wait()
+            database.append([Row(f"other/{number}", b"")]).wait()
+            query.processAllAvailable()
+            assert sink.places() == places_in(database, ["plant/3", "other/#"])
+            database.seal()
+    finally:
+        query.stop()
+
+
+def test_a_generation_that_was_dropped_unread_fails_the_query_or_is_skipped(
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
+) -> None:
+    sink = Sink()
+    database.append(rows(0, 50)).wait()
+    run_to_the_end(spark, path, tmp_path, sink)
+    database.append(rows(50, 100)).wait()
+    database.seal()
+    for shard in range(2):
+        database.drop_slab(SlabId(shard, 1))
+    database.append(rows(100, 120)).wait()
+    with pytest.raises(StreamingQueryException, match="rows are gone that the query asks for"):
+        run_to_the_end(spark, path, tmp_path, sink)
+    run_to_the_end(spark, path, tmp_path, sink, failOnDataLoss="false")
+    assert len(sink.places()) == 70
+    assert sink.places()[-1] == places_in(database, ["#"])[-1]

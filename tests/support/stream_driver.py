@@ -1,0 +1,56 @@
+"""A streaming query that is killed: `python -m tests.support.stream_driver STORE DIRECTORY`.
+
+Each micro-batch becomes one file, named after the batch, so that a batch that is done again
+replaces what it wrote before. It prints `begin N` before a batch is written and `end N` after.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from siltstone.pipeline.session import start_session
+
+
+def tell(text: str) -> None:
+    """Print a line that the parent process waits for."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Read everything there is, then end."""
+    store, directory = sys.argv[1], Path(sys.argv[2])
+    spark = start_session(
+        name="driver",
+        master="local[2]",
+        memory="512m",
+        java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    )
+
+    def write(batch: DataFrame, number: int) -> None:
+        tell(f"begin {number}")
+        table = batch.toArrow()
+        temporary = directory / f"{number}.tmp"
+        pq.write_table(table, temporary)
+        temporary.rename(directory / f"{number}.parquet")
+        tell(f"end {number}")
+
+    query = (
+        spark.readStream.format("siltstone")
+        .option("maxRowsPerTrigger", 100)
+        .load(store)
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from siltstone.pipeline.answers import count_read, explain_read
+from siltstone.pipeline.offsets import Offsets
+from tests.support.builders import NOW_US, World, rows_on
+from tests.support.pipeline import batch_rows, options_of
+
+
+def world() -> World:
+    made = World()
+    with made.database(thresholds=(-1, 0)) as database:
+        database.append(rows_on("s/a", "s/b", "t")).wait()
+        database.seal()
+        database.append(rows_on("s/a", "s/c")).wait()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 5),
+        ({"filters": ("s/a",)}, 2),
+        ({"filters": ("s/a", "s/+", "t")}, 5),
+        ({"filters": ("s/a", "s/c")}, 3),
+        ({"since_us": NOW_US + 1, "until_us": NOW_US + 4}, 3),
+        ({"filters": ("s/+", "s/a"), "since_us": NOW_US + 3}, 2),
+        ({"starting": Offsets({0: 2})}, 3),
+        ({"ending": Offsets({0: 4})}, 4),
+    ],
+    ids=str,
+)
+def test_rows_are_counted_as_they_are_read(changes: dict[str, Any], rows: int) -> None:
+    made = world()
+    assert count_read(made.fs, options_of(**changes)) == rows == len(batch_rows(made, **changes))
+
+
+def test_what_a_query_reads_is_told_without_reading_it() -> None:
+    report = explain_read(world().fs, options_of(filters=("t",)))
+    assert (report.slabs, report.slabs_read, report.frames, report.frames_read) == (2, 1, 4, 1)
