@@ -15,6 +15,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PURE := build/pure
 PEERS := build/peers/.fetched
+# A test process for each core, two at least: much of the time is spent waiting.
+PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? n : 2))) --dist loadgroup
 
 COMPILED := $(shell sed -n 's|^    "\(src/siltstone/.*\.py\)",$$|\1|p' setup.py)
 ifeq ($(COMPILED),)
@@ -32,8 +34,8 @@ demo: $(BUILT)  ## a broker, its devices and a subscriber; kill -9 in the middle
 	$(BIN)/python examples/demo.py
 
 test: $(BUILT) $(PURE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
-	$(BIN)/python -m pytest
-	PYTHONPATH=$(PURE) $(BIN)/python -m pytest --form=pure tests/unit tests/property
+	$(BIN)/python -m pytest $(PARALLEL)
+	PYTHONPATH=$(PURE) $(BIN)/python -m pytest $(PARALLEL) --form=pure tests/unit tests/property
 
 lint: $(BUILT) types  ## check style, format, types and the import arrows
 	$(BIN)/ruff check

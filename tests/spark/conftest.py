@@ -21,7 +21,11 @@ TIMEOUT_SECONDS = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in Path(item.path).parts and not item.get_closest_marker("timeout"):
+        if "spark" not in Path(item.path).parts:
+            continue
+        # One worker has them all, for each would start a Spark of its own.
+        item.add_marker(pytest.mark.xdist_group("spark"))
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
 
 

@@ -8,12 +8,12 @@ arguments, where others could read it.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from getpass import getpass
 from pathlib import Path, PurePath
 from stat import S_IMODE
+from time import sleep
 from typing import Annotated, Final
 
 import typer
@@ -140,7 +140,7 @@ def _take_lock(fs: FileSystem, file: Path) -> Lock:
         try:
             return fs.lock(path)
         except LockedError:
-            time.sleep(_LOCK_WAIT_SECONDS)
+            sleep(_LOCK_WAIT_SECONDS)
     raise LockedError(f"another command is changing {file}; try again")
 
 

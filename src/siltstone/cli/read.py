@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Final, TextIO
 
 import pyarrow as pa
@@ -141,7 +141,7 @@ def _follow(
 
         def wait() -> None:
             sink.flush()
-            time.sleep(_POLL_SECONDS)
+            sleep(_POLL_SECONDS)
 
         try:
             _pour(limited(follow(follower, wait), limit), sink)

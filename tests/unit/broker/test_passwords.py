@@ -141,6 +141,7 @@ def test_users_are_read_in_order_between_comments() -> None:
             ("a user's name must not be empty, begin with # or begin or end with a blank: user=''"),
         ),
     ],
+    ids=["no hash", "no scrypt", "twice", "blank", "empty"],
 )
 def test_a_wrong_line_is_named_with_its_file(line: str, complaint: str) -> None:
     with pytest.raises(UsageError) as caught:

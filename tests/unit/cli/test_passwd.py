@@ -218,7 +218,7 @@ def test_a_command_waits_for_another_one(
     siltstone: CommandLine, lock: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = Pauses(lock, frees=3)
-    monkeypatch.setattr("siltstone.cli.passwd.time.sleep", pauses)
+    monkeypatch.setattr("siltstone.cli.passwd.sleep", pauses)
     assert siltstone("passwd", str(FILE), "alice", "--stdin", stdin=b"x").status == 0
     assert pauses.seconds == [0.02, 0.02, 0.02]
     siltstone.fs.lock(LOCK).release()
@@ -228,7 +228,7 @@ def test_a_command_does_not_wait_for_ever(
     siltstone: CommandLine, lock: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = Pauses(lock, frees=None)
-    monkeypatch.setattr("siltstone.cli.passwd.time.sleep", pauses)
+    monkeypatch.setattr("siltstone.cli.passwd.sleep", pauses)
     outcome = siltstone("passwd", str(FILE), "alice", "--stdin", stdin=b"x")
     assert (outcome.status, outcome.err) == (
         2,

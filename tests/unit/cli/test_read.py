@@ -89,7 +89,7 @@ def test_following_ends_with_130_when_interrupted(
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("siltstone.cli.read.time.sleep", interrupt)
+    monkeypatch.setattr("siltstone.cli.read.sleep", interrupt)
     outcome = metrics("read", "metrics", "--follow", "--columns", "value")
     assert (outcome.status, outcome.lines, outcome.err) == (
         130,
