@@ -18,7 +18,7 @@ from siltstone.errors import (
     NotFoundError,
     UsageError,
 )
-from siltstone.fs.api import Entry, EntryKind, File, FileSystem
+from siltstone.fs.api import Entry, EntryKind, File, FileSystem, Name
 from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.posix import PosixFileSystem
@@ -246,6 +246,19 @@ def test_list_is_sorted_and_tells_files_from_directories(disk: Disk) -> None:
     ]
 
 
+def test_scan_yields_names_and_kinds_and_never_follows_a_link(disk: Disk) -> None:
+    disk.fs.make_directory(disk.root / "b")
+    disk.fs.create(disk.root / "a").close()
+    disk.fs.symlink(PurePath("a"), disk.root / "c")
+    assert sorted(disk.fs.scan(disk.root)) == [
+        Name("a", EntryKind.FILE),
+        Name("b", EntryKind.DIRECTORY),
+        Name("c", EntryKind.OTHER),
+    ]
+    with pytest.raises(NotFoundError):
+        next(disk.fs.scan(disk.root / "missing"))
+
+
 def test_a_file_where_a_directory_is_meant_is_a_disk_error(disk: Disk) -> None:
     path = disk.write("a", b"")
     calls: list[Callable[[], object]] = [
@@ -380,3 +393,35 @@ def test_sync_leaves_what_is_seen_as_it_is(disk: Disk) -> None:
         file.sync()
     disk.fs.sync_directory(disk.root)
     assert disk.fs.read(path) == b"abc"
+
+
+def test_a_symbolic_link_is_read_and_moved_and_removed_but_never_followed(disk: Disk) -> None:
+    old, new = disk.root / "new", disk.root / "link"
+    disk.write("a", b"contents")
+    disk.fs.symlink(PurePath("nowhere"), new)
+    disk.fs.symlink(PurePath("a"), old)
+    assert (disk.fs.readlink(old), disk.fs.readlink(new)) == (PurePath("a"), PurePath("nowhere"))
+    disk.fs.rename(old, new)
+    assert (disk.fs.readlink(new), disk.fs.exists(old)) == (PurePath("a"), False)
+    with pytest.raises(UsageError, match="not a regular file"):
+        disk.fs.read(new)
+    assert disk.fs.list(disk.root)[1] == Entry(
+        name="link", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0
+    )
+    disk.fs.remove(new)
+    assert (disk.fs.exists(new), disk.fs.read(disk.root / "a")) == (False, b"contents")
+
+
+def test_a_symbolic_link_takes_no_name_that_is_taken(disk: Disk) -> None:
+    path = disk.write("a", b"old")
+    with pytest.raises(ExistsError, match=f"path={path}"):
+        disk.fs.symlink(PurePath("b"), path)
+    assert disk.fs.read(path) == b"old"
+
+
+def test_only_symbolic_links_have_a_target(disk: Disk) -> None:
+    path = disk.write("a", b"")
+    with pytest.raises(UsageError, match=f"not a symbolic link: path={path}"):
+        disk.fs.readlink(path)
+    with pytest.raises(NotFoundError, match="path="):
+        disk.fs.readlink(disk.root / "missing")

@@ -19,6 +19,8 @@ Step = Callable[[FileSystem, PurePath], object]
 # Few names, some below others, so that files and directories get in each other's way.
 NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/a"]
 names = st.sampled_from(NAMES)
+# Links that lead nowhere, and have nothing below them: only the disk follows links.
+link_names = st.sampled_from(["a", "b", "d/a"])
 sizes = st.integers(0, 9000)
 
 
@@ -45,6 +47,12 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda n: lambda fs, root: fs.read(root / n), names),
     st.builds(lambda n, m: lambda fs, root: fs.rename(root / n, root / m), names, names),
     st.builds(lambda n, m: lambda fs, root: fs.link(root / n, root / m), names, names),
+    st.builds(
+        lambda n, m: lambda fs, root: fs.symlink(PurePath("nowhere", n), root / m),
+        names,
+        link_names,
+    ),
+    st.builds(lambda n: lambda fs, root: fs.readlink(root / n), names),
     st.builds(on_file, names, sizes, st.binary(max_size=20), sizes),
 )
 
@@ -59,15 +67,19 @@ def outcome(step: Step, fs: FileSystem, root: PurePath) -> object:
 
 
 def tree(fs: FileSystem, path: PurePath) -> object:
+    looks = {EntryKind.DIRECTORY: tree, EntryKind.FILE: contents, EntryKind.OTHER: target}
     return [
-        (entry.name, entry.kind, entry.size_bytes)
-        + (
-            (tree(fs, path / entry.name),)
-            if entry.kind is EntryKind.DIRECTORY
-            else (fs.read(path / entry.name),)
-        )
+        (entry.name, entry.kind, entry.size_bytes, looks[entry.kind](fs, path / entry.name))
         for entry in fs.list(path)
     ]
+
+
+def contents(fs: FileSystem, path: PurePath) -> object:
+    return fs.read(path)
+
+
+def target(fs: FileSystem, path: PurePath) -> object:
+    return fs.readlink(path)
 
 
 @settings(max_examples=150, deadline=None)

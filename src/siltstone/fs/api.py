@@ -14,11 +14,12 @@ Who calls decides the order; `publish.py` holds the orders that are used more th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 
 class EntryKind(Enum):
@@ -40,6 +41,13 @@ class Entry:
     kind: EntryKind
     size_bytes: int
     allocated_bytes: int
+
+
+class Name(NamedTuple):
+    """One name in a directory, of a file that was not looked at."""
+
+    name: str
+    kind: EntryKind
 
 
 class File(Protocol):
@@ -147,6 +155,14 @@ class FileSystem(Protocol):
         """Return the entries of a directory, sorted by name. Raises: NotFoundError."""
         ...
 
+    def scan(self, path: PurePath) -> Iterator[Name]:
+        """Yield the names in a directory one by one, in any order, without looking at the files.
+
+        A name that comes or goes meanwhile may be yielded or not. Raises: NotFoundError, when the
+        first is asked for.
+        """
+        ...
+
     def make_directory(self, path: PurePath) -> None:
         """Create one directory; its parent exists. Raises: ExistsError, NotFoundError."""
         ...
@@ -159,8 +175,22 @@ class FileSystem(Protocol):
         """Give source a second name. Raises: NotFoundError, ExistsError when the name is taken."""
         ...
 
+    def symlink(self, target: PurePath, path: PurePath) -> None:
+        """Make path a symbolic link with this target, which need not exist and is not looked at.
+
+        Raises: ExistsError when the name is taken, NotFoundError.
+        """
+        ...
+
+    def readlink(self, path: PurePath) -> PurePath:
+        """Return the target of a symbolic link as it was given.
+
+        Raises: NotFoundError; UsageError for what is no symbolic link.
+        """
+        ...
+
     def remove(self, path: PurePath) -> None:
-        """Remove a file. Raises: NotFoundError."""
+        """Remove a file or symbolic link. Raises: NotFoundError."""
         ...
 
     def remove_directory(self, path: PurePath) -> None:

@@ -8,21 +8,34 @@ number. Faults are looked at in the order they were added; the first that fires 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
 from siltstone.errors import SiltstoneError
-from siltstone.fs.api import Entry, File, FileSystem, Lock
+from siltstone.fs.api import Entry, File, FileSystem, Lock, Name
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.translate import failure
 
 Change = Literal["create", "write_at", "write", "truncate", "allocate", "sync"]
 NameChange = Literal[
-    "make_directory", "rename", "link", "remove", "remove_directory", "sync_directory"
+    "make_directory", "rename", "link", "symlink", "remove", "remove_directory", "sync_directory"
 ]
-Look = Literal["open", "size", "read_at", "data_end", "map", "exists", "list", "lock", "free_bytes"]
+Look = Literal[
+    "open",
+    "size",
+    "read_at",
+    "data_end",
+    "map",
+    "exists",
+    "readlink",
+    "list",
+    "scan",
+    "lock",
+    "free_bytes",
+]
 Operation = Change | NameChange | Look
 
 _LOOKS: Final = frozenset(get_args(Look))
@@ -127,6 +140,14 @@ class FaultyFileSystem:
         self.check("link", source, target)
         self.inner.link(source, target)
 
+    def symlink(self, target: PurePath, path: PurePath) -> None:
+        self.check("symlink", path)
+        self.inner.symlink(target, path)
+
+    def readlink(self, path: PurePath) -> PurePath:
+        self.check("readlink", path)
+        return self.inner.readlink(path)
+
     def remove(self, path: PurePath) -> None:
         self.check("remove", path)
         self.inner.remove(path)
@@ -150,6 +171,10 @@ class FaultyFileSystem:
     def list(self, path: PurePath) -> list[Entry]:
         self.check("list", path)
         return self.inner.list(path)
+
+    def scan(self, path: PurePath) -> Iterator[Name]:
+        self.check("scan", path)
+        yield from self.inner.scan(path)
 
 
 class FaultyFile:

@@ -2,7 +2,7 @@
 
 It keeps the promises of `api.py` and no more: what was not synced is gone in `crash_clone()`, or
 there in part in `crash_clone(rng)`. It is stricter than most disks: a file that moved to another
-directory is lost when only the directory it left was synced.
+directory is lost when only the directory it left was synced. No path leads through a symbolic link.
 
 Space is counted in pages. `operations_left` cuts the power before a chosen operation; `operations`
 tells what was done, failures left out, for tests of order. One lock makes operations atomic.
@@ -21,9 +21,16 @@ from types import TracebackType
 from typing import Self
 
 from siltstone.errors import ClosedError, DiskError, NotFoundError, UsageError
-from siltstone.fs.api import Entry, EntryKind
-from siltstone.fs.nodes import DirectoryNode, FileNode, Node, files_below, surviving_tree
-from siltstone.fs.translate import failure, locked, not_regular
+from siltstone.fs.api import Entry, EntryKind, Name
+from siltstone.fs.nodes import (
+    DirectoryNode,
+    FileNode,
+    LinkNode,
+    Node,
+    files_below,
+    surviving_tree,
+)
+from siltstone.fs.translate import failure, locked, not_a_link, not_regular
 
 
 class PowerCut(Exception):
@@ -225,7 +232,7 @@ class MemoryFileSystem:
         for name in path.parts[1:] if path.anchor else path.parts:
             if not isinstance(node, DirectoryNode):
                 raise failure(errno.ENOTDIR, operation, path)
-            if name not in node.entries:
+            if name not in node.entries or isinstance(node.entries[name], LinkNode):
                 raise failure(errno.ENOENT, operation, path)
             node = node.entries[name]
         if not isinstance(node, DirectoryNode):
@@ -304,6 +311,17 @@ class MemoryFileSystem:
                 raise failure(errno.EPERM, "link", source)
             self._add(target, node, "link")
 
+    def symlink(self, target: PurePath, path: PurePath) -> None:
+        with self.changing("symlink", path):
+            self._add(path, LinkNode(target), "symlink")
+
+    def readlink(self, path: PurePath) -> PurePath:
+        with self.reading():
+            _, node = self._find(path, "readlink")
+            if not isinstance(node, LinkNode):
+                raise not_a_link(path)
+            return node.target
+
     def remove(self, path: PurePath) -> None:
         with self.changing("remove", path):
             parent, node = self._find(path, "remove")
@@ -314,7 +332,7 @@ class MemoryFileSystem:
     def remove_directory(self, path: PurePath) -> None:
         with self.changing("remove_directory", path):
             parent, node = self._find(path, "remove_directory")
-            if isinstance(node, FileNode):
+            if not isinstance(node, DirectoryNode):
                 raise failure(errno.ENOTDIR, "remove_directory", path)
             if node.entries:
                 raise failure(errno.ENOTEMPTY, "remove_directory", path)
@@ -329,7 +347,7 @@ class MemoryFileSystem:
             if not self.exists(path):
                 self.create(path).close()
             _, node = self._find(path, "lock")
-            if isinstance(node, DirectoryNode):
+            if not isinstance(node, FileNode):
                 raise not_regular(path)
             if node in self._locked:
                 raise locked(path)
@@ -341,10 +359,16 @@ class MemoryFileSystem:
             entries = self._directory(path, "list").entries
             return [_entry(name, entries[name]) for name in sorted(entries)]
 
+    def scan(self, path: PurePath) -> Iterator[Name]:
+        for entry in self.list(path):
+            yield Name(entry.name, entry.kind)
+
 
 def _entry(name: str, node: Node) -> Entry:
     if isinstance(node, DirectoryNode):
         return Entry(name=name, kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0)
+    if isinstance(node, LinkNode):
+        return Entry(name=name, kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0)
     return Entry(
         name=name,
         kind=EntryKind.FILE,
@@ -355,10 +379,10 @@ def _entry(name: str, node: Node) -> Entry:
 
 def _check_replaceable(source: PurePath, node: Node, replaced: Node) -> None:
     """Raise what rename(2) answers when node cannot take the name of replaced."""
-    if isinstance(replaced, FileNode):
+    if not isinstance(replaced, DirectoryNode):
         if isinstance(node, DirectoryNode):
             raise failure(errno.ENOTDIR, "rename", source)
-    elif isinstance(node, FileNode):
+    elif not isinstance(node, DirectoryNode):
         raise failure(errno.EISDIR, "rename", source)
     elif replaced.entries:
         raise failure(errno.ENOTEMPTY, "rename", source)

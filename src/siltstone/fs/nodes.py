@@ -12,6 +12,7 @@ would have been a SIGBUS on a full disk, so it is an AssertionError here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from random import Random
 
 
@@ -130,7 +131,14 @@ class DirectoryNode:
         return entries
 
 
-Node = FileNode | DirectoryNode
+class LinkNode:
+    """A symbolic link: never changed, so that it survives with its name or not at all."""
+
+    def __init__(self, target: PurePath) -> None:
+        self.target = target
+
+
+Node = FileNode | DirectoryNode | LinkNode
 
 
 def _apply(entries: dict[str, Node], names: Mapping[str, Node | None]) -> None:
@@ -147,7 +155,7 @@ def files_below(directory: DirectoryNode) -> set[FileNode]:
     for node in directory.entries.values():
         if isinstance(node, FileNode):
             found.add(node)
-        else:
+        elif isinstance(node, DirectoryNode):
             found |= files_below(node)
     return found
 
@@ -161,6 +169,8 @@ def surviving_tree(root: DirectoryNode, rng: Random | None, *, in_order: bool) -
         for name, node in directory.after_power_cut(rng, in_order=in_order).items():
             if isinstance(node, DirectoryNode):
                 names[name] = survive(node)
+            elif isinstance(node, LinkNode):
+                names[name] = node
             else:
                 if node not in files:
                     files[node] = node.after_power_cut(rng)

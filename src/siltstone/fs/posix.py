@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from siltstone.errors import (
     ClosedError,
@@ -26,8 +26,8 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
-from siltstone.fs.api import Entry, EntryKind
-from siltstone.fs.translate import locked, not_regular, translate
+from siltstone.fs.api import Entry, EntryKind, Name
+from siltstone.fs.translate import locked, not_a_link, not_regular, translate
 
 # O_NONBLOCK means nothing to a regular file; it keeps open(2) of a FIFO from waiting for a writer.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -225,6 +225,19 @@ class PosixFileSystem:
             except FileExistsError as exc:
                 raise translate(exc, "link", target) from exc
 
+    def symlink(self, target: PurePath, path: PurePath) -> None:
+        with _translated("symlink", path):
+            os.symlink(target, path)
+
+    def readlink(self, path: PurePath) -> PurePath:
+        with _translated("readlink", path):
+            try:
+                return PurePath(os.readlink(path))
+            except OSError as exc:
+                if exc.errno == errno.EINVAL:
+                    raise not_a_link(path) from exc
+                raise
+
     def remove(self, path: PurePath) -> None:
         with _translated("remove", path):
             os.unlink(path)
@@ -286,6 +299,11 @@ class PosixFileSystem:
                     entries.append(_entry(name))
         return sorted(entries, key=lambda entry: entry.name)
 
+    def scan(self, path: PurePath) -> Iterator[Name]:
+        with _translated("scan", path), os.scandir(path) as found:
+            for name in found:
+                yield Name(name.name, _kind(name))
+
 
 def _entry(found: os.DirEntry[str]) -> Entry:
     status = found.stat(follow_symlinks=False)
@@ -301,6 +319,13 @@ def _entry(found: os.DirEntry[str]) -> Entry:
     return Entry(name=found.name, kind=kind, size_bytes=0, allocated_bytes=0)
 
 
+def _kind(found: os.DirEntry[str]) -> EntryKind:
+    """Return what a name is, as the directory itself has it on every usual file system."""
+    if found.is_file(follow_symlinks=False):
+        return EntryKind.FILE
+    return EntryKind.DIRECTORY if found.is_dir(follow_symlinks=False) else EntryKind.OTHER
+
+
 def absolute_path(path: str | PurePath) -> PurePath:
     """Return the path as it is from the root, without touching the disk."""
     return PurePath(os.path.abspath(path))
@@ -313,3 +338,24 @@ def raise_file_limit() -> int:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def end_process(status: int) -> NoReturn:
+    """End at once, without waiting for threads of libraries that may never end."""
+    os._exit(status)
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Tell whether a process does something of its own with a signal, and is not ended by it."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            caught = next(line for line in status if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process. Raises: DiskError when there is none, or it is another user's."""
+    with _translated("send_signal", PurePath(f"/proc/{pid}")):
+        os.kill(pid, number)

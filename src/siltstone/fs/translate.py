@@ -59,6 +59,11 @@ def locked(path: PurePath, *, holder: str = "") -> LockedError:
     return LockedError(f"the directory is open for writing elsewhere, close it: path={path}{pid}")
 
 
+def not_a_link(path: PurePath) -> UsageError:
+    """Return the error for a name that is no symbolic link."""
+    return UsageError(f"not a symbolic link: path={path}")
+
+
 def not_regular(path: PurePath) -> UsageError:
     """Return the error for a name that is a link, a directory, a FIFO or a device."""
     return UsageError(f"not a regular file: path={path}")

@@ -313,3 +313,15 @@ def test_relative_paths_begin_at_the_root() -> None:
     fs.create(PurePath("a")).close()
     assert [entry.name for entry in fs.list(PurePath("/"))] == ["a"]
     assert fs.list(PurePath(".")) == fs.list(PurePath("/"))
+
+
+def test_a_power_cut_leaves_a_moved_link_where_it_was_or_where_it_went() -> None:
+    fs = MemoryFileSystem()
+    fs.symlink(PurePath("old"), A)
+    fs.sync_directory(A.parent)
+    fs.symlink(PurePath("new"), B)
+    fs.rename(B, A)
+    found = {fs.crash_clone(Random(seed)).readlink(A) for seed in range(20)}
+    assert found == {PurePath("old"), PurePath("new")}
+    assert fs.crash_clone().readlink(A) == PurePath("old")
+    assert fs.kill_clone().readlink(A) == PurePath("new")

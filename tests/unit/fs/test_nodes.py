@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from pathlib import PurePath
 from random import Random
 
 import pytest
 
-from siltstone.fs.nodes import DirectoryNode, FileNode, Node, files_below, surviving_tree
+from siltstone.fs.nodes import DirectoryNode, FileNode, LinkNode, Node, files_below, surviving_tree
 
 
 def node_of(contents: bytes) -> FileNode:
@@ -168,3 +169,15 @@ def test_two_names_of_a_file_survive_as_names_of_one_file() -> None:
     assert bytes(found.contents) == b"abc"
     assert found is not file
     assert tree.entries["a"] is found
+
+
+def test_a_symbolic_link_survives_with_its_name() -> None:
+    root = DirectoryNode()
+    root.change({"synced": LinkNode(PurePath("a"))})
+    root.sync()
+    root.change({"unsynced": LinkNode(PurePath("b"))})
+    found = surviving_tree(root, None, in_order=True).entries
+    assert {name: getattr(node, "target", None) for name, node in found.items()} == {
+        "synced": PurePath("a")
+    }
+    assert files_below(root) == set()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import socket
 import stat
 from collections.abc import Callable
@@ -13,7 +14,12 @@ import pytest
 
 from siltstone.errors import DiskError, LockedError, NotFoundError, StorageFullError, UsageError
 from siltstone.fs.api import Entry, EntryKind
-from siltstone.fs.posix import PosixFileSystem, raise_file_limit
+from siltstone.fs.posix import (
+    PosixFileSystem,
+    catches_signal,
+    raise_file_limit,
+    send_signal,
+)
 
 FS = PosixFileSystem()
 
@@ -299,3 +305,25 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
         assert raise_file_limit() == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_tells_which_signals_it_catches() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert catches_signal(os.getpid(), signal.SIGUSR1) is True
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert catches_signal(os.getpid(), signal.SIGUSR1) is False
+    assert catches_signal(2**22 + 1, signal.SIGUSR1) is False
+
+
+def test_a_signal_is_sent_and_one_to_nobody_is_refused() -> None:
+    caught: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: caught.append(number))
+    try:
+        send_signal(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught == [signal.SIGUSR1]
+    with pytest.raises(DiskError, match=r"send_signal failed: .* path=/proc/4194305"):
+        send_signal(2**22 + 1, signal.SIGUSR1)
