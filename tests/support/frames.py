@@ -9,20 +9,12 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.body import StreamRows, directory_of, encode_rows, encode_state
 from siltstone.segment.chain import state_header
-from siltstone.segment.frame import (
-    PLAIN,
-    ROWS,
-    FrameHeader,
-    StreamRows,
-    decode_header,
-    directory_of,
-    encode_frame,
-    encode_rows,
-    encode_state,
-)
-from siltstone.segment.segment import Segment, SegmentHeader, SegmentWriter, create_segment
+from siltstone.segment.frame import PLAIN, ROWS, FrameHeader, decode_header, encode_frame
+from siltstone.segment.segment import Segment, SegmentHeader
 from siltstone.segment.view import FrameView, compress, open_frame
+from siltstone.segment.writer import SegmentWriter, create_segment
 from siltstone.store.cook import Cooked
 
 SEED: Final = 0x5EEDF00D

@@ -18,7 +18,8 @@ from typing import Final
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import Entry, EntryKind, FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.segment.frame import PRODUCERS, STATE, FrameHeader, encode_state
+from siltstone.segment.body import encode_state
+from siltstone.segment.frame import HEADER_BYTES, PRODUCERS, STATE, FrameHeader
 from siltstone.segment.index import (
     SUMMARY_BYTES,
     SegmentSummary,
@@ -30,11 +31,10 @@ from siltstone.segment.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
     SegmentHeader,
-    SegmentWriter,
-    create_segment,
     open_segment,
     segment_path,
 )
+from siltstone.segment.writer import SegmentWriter, create_segment
 
 _NAME: Final = re.compile(r"\d{20}\.seg")
 
@@ -74,6 +74,11 @@ class SegmentHandle:
             self._segment = segment
         return self._segment
 
+    def is_replaced(self, file_bytes: int) -> bool:
+        """Say whether a larger file has taken the name: a segment without rows was too small."""
+        segment = self._segment
+        return segment is not None and segment.header.file_bytes < file_bytes
+
     def edges(self) -> list[bytes]:
         """Return the learned structure as of the end of the segment, as edges to apply in order."""
         self.segment()
@@ -84,6 +89,7 @@ class SegmentHandle:
         segment = self.segment()
         if self._producers is not None:
             return bytes(self._producers)
+        segment.check_whole()
         frames = (segment.frame(number) for number in range(segment.index.frame_count))
         return b"".join(bytes(frame.section(PRODUCERS) or b"") for frame in frames)
 
@@ -96,17 +102,28 @@ class SegmentHandle:
         self._edges.extend(edges)
         return edges
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what is known of the segment ends at a damaged frame."""
+        return self._segment is not None and self._segment.damage is not None
+
+    def check_whole(self) -> None:
+        """Raise CorruptionError where what is known of the segment ends at a damaged frame."""
+        if self._segment is not None:
+            self._segment.check_whole()
+
     def check_reaches(self, base_serial: int) -> None:
-        """Raise CorruptionError unless the rows reach to the next segment, which begins there."""
+        """Raise CorruptionError unless the rows reach to the next segment, which begins there. How
+        far those of a damaged one reach nobody knows, and who reads it is told.
+        """
         end = self.next_serial
         if not self.sealed:
-            end = max(end, self.segment().reserved_serial)
-        # One serial is left out where an empty segment was too small for the next frame.
-        if not end <= base_serial <= end + 1:
-            raise CorruptionError(
-                f"a segment is missing: serial {end} should follow, not {base_serial}",
-                path=self.path,
-            )
+            segment = self.segment()
+            if segment.damage is not None:
+                return
+            end = max(end, segment.reserved_serial)
+        if problem := order_problem(end, base_serial):
+            raise CorruptionError(problem, path=self.path)
 
     def mark_sealed(self) -> bool:
         """Take note of the index beside the segment; False where there is no sound one."""
@@ -155,8 +172,13 @@ class Chain:
 
         Raises: NotFoundError when the slab was dropped; CorruptionError.
         """
-        known = {handle.path.name: handle for handle in self.handles}
         entries = self._fs.list(self.directory)
+        sizes = {entry.name: entry.size_bytes for entry in entries}
+        known = {
+            handle.path.name: handle
+            for handle in self.handles
+            if not handle.is_replaced(sizes.get(handle.path.name, 0))
+        }
         refuse_lost(self._fs, self.directory, entries)
         names = [entry.name for entry in entries if is_segment(entry)]
         handles = [
@@ -184,6 +206,18 @@ class Chain:
         if ended and self.handles and not self.handles[-1].sealed:
             return self.handles[-1].follow(ended=True)
         return []
+
+
+def order_problem(reached: int, next_base: int) -> str:
+    """Return what is wrong where a segment reaches up to a serial and the next one begins at
+    another; nothing where they adjoin. One serial is left out where an empty segment was too small
+    for the next frame.
+    """
+    if next_base > reached + 1:
+        return f"a segment is missing: serial {reached} should follow, not {next_base}"
+    if next_base < reached:
+        return f"its serials reach to {reached}, but {next_base} begins the next"
+    return ""
 
 
 def _base_serial(handle: SegmentHandle) -> int:
@@ -244,13 +278,18 @@ class ChainWriter:
         created_us: int,
         segment_bytes: int,
         room_bytes: int = 0,
+        claim: tuple[int, int] | None = None,
     ) -> None:
         """Begin a segment at this serial with the state so far; one too large for it gets a larger
-        file.
+        file. With a claim, the serial and time behind it, a frame of that size has its place.
         """
         body, sections = encode_state(structure, producers)
         state = state_header(body, sections, serial=serial, timestamp_us=timestamp_us)
-        needed = SEGMENT_HEADER_BYTES + 64 + len(body) + room_bytes
+        kept = self.chain.handles
+        if kept and kept[-1].base_serial == serial:
+            # The last one has no rows and is too small: this one takes its name.
+            kept = kept[:-1]
+        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES + len(body) + room_bytes
         header = SegmentHeader(
             database=self._identity.database,
             shard=self._identity.shard,
@@ -261,9 +300,17 @@ class ChainWriter:
             seed=self._identity.seed,
         )
         writer = create_segment(self._fs, self.chain.directory, header, state, body)
+        if claim is not None:
+            next_serial, last_us = claim
+            # Before anybody can take a room of it.
+            body_bytes = room_bytes - HEADER_BYTES
+            fits = writer.claim(body_bytes, next_serial=next_serial, last_timestamp_us=last_us)
+            assert fits, "the segment was made for this frame"
+        if self.active is not None:
+            self.active.close()
         self.active = writer
         handle = SegmentHandle(self._fs, writer.segment.path, writer.segment)
-        self.chain.handles = (*self.chain.handles, handle)
+        self.chain.handles = (*kept, handle)
 
     def seal(self, *, structure: bytes, producers: bytes) -> None:
         """Write the index of the active segment, after which it takes no more frames."""

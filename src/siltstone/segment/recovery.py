@@ -23,12 +23,14 @@ from siltstone.segment.frame import (
     HEADER_BYTES,
     MAGIC,
     PRODUCERS,
+    ROOM,
     FrameFormatError,
     FrameHeader,
     crc_matches,
     decode_header,
 )
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment, SegmentWriter
+from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment
+from siltstone.segment.writer import SegmentWriter
 
 _CHUNK_BYTES = 1 << 20
 _BUDGET_BYTES = 1 << 34
@@ -82,12 +84,16 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
 
 
 def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:
-    """Enter every frame up to the first that is not whole; return their edges and producers."""
+    """Enter every frame up to the first that is not whole; return their edges and producers.
+
+    Rooms are passed over. Those at the end were being filled when the process ended: no frame
+    refers to them, and they are cut off.
+    """
     edges: list[bytes] = []
     producers: list[bytes] = []
     index = segment.index
+    position = index.end_position
     while True:
-        position = index.end_position
         must_stand = position < max(segment.synced_position, SEGMENT_HEADER_BYTES + 1)
         header = whole_frame(segment.view, position, segment.header.seed)
         if header is None or header.first_serial < index.next_serial:
@@ -96,7 +102,10 @@ def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:
                     "a synced frame is damaged", path=segment.path, offset=position
                 )
             return edges, producers
-        frame = segment.add(position, header)
+        start, position = position, position + header.length
+        if header.kind == ROOM:
+            continue
+        frame = segment.add(start, header)
         index.verified[index.frame_count - 1] = 1
         if (found := frame.section(EDGES)) is not None:
             edges.append(bytes(found))

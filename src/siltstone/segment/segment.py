@@ -1,4 +1,4 @@
-"""One mapped file of frames: its header, its life as the file being written, and its reading.
+"""One mapped file of frames: its header, and its reading.
 
     0     4  magic `KASK`
     4     4  version, 1
@@ -32,19 +32,19 @@ from typing import Final
 import pyarrow as pa
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError, SiltstoneError
-from siltstone.fs.api import File, FileSystem
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import FileSystem
 from siltstone.segment.frame import (
     EDGES,
-    HEADER_BYTES,
+    ROOM,
     FrameFormatError,
     FrameHeader,
     crc_matches,
     decode_directory,
     decode_header,
-    encode_frame,
+    head_matches,
 )
-from siltstone.segment.index import Directory, SegmentIndex
+from siltstone.segment.index import SegmentIndex
 from siltstone.segment.view import FrameView, open_frame
 
 MAGIC: Final = b"KASK"
@@ -55,11 +55,9 @@ SEGMENT_BYTES_MIN: Final = 64 * 1024
 NAME_BYTES_MAX: Final = 255
 _FIXED: Final = struct.Struct("<4sIQQIIqIIH")
 _CRC_OFFSET: Final = 2044
-_VISIBLE: Final = 2048 // 8
-_SYNCED: Final = 2112 // 8
-_RESERVED: Final = 2176 // 8
-_ALLOCATE_MIN: Final = 64 * 1024
-_ALLOCATE_MAX: Final = 16 * 1024 * 1024
+VISIBLE: Final = 2048 // 8
+SYNCED: Final = 2112 // 8
+RESERVED: Final = 2176 // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +93,8 @@ class SegmentHeader:
         )
         data[_FIXED.size : _FIXED.size + len(name)] = name
         struct.pack_into("<I", data, _CRC_OFFSET, crc32c(bytes(data[:_CRC_OFFSET])))
-        struct.pack_into("<Q", data, _VISIBLE * 8, end)
-        struct.pack_into("<Q", data, _SYNCED * 8, end)
+        struct.pack_into("<Q", data, VISIBLE * 8, end)
+        struct.pack_into("<Q", data, SYNCED * 8, end)
         return bytes(data)
 
     @classmethod
@@ -147,21 +145,23 @@ class Segment:
             first_serial=self.header.base_serial, end_position=SEGMENT_HEADER_BYTES
         )
         self.cells = view[:SEGMENT_HEADER_BYTES].cast("Q")
+        # Where the frames that can be entered end before their time, and why.
+        self.damage: CorruptionError | None = None
 
     @property
     def visible_position(self) -> int:
         """Where readers must stop."""
-        return self.cells[_VISIBLE]
+        return self.cells[VISIBLE]
 
     @property
     def synced_position(self) -> int:
         """What survived a sync, as far as this file knows."""
-        return self.cells[_SYNCED]
+        return self.cells[SYNCED]
 
     @property
     def reserved_serial(self) -> int:
         """Below this, serials may have been seen without having been synced."""
-        return self.cells[_RESERVED]
+        return self.cells[RESERVED]
 
     def frame(self, number: int) -> FrameView:
         """Open a frame; its bytes are checked the first time. Raises: CorruptionError."""
@@ -190,19 +190,30 @@ class Segment:
         except FrameFormatError as exc:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
 
-    def _whole_header(self, position: int, limit: int) -> FrameHeader:
-        """Decode the header of a frame and check all its bytes.
+    def check_whole(self) -> None:
+        """Raise CorruptionError for who has read, or counted, all frames up to a damaged one."""
+        damage = self.damage
+        if damage is not None:
+            raise CorruptionError(damage.reason, path=damage.path, offset=damage.offset)
 
-        What a frame says of its streams and edges is believed from here on, so it must be whole.
+    def _next_header(self, position: int, limit: int, *, synced: bool) -> tuple[FrameHeader, bool]:
+        """Decode the header of a frame that is to be entered; say also whether all its bytes were
+        checked.
+
+        What a frame says of its streams and edges is believed from here on, so these must be whole;
+        its rows are checked when they are read. Of one that may not be on the disk nothing is
+        believed before all of it was checked.
         """
         header = self.header_at(position, limit)
         if header is None:
             raise CorruptionError("a frame is missing", path=self.path, offset=position)
+        if synced and head_matches(self.view, position, header, self.header.seed):
+            return header, False
         if not crc_matches(self.view, position, header, self.header.seed):
             raise CorruptionError(
                 "frame does not match its checksum", path=self.path, offset=position
             )
-        return header
+        return header, True
 
     def open_frame(self, position: int, header: FrameHeader) -> FrameView:
         """Lay out the sections of a frame. Raises: CorruptionError."""
@@ -223,22 +234,28 @@ class Segment:
 
         Behind the synced position, or stands_to where that is further, a frame may be missing after
         a power cut that nobody has recovered from yet: that is where this segment ends for now.
-
-        Raises: CorruptionError for one missing before it.
+        One missing before it is damage: what stands before that can be read, and who would read on
+        is told by `check_whole`.
         """
         edges: list[bytes] = []
         limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
-        while self.index.end_position < limit:
-            position = self.index.end_position
+        stands_to = max(self.synced_position, stands_to)
+        damage: CorruptionError | None = None
+        position = self.index.end_position
+        while position < limit:
             try:
-                frame = self.add(position, self._whole_header(position, limit))
-                self.index.verified[-1] = 1
-            except CorruptionError:
-                if position >= max(self.synced_position, stands_to):
-                    break
-                raise
-            if (found := frame.section(EDGES)) is not None:
-                edges.append(bytes(found))
+                header, checked = self._next_header(position, limit, synced=position < stands_to)
+                if header.kind != ROOM:
+                    frame = self.add(position, header)
+                    self.index.verified[-1] = checked
+                    if (found := frame.section(EDGES)) is not None:
+                        edges.append(bytes(found))
+            except CorruptionError as exc:
+                if position < stands_to:
+                    damage = exc
+                break
+            position += header.length
+        self.damage = damage
         return edges
 
 
@@ -248,128 +265,6 @@ def open_segment(fs: FileSystem, path: PurePath) -> Segment:
         if file.size() < SEGMENT_HEADER_BYTES:
             raise CorruptionError("segment is too short", path=path)
         return Segment(path, file.map(writable=False))
-
-
-class SegmentWriter:
-    """The one writer of a segment. Not thread-safe: it belongs to the shard's committer."""
-
-    def __init__(self, file: File, segment: Segment, *, allocated: int) -> None:
-        self._file = file
-        self.segment = segment
-        self._allocated = allocated
-        self._end = segment.index.end_position
-        self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
-
-    @property
-    def end_position(self) -> int:
-        """Where the next frame goes."""
-        return self._end
-
-    @property
-    def allocated_bytes(self) -> int:
-        """How much of the disk the file takes."""
-        return self._allocated
-
-    def has_room(self, body_bytes: int) -> bool:
-        """Say whether a frame with such a body still fits."""
-        return self._end + HEADER_BYTES + body_bytes <= self.segment.header.file_bytes
-
-    def write(self, header: FrameHeader, body: bytes, directory: Directory) -> None:
-        """Write a frame behind the last one; nobody sees it before `publish`.
-
-        The directory says what the body says of its streams, so that a compressed one need not be
-        expanded.
-
-        Raises: StorageFullError, with nothing changed.
-        """
-        position = self._end
-        header.synced_position = self.segment.synced_position
-        head = encode_frame(header, body, self.segment.header.seed)
-        self._allocate(position + header.length)
-        try:
-            # The header goes last: without it the body is nothing.
-            self._file.write_at(position + HEADER_BYTES, body)
-            self._file.write_at(position, head)
-        except SiltstoneError:
-            # A payload left behind the end might be taken for a frame one day.
-            self._file.write_at(position, bytes(header.length))
-            raise
-        self._end = position + header.length
-        self._unpublished.append((position, header, directory))
-
-    def sync(self) -> None:
-        """Make everything written so far durable, then say so in the file."""
-        self._file.sync()
-        self.segment.cells[_SYNCED] = self._end
-
-    def publish(self) -> None:
-        """Let readers see everything written so far."""
-        index = self.segment.index
-        for position, header, directory in self._unpublished:
-            index.add(position, header, directory)
-            index.verified[index.frame_count - 1] = 1
-        self._unpublished.clear()
-        self.segment.cells[_VISIBLE] = self._end
-
-    def reserve(self, serial: int) -> None:
-        """Say, durably, that readers may see serials up to this one before they are synced."""
-        self.segment.cells[_RESERVED] = serial
-        self.sync()
-
-    def release(self) -> None:
-        """Sync, and only then say, durably, that readers have seen nothing that is not synced."""
-        self.sync()
-        if self.segment.reserved_serial:
-            self.segment.cells[_RESERVED] = 0
-            self.sync()
-
-    def close(self) -> None:
-        """Let go of the file; the map stays with its readers."""
-        self._file.close()
-
-    def _allocate(self, end: int) -> None:
-        """Take disk space ahead, in steps that grow with the segment, so that small slabs stay
-        small.
-        """
-        if end <= self._allocated:
-            return
-        step = min(_ALLOCATE_MAX, max(_ALLOCATE_MIN, self._allocated // 2))
-        target = min(self.segment.header.file_bytes, max(end, self._allocated + step))
-        self._file.allocate(self._allocated, target - self._allocated)
-        self._allocated = target
-
-
-def create_segment(
-    fs: FileSystem, directory: PurePath, header: SegmentHeader, state: FrameHeader, body: bytes
-) -> SegmentWriter:
-    """Create a segment whose first frame holds the state; the name appears when all is durable.
-
-    Raises: StorageFullError, with nothing left behind.
-    """
-    path = segment_path(directory, header.base_serial)
-    temporary = path.with_name(f"{path.name}.tmp")
-    if fs.exists(temporary):
-        fs.remove(temporary)
-    head = encode_frame(state, body, header.seed)
-    end = SEGMENT_HEADER_BYTES + state.length
-    assert end <= header.file_bytes
-    file = fs.create(temporary)
-    try:
-        file.truncate(header.file_bytes)
-        allocated = min(header.file_bytes, max(end, _ALLOCATE_MIN))
-        file.allocate(0, allocated)
-        file.write_at(0, header.encode(end=end) + head + body)
-        file.sync()
-        fs.rename(temporary, path)
-        fs.sync_directory(directory)
-        segment = Segment(path, file.map(writable=True))
-    except BaseException:
-        file.close()
-        if fs.exists(temporary):
-            fs.remove(temporary)
-        raise
-    segment.add(SEGMENT_HEADER_BYTES, state)
-    return SegmentWriter(file, segment, allocated=allocated)
 
 
 def segment_path(directory: PurePath, base_serial: int) -> PurePath:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.segment.frame import (
+    APART,
     BODY_BYTES_MAX,
     FLAGS,
     HEADER_BYTES,
@@ -29,12 +30,14 @@ from siltstone.segment.frame import (
     TOPICS,
     VALUE_OFFSETS,
     VALUES,
+    VALUES_AT,
     ZSTD,
     FrameFormatError,
     FrameHeader,
     SectionTable,
     decode_directory,
     decode_sections,
+    values_place,
 )
 
 CODECS: Final = {ZSTD: "zstd", LZ4: "lz4"}
@@ -173,12 +176,28 @@ def open_frame(
     """Lay out a frame, expanding it where it is compressed. Raises: FrameFormatError."""
     start = position + HEADER_BYTES
     stop = position + header.length
+    if header.compression == APART:
+        return _open_apart(view, buffer, position, header)
     if header.compression == PLAIN:
         body, part = view[start:stop], buffer.slice(start, stop - start)
     else:
         part = _expand(view[start:stop], header)
         body = memoryview(part).cast("B")
     return FrameView(header, body, part, decode_sections(body, 0, header.section_count))
+
+
+def _open_apart(
+    view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader
+) -> FrameView:
+    """Lay out a frame whose values stand before it: the view begins with them."""
+    start, size, _ = values_place(view, position, header)
+    stop = position + header.length
+    body, part = view[start:stop], buffer.slice(start, stop - start)
+    table = decode_sections(body, position + HEADER_BYTES - start, header.section_count)
+    if size == 0 or table.offsets[VALUES_AT] < 0 or table.offsets[VALUES] >= 0:
+        raise FrameFormatError("values stand nowhere")
+    table.offsets[VALUES], table.lengths[VALUES], table.widths[VALUES] = 0, size, 1
+    return FrameView(header, body, part, table)
 
 
 def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:

@@ -7,6 +7,7 @@ import pytest
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import Entry, EntryKind
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import (
     Chain,
     ChainWriter,
@@ -19,10 +20,11 @@ from siltstone.segment.chain import (
     refuse_lost,
     state_header,
 )
-from siltstone.segment.frame import EDGES, PRODUCERS, STATE, encode_state
+from siltstone.segment.frame import EDGES, PRODUCERS, STATE
 from siltstone.segment.index import SegmentSummary
 from siltstone.segment.recovery import recover_segment
-from siltstone.segment.segment import SegmentHeader, SegmentWriter, open_segment, segment_path
+from siltstone.segment.segment import SegmentHeader, open_segment, segment_path
+from siltstone.segment.writer import SegmentWriter
 from tests.support.frames import (
     NOW_US,
     SEED,
@@ -329,9 +331,13 @@ class TestHandle:
         # Nothing else says that a frame stood there.
         patch(fs, PATH, 2048, lost.to_bytes(8, "little"))
         patch(fs, PATH, 2112, lost.to_bytes(8, "little"))
+        found = handle(fs)
+        assert values_in(found.segment()) == []
         with pytest.raises(CorruptionError, match="a frame is missing") as caught:
-            handle(fs).segment()
+            found.check_whole()
         assert (caught.value.path, caught.value.offset) == (PATH, lost)
+        with pytest.raises(CorruptionError, match="a frame is missing"):
+            found.producers()
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_of_a_segment_that_has_ended_every_frame_must_stand(self, ended: bool) -> None:
@@ -341,11 +347,18 @@ class TestHandle:
         found.segment()
         lost = store(writer, rows_frame({1: [b"a"]}, edges=b"e"), sync=False)
         patch(fs, PATH, lost, b"X")
+        assert found.follow(ended=ended) == []
         if ended:
             with pytest.raises(CorruptionError, match="no frame starts here"):
-                found.follow(ended=True)
+                found.check_whole()
         else:
-            assert found.follow() == []
+            found.check_whole()
+
+    def test_how_far_a_damaged_segment_reaches_nobody_asks(self) -> None:
+        fs = slab_fs()
+        writer = start(new_chain(fs))
+        patch(fs, PATH, store(writer, rows_frame({1: [b"a"]})), b"X")
+        handle(fs, sealed=False).check_reaches(1000)
 
     @pytest.mark.parametrize("next_base", [1, 2])
     def test_rows_reach_to_the_next_segment_but_for_one_serial(self, next_base: int) -> None:
@@ -353,11 +366,18 @@ class TestHandle:
         store(start(new_chain(fs)), rows_frame({1: [b"a"]}))
         handle(fs, sealed=False).check_reaches(next_base)
 
-    @pytest.mark.parametrize("next_base", [0, 3])
-    def test_a_gap_or_overlap_to_the_next_segment_is_corruption(self, next_base: int) -> None:
+    @pytest.mark.parametrize(
+        ("next_base", "reason"),
+        [
+            (0, "its serials reach to 1, but 0 begins the next"),
+            (3, "a segment is missing: serial 1 should follow, not 3"),
+        ],
+    )
+    def test_a_gap_or_overlap_to_the_next_segment_is_corruption(
+        self, next_base: int, reason: str
+    ) -> None:
         fs = slab_fs()
         store(start(new_chain(fs)), rows_frame({1: [b"a"]}))
-        reason = f"a segment is missing: serial 1 should follow, not {next_base}"
         with pytest.raises(CorruptionError, match=reason) as caught:
             handle(fs, sealed=False).check_reaches(next_base)
         assert caught.value.path == PATH
@@ -451,8 +471,10 @@ class TestRefresh:
         lost = store(writer, rows_frame({1: [b"a"]}), sync=False)
         patch(fs, PATH, lost, b"X")
         Chain(fs, SLAB).refresh()
+        chain = Chain(fs, SLAB)
+        chain.refresh(ended=True)
         with pytest.raises(CorruptionError, match="no frame starts here"):
-            Chain(fs, SLAB).refresh(ended=True)
+            chain.handles[0].check_whole()
 
     def test_a_slab_that_ended_without_its_last_index_is_read(self) -> None:
         fs = slab_fs()

@@ -11,7 +11,8 @@ from siltstone.errors import ClosedError, CorruptionError, DiskError
 from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.segment.recovery import Recovered, recover_segment, whole_frame, whole_frames
-from siltstone.segment.segment import SegmentWriter, segment_path
+from siltstone.segment.segment import segment_path
+from siltstone.segment.writer import SegmentWriter
 from tests.support.frames import (
     NOW_US,
     SEED,

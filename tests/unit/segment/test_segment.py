@@ -12,19 +12,19 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError, DiskError, NotFoundError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import state_header
-from siltstone.segment.frame import EDGES, HEADER_BYTES, STATE, encode_state
+from siltstone.segment.frame import EDGES, HEADER_BYTES, PLAIN, STATE, ZSTD
 from siltstone.segment.index import decode_index, encode_index
 from siltstone.segment.recovery import recover_segment
 from siltstone.segment.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
     SegmentHeader,
-    SegmentWriter,
-    create_segment,
     open_segment,
     segment_path,
 )
+from siltstone.segment.writer import SegmentWriter, create_segment
 from tests.support.frames import (
     NOW_US,
     SEED,
@@ -71,6 +71,11 @@ def sealed_segment(fs: MemoryFileSystem) -> Segment:
     data = encode_index(segment.index, structure=b"", producers=b"")
     segment.index = decode_index(memoryview(data), PATH).index
     return segment
+
+
+def read_to_end(segment: Segment) -> None:
+    values_in(segment)
+    segment.check_whole()
 
 
 def zeros_behind(fs: MemoryFileSystem, position: int) -> bool:
@@ -479,23 +484,62 @@ class TestFollow:
             store(writer, rows_frame({1: [b"%d" % number]}, serial=number), sync=False)
         assert seen == [[], [b"0"], [b"0", b"1"]]
 
-    def test_a_followed_frame_was_checked(self) -> None:
+    def test_the_rows_of_a_followed_frame_are_checked_when_read_or_when_not_synced(self) -> None:
         fs = slab_fs()
-        store(new_segment(fs), rows_frame({1: [b"a"]}))
+        writer = new_segment(fs)
+        store(writer, rows_frame({1: [b"a"]}))
+        store(writer, rows_frame({1: [b"b"]}, serial=1), sync=False)
         reader = open_segment(fs, PATH)
         reader.follow()
-        assert reader.index.verified == b"\1\1"
+        assert reader.index.verified == b"\0\0\1"
+        assert values_in(reader) == [b"a", b"b"]
+        assert reader.index.verified == b"\1\1\1"
+
+    def test_a_followed_frame_whose_head_has_no_checksum_was_checked_whole(self) -> None:
+        fs = slab_fs()
+        frame = rows_frame({1: [b"a"]}, compression=ZSTD)
+        store(new_segment(fs), frame)
+        reader = open_segment(fs, PATH)
+        reader.follow()
+        assert (frame.header.head_crc, bytes(reader.index.verified)) == (0, b"\0\1")
+
+    @pytest.mark.parametrize("compression", [PLAIN, ZSTD])
+    def test_a_flipped_bit_in_a_followed_frame_is_never_read_over(self, compression: int) -> None:
+        fs = slab_fs()
+        writer = new_segment(fs)
+        start = store(writer, rows_frame({1: [b"a"]}, edges=b"edge", compression=compression))
+        stop = store(writer, rows_frame({2: [b"b"]}, serial=1))
+        whole = fs.read(PATH)
+        for position in range(start, stop):
+            patch(fs, position, bytes([whole[position] ^ 0x10]))
+            reader = open_segment(fs, PATH)
+            reader.follow()
+            with pytest.raises(CorruptionError):
+                read_to_end(reader)
+            patch(fs, position, whole[position : position + 1])
+
+    def test_damage_that_was_mended_is_followed_over(self) -> None:
+        fs = slab_fs()
+        lost = store(new_segment(fs), rows_frame({1: [b"a"]}))
+        whole = fs.read(PATH)
+        patch(fs, lost, b"XXXX")
+        reader = open_segment(fs, PATH)
+        reader.follow()
+        assert values_in(reader) == []
+        patch(fs, lost, whole[lost : lost + 4])
+        reader.follow()
+        reader.check_whole()
+        assert values_in(reader) == [b"a"]
 
     def test_following_returns_the_new_edges_in_order(self) -> None:
         fs = slab_fs()
         writer = new_segment(fs, edges=b"state")
         reader = open_segment(fs, PATH)
         store(writer, rows_frame({1: [b"a"]}, edges=b"first"))
-        found = [reader.follow()]
+        assert reader.follow() == [b"state", b"first"]
         store(writer, rows_frame({1: [b"b"]}, serial=1))
         store(writer, rows_frame({1: [b"c"]}, serial=2, edges=b"second"))
-        found.append(reader.follow())
-        assert found == [[b"state", b"first"], [b"second"]]
+        assert reader.follow() == [b"second"]
 
     def test_a_visible_position_past_the_file_is_not_followed_there(self) -> None:
         fs = slab_fs()
@@ -526,20 +570,24 @@ class TestFollow:
         [
             (bytes(HEADER_BYTES), "a frame is missing"),
             (b"XXXX", "no frame starts here"),
-            (b"SFRM!", "frame does not match its checksum"),
+            (bytes([*b"SFRM", 0, 0, 0, 0, 200]), "frame does not match its checksum"),
         ],
         ids=["zeros", "no magic", "checksum"],
     )
-    def test_a_frame_missing_before_the_synced_position_is_corruption(
+    def test_a_frame_missing_before_the_synced_position_is_told_to_who_would_read_it(
         self, damage: bytes, reason: str
     ) -> None:
         fs = slab_fs()
         writer = new_segment(fs)
-        lost = store(writer, rows_frame({1: [b"a"]}))
+        store(writer, rows_frame({1: [b"a"]}))
+        lost = store(writer, rows_frame({1: [b"b"]}, serial=1))
+        store(writer, rows_frame({1: [b"c"]}, serial=2))
         patch(fs, lost, damage)
         reader = open_segment(fs, PATH)
+        reader.follow()
+        assert (values_in(reader), reader.index.end_position) == ([b"a"], lost)
         with pytest.raises(CorruptionError, match=reason) as caught:
-            reader.follow()
+            reader.check_whole()
         assert (caught.value.path, caught.value.offset) == (PATH, lost)
 
     def test_a_segment_that_was_mapped_for_reading_cannot_be_written_through(self) -> None:

@@ -5,6 +5,7 @@ import struct
 import pyarrow as pa
 import pytest
 
+from siltstone.segment.body import StreamRows, encode_rows, encode_state
 from siltstone.segment.frame import (
     BODY_BYTES_MAX,
     EDGES,
@@ -18,10 +19,7 @@ from siltstone.segment.frame import (
     ZSTD,
     FrameFormatError,
     FrameHeader,
-    StreamRows,
     encode_frame,
-    encode_rows,
-    encode_state,
 )
 from siltstone.segment.view import FrameView, compress, empty_strings, open_frame
 from tests.support.frames import (
@@ -220,7 +218,7 @@ class TestSections:
 class TestBroken:
     def test_an_unknown_compression_is_refused(self) -> None:
         with pytest.raises(FrameFormatError, match=r"^unknown compression$"):
-            broken(3, bytes(16), 16)
+            broken(4, bytes(16), 16)
 
     @pytest.mark.parametrize("body_bytes", [0, BODY_BYTES_MAX + 1])
     def test_a_compressed_body_of_impossible_length_is_refused(self, body_bytes: int) -> None:
