@@ -9,42 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from hashlib import blake2b
 from pathlib import PurePath
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
 from siltstone.clock import Clock
-from siltstone.errors import (
-    CorruptionError,
-    NotFoundError,
-    SiltstoneError,
-    SlabDroppedError,
-    UsageError,
-)
+from siltstone.errors import NotFoundError, SiltstoneError, UsageError
+from siltstone.feed.batch import FeedBatch
+from siltstone.feed.feeds import CREDIT, Feeds, Wanted, listen
+from siltstone.feed.position import FeedPosition
+from siltstone.feed.reader import FeedReader
+from siltstone.feed.reading import StoreSource
 from siltstone.fs.api import FileSystem
+from siltstone.store.again import again_when_dropped
+from siltstone.store.arguments import require_kind, require_number, require_span
+from siltstone.store.block_log import BlockLogs
 from siltstone.store.cook import Call
 from siltstone.store.cursor import read_in_time_order
+from siltstone.store.info import Hole, SlabInfo, StreamInfo, holes_of, slab_info, stream_infos
 from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.store.manifest import SlabId
 from siltstone.store.opening import RecoveryReport
 from siltstone.store.outcome import Ticket
-from siltstone.store.partition import Columns, columns_of, split_call
+from siltstone.store.partition import Columns, columns_of, shard_of, split_call
 from siltstone.store.producers import producer_key
+from siltstone.store.readable_slabs import ReadableSlabs
 from siltstone.store.rows import COLUMNS, Batch, Row, schema_of
 from siltstone.store.scan import Span, Status, count_rows, read_stream
 from siltstone.store.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.settings import CALL_BYTES_MAX, DatabaseSettings
 from siltstone.store.slab import Slab
-from siltstone.store.slabs import ReadableSlabs, WritableSlabs
+from siltstone.store.slabs import WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match
 
 Durability = Literal["synced", "written", "none"]
 DURABILITIES: Final = ("synced", "written", "none")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,51 +56,6 @@ class Read:
     iterator: StreamIterator
     batch: Batch
     status: Status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlabInfo:
-    """A slab as people see it; times are in µs, until is exclusive and None for the current one."""
-
-    slab: SlabId
-    state: str
-    since_us: int
-    until_us: int | None
-    created_us: int
-    rows: int
-    size_bytes: int
-    segments: int
-    streams: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamInfo:
-    """A learned structure and how many rows of a slab have it."""
-
-    slab: SlabId
-    stream_id: int
-    pattern: str
-    rows: int
-
-
-def _again_when_dropped(
-    look: Callable[Concatenate[Database, P], T],
-) -> Callable[Concatenate[Database, P], T]:
-    """Look again when files went under a look because their slab was dropped, here or elsewhere."""
-
-    @wraps(look)
-    def looked(self: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        while True:
-            known = self._slabs.manifest
-            try:
-                return look(self, *args, **kwargs)
-            except (NotFoundError, SlabDroppedError, CorruptionError):
-                # Whoever drops a slab takes it out of the manifest first.
-                self._slabs.refresh()
-                if self._slabs.manifest == known:
-                    raise
-
-    return looked
 
 
 class Database:
@@ -112,11 +69,18 @@ class Database:
             self._slabs = WritableSlabs(fs, clock, directory)
         else:
             self._slabs = ReadableSlabs(fs, directory)
+        self._feeds = Feeds(self._slabs)
 
     @property
     def name(self) -> str:
         """The database's name."""
         return self._slabs.manifest.database
+
+    @property
+    def identity(self) -> str:
+        """What tells this database from any other, also from a later one of the same name."""
+        salt = f"{self._slabs.manifest.salt}/{self.name}"
+        return blake2b(salt.encode(), digest_size=16).hexdigest()
 
     @property
     def closed(self) -> bool:
@@ -154,6 +118,8 @@ class Database:
         if durability not in DURABILITIES:
             raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
         slabs = self._writable()
+        if slabs.manifest.logs:
+            raise UsageError(f"database {self.name!r} holds topic logs, rows are sent to these")
         columns = rows if isinstance(rows, Columns) else columns_of(rows)
         settings = self.settings
         parts = split_call(columns, settings)
@@ -172,25 +138,39 @@ class Database:
                 break
         return ticket
 
-    @_again_when_dropped
+    def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
+        """Tell whether rows of a topic and publisher were stored by this call of a producer."""
+        name, sequence = _producer(producer)
+        key = topic if self.settings.shard_by == "topic" else publisher
+        shard = self._writable().shard(shard_of(key, self.settings.shards))
+        return shard.committer.has_stored(producer_key(name), sequence)
+
+    @again_when_dropped
     def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
         """Return the streams that may hold rows of the filter at or after a time, oldest slab
         first.
         """
         parsed = TopicFilter.parse(topic_filter)
+        require_number("since_us", since_us)
         self._slabs.refresh()
-        return [
-            StreamRef(
-                database=self.name,
-                slab=slab.id,
-                stream_id=match.stream.id,
-                pattern=match.stream.pattern.decode(),
-            )
-            for slab in self._overlapping(since_us, None)
-            for match in slab.match(parsed)
-        ]
+        found: list[StreamRef] = []
+        for slab in self._overlapping(since_us, None):
+            matches = slab.match(parsed)
+            if not matches:
+                # Behind damage there may be one; who reads a stream up to there is told then.
+                slab.check_whole()
+            found += [
+                StreamRef(
+                    database=self.name,
+                    slab=slab.id,
+                    stream_id=match.stream.id,
+                    pattern=match.stream.pattern.decode(),
+                )
+                for match in matches
+            ]
+        return found
 
-    @_again_when_dropped
+    @again_when_dropped
     def iterator(
         self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
     ) -> StreamIterator:
@@ -198,6 +178,8 @@ class Database:
 
         Raises: SlabDroppedError, NotFoundError.
         """
+        require_kind("stream", stream, StreamRef, "one that streams() returned")
+        require_number("since_us", since_us)
         if stream.database != self.name:
             raise UsageError(f"stream belongs to database {stream.database!r}")
         slab = self._slabs.slab(stream.slab)
@@ -214,7 +196,7 @@ class Database:
             filter=TopicFilter.parse(topic_filter),
         )
 
-    @_again_when_dropped
+    @again_when_dropped
     def next(
         self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
     ) -> Read:
@@ -222,6 +204,9 @@ class Database:
 
         Raises: SlabDroppedError, UsageError, CorruptionError.
         """
+        require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
+        require_number("rows_max", rows_max)
+        require_span(iterator.since_us, until_us)
         if iterator.database != self.name:
             raise UsageError(f"iterator belongs to database {iterator.database!r}")
         if rows_max < 1:
@@ -234,6 +219,7 @@ class Database:
         if match is None and self._slabs.refresh():
             match = slab.match_stream(iterator.stream_id, iterator.filter)
         if match is None:
+            slab.check_whole()
             status = Status.END if ended else Status.CAUGHT_UP
             return Read(iterator=iterator, batch=Batch([], 0), status=status)
         found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
@@ -247,7 +233,7 @@ class Database:
             status=found.status,
         )
 
-    @_again_when_dropped
+    @again_when_dropped
     def read(
         self,
         topic_filter: str = "#",
@@ -262,8 +248,11 @@ class Database:
         The end is where the database ended when the read began.
         """
         schema_of(columns)
-        if rows_max is not None and rows_max < 0:
-            raise UsageError(f"rows_max must be 0 or more: rows_max={rows_max}")
+        require_span(since_us, until_us)
+        if rows_max is not None:
+            require_number("rows_max", rows_max)
+            if rows_max < 0:
+                raise UsageError(f"rows_max must be 0 or more: rows_max={rows_max}")
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -273,11 +262,12 @@ class Database:
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
         return read_in_time_order(list(shards.values()), span, columns, rows_max)
 
-    @_again_when_dropped
+    @again_when_dropped
     def count(
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> int:
         """Count what matches, from the index wherever whole frames match."""
+        require_span(since_us, until_us)
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -286,7 +276,7 @@ class Database:
             for slab in self._overlapping(since_us, until_us)
         )
 
-    @_again_when_dropped
+    @again_when_dropped
     def extents(self) -> list[SlabExtent]:
         """Return the serials of every slab as of now: one consistent end for each shard."""
         self._slabs.refresh()
@@ -301,7 +291,8 @@ class Database:
         since_us: int = 0,
         until_us: int | None = None,
     ) -> Choice:
-        """Choose the frames of a slab that may hold rows of any of the filters, for bulk readers.
+        """Choose the frames of a slab that may hold rows of any of the filters, for bulk readers;
+        without filters, of all rows.
 
         Raises: SlabDroppedError, NotFoundError, CorruptionError.
         """
@@ -309,47 +300,59 @@ class Database:
         span = Span(since_us=since_us, until_us=until_us)
         return choose_frames(self._slabs.slab(slab), parsed, span, serials)
 
-    @_again_when_dropped
+    def feed(
+        self,
+        wanted: Wanted = "#",
+        *,
+        position: FeedPosition | None = None,
+        since_us: int = 0,
+        credit: int = CREDIT,
+    ) -> FeedReader:
+        """Subscribe: rows that match any of the filters, from a position or time on, and then those
+        that come; in order of serials for each shard, each once. A StreamIterator goes on in its
+        shard, with its filter. No more than `credit` rows wait unacknowledged.
+
+        Raises: UsageError, ClosedError.
+        """
+        return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
+
+    def end_position(self) -> FeedPosition:
+        """Return the position behind the last row: a feed that begins there gets what comes."""
+        return self._feeds.end_position()
+
+    def feed_source(self) -> StoreSource:
+        """Return what a FeedHub reads; for those who bring a loop or thread of their own."""
+        return self._feeds.source
+
+    def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+        """Call back with the rows of every flush from now on, when readers can see them; return
+        what ends it. It is called on a shard's thread, in order for each shard, and must be quick.
+        """
+        return listen(self._writable(), callback)
+
+    @again_when_dropped
     def slabs(self) -> list[SlabInfo]:
         """Return all slabs with their bounds and sizes."""
         self._slabs.refresh()
-        return [
-            SlabInfo(
-                slab=slab.id,
-                state=slab.record.state.value,
-                since_us=slab.record.since_us,
-                until_us=slab.record.until_us,
-                created_us=slab.record.created_us,
-                rows=slab.row_count(),
-                size_bytes=self._slabs.slab_bytes(slab.id),
-                segments=len(slab.handles()),
-                streams=len(slab.stream_rows()),
-            )
-            for slab in self._slabs.all()
-        ]
+        return [slab_info(slab, self._slabs.slab_bytes(slab.id)) for slab in self._slabs.all()]
 
-    @_again_when_dropped
+    @again_when_dropped
     def structure(self) -> list[StreamInfo]:
         """Return the learned structures of every slab with their numbers of rows."""
         self._slabs.refresh()
-        found: list[StreamInfo] = []
-        for slab in self._slabs.all():
-            for stream_id, rows in sorted(slab.stream_rows().items()):
-                stream = slab.stream(stream_id)
-                if stream is None:
-                    # Its edges went with a damaged frame; `verify` tells of it.
-                    continue
-                found.append(
-                    StreamInfo(
-                        slab=slab.id,
-                        stream_id=stream_id,
-                        pattern=stream.pattern.decode(),
-                        rows=rows,
-                    )
-                )
-        return found
+        return [info for slab in self._slabs.all() for info in stream_infos(slab)]
 
-    @_again_when_dropped
+    @again_when_dropped
+    def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
+        """Return what reads between two times pass over, because repair could not save it."""
+        require_span(since_us, until_us)
+        span = Span(since_us=since_us, until_us=until_us)
+        self._slabs.refresh()
+        return [
+            hole for slab in self._overlapping(since_us, until_us) for hole in holes_of(slab, span)
+        ]
+
+    @again_when_dropped
     def size_bytes(self) -> int:
         """Return the disk space that all slabs take."""
         return sum(self._slabs.slab_bytes(slab.id) for slab in self._slabs.all())
@@ -366,6 +369,7 @@ class Database:
         """Delete a sealed slab with all its rows. Raises: UsageError for a current one,
         NotFoundError.
         """
+        require_kind("slab", slab, SlabId, "a SlabId")
         self._writable().drop(slab)
 
     def enforce_retention(self) -> list[SlabId]:
@@ -382,7 +386,14 @@ class Database:
 
     def close(self) -> None:
         """Store what is queued and end the threads."""
-        self._slabs.close()
+        try:
+            self._slabs.close()
+        finally:
+            self._feeds.close()
+
+    def block_logs(self) -> BlockLogs:
+        """Return its shards as the logs of one topic each. Raises: UsageError."""
+        return BlockLogs(self._writable())
 
     def _writable(self) -> WritableSlabs:
         if not isinstance(self._slabs, WritableSlabs):
@@ -405,8 +416,15 @@ def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | Non
             f"too much for one append, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
         )
     if producer is not None:
-        name, sequence = producer
+        name, sequence = _producer(producer)
         if not 0 <= sequence < 1 << 64:
             raise UsageError(f"a producer's sequence is 0 or more, of 64 bits: sequence={sequence}")
         call.producer = producer_key(name)
         call.sequence = sequence
+
+
+def _producer(producer: object) -> tuple[str, int]:
+    match producer:
+        case (str(name), int(sequence)) if not isinstance(sequence, bool):
+            return name, sequence
+    raise UsageError(f"producer must be a name and a number, as ('loader', 1): {producer!r}")

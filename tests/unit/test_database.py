@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.database import Database, Read, SlabInfo
+from siltstone.database import Database, Read
 from siltstone.errors import (
     ClosedError,
     InvalidTopicError,
@@ -17,6 +17,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.info import SlabInfo
 from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.store.manifest import SlabId
 from siltstone.store.outcome import Ticket

@@ -14,16 +14,23 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import DiskError, PoisonedError, SiltstoneError, StorageFullError
+from siltstone.segment.body import directory_of, encode_rows
 from siltstone.segment.chain import ChainWriter
-from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, directory_of, encode_rows
-from siltstone.segment.segment import SegmentWriter
+from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader
+from siltstone.segment.room import Room
 from siltstone.segment.view import compress
-from siltstone.store.cook import Call, Cook, Cooked
-from siltstone.store.outcome import Outcome
+from siltstone.segment.writer import SegmentWriter
+from siltstone.store.blocks import cooked_block, encode_block, room_for_frame
+from siltstone.store.cook import Block, Call, Cook, Cooked
+from siltstone.store.manifest import SlabId
+from siltstone.store.outcome import Outcome, RowPlaces
 from siltstone.store.producers import ProducerTable
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.slab import Slab
 from siltstone.topic.structure import Structure
+
+# Hears of every frame that readers can see: its slab, its first serial, its rows.
+OnStored = Callable[[SlabId, int, Cooked], None]
 
 COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
 # How far ahead of the synced rows readers may be led; each such step costs one sync.
@@ -52,8 +59,13 @@ class Committer:
         self.next_serial = next_serial
         self.last_timestamp_us = last_timestamp_us
         self._cook = self._new_cook()
+        self._was_full = False
         self._poisoned_by: Exception | None = None
         self.unsynced = False
+        self.is_heard: Callable[[], bool] = bool
+        # Blocks that are written and not yet seen, each with its stream, edges and header.
+        self._written: list[tuple[Block, int, bytes, FrameHeader]] = []
+        self.on_stored: OnStored | None = None
 
     def check(self) -> None:
         """Raise PoisonedError when a sync has failed here."""
@@ -69,6 +81,10 @@ class Committer:
         self.check()
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         fresh = self._fresh(calls)
+        if self._was_full and self._writer.active is not None:
+            # What is learned for rows that are refused must be forgotten, which takes its time.
+            needed = sum(len(value) for call in fresh for value in call.values)
+            self._writer.active.take_space(needed)
         cooked = self._cook.cook(fresh, timestamp_us)
         # What a repeated call asks for is asked of the rows that were stored before.
         sync = any(call.wants_sync for call in calls if call.error is None)
@@ -77,6 +93,7 @@ class Committer:
             try:
                 frame_serial = self._store(cooked, sync=sync)
             except StorageFullError:
+                self._was_full = True
                 # What was learned for these rows must be forgotten with them.
                 if cooked.edges:
                     self._cook = self._new_cook()
@@ -85,10 +102,112 @@ class Committer:
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
+            if self.on_stored is not None:
+                self.on_stored(self.slab.id, frame_serial, cooked)
             self._cook.forget_rows(cooked)
+            self._was_full = False
         elif sync:
             self.sync()
         return self._outcomes(calls, fresh, cooked, frame_serial)
+
+    def commit_blocks(self, calls: list[Call]) -> list[Outcome | Exception]:
+        """Store each call's block as a frame of its own, all with one sync; return what became of
+        each, in order.
+
+        Raises: PoisonedError, and then nothing is known of any.
+        """
+        self.check()
+        outcomes: list[Outcome | Exception] = []
+        for call in calls:
+            assert call.block is not None
+            try:
+                outcomes.append(self._write_block(call.block))
+            except StorageFullError as exc:
+                self._cook = self._new_cook()
+                outcomes.append(exc)
+            except DiskError as exc:
+                raise self.poison(exc) from exc
+        self._settle()
+        return outcomes
+
+    def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
+        """Take a place for values; None where the segment has none for them and their frame.
+
+        From any thread. Raises: StorageFullError, PoisonedError.
+        """
+        self.check()
+        active = self._writer.active
+        if active is None:
+            return None
+        return active.take_room(size, spare_bytes=room_for_frame(topic, rows))
+
+    def make_room(self, size: int, *, rows: int, topic: bytes) -> Room:
+        """Take a place for values, in a new segment where need be."""
+        room = self.take_room(size, rows=rows, topic=topic)
+        while room is None:
+            self._roll(size + 128 + room_for_frame(topic, rows))
+            room = self.take_room(size, rows=rows, topic=topic)
+        return room
+
+    def give_up_room(self, room: Room) -> None:
+        """Take back a place that nothing will stand in. From any thread."""
+        active = self._writer.active
+        if active is not None and room in active:
+            active.give_up_room(room)
+
+    def _write_block(self, block: Block) -> Outcome:
+        """Write a frame, not yet synced nor seen by anybody."""
+        timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
+        last_us = timestamp_us + block.count - 1
+        stream_id, edges = self._cook.place(block.topic)
+        active = self._writer.active
+        body, sections, compression = encode_block(block, active, stream_id, edges, timestamp_us)
+        after = self.next_serial + block.count
+        if active is None or not active.claim(
+            len(body), next_serial=after, last_timestamp_us=last_us
+        ):
+            # What is written so far must be seen before the segment is sealed; and of the room,
+            # which stays behind, only a copy can follow.
+            self._settle()
+            body, sections, compression = encode_block(block, None, stream_id, edges, timestamp_us)
+            active = self._writer_with_room(len(body), block.count, last_us)
+        first_serial = self.next_serial
+        header = FrameHeader(
+            *(0, 0, ROWS, compression, sections, first_serial, block.count, 1),
+            *(timestamp_us, last_us, 0, len(body)),
+        )
+        active.write(header, body, ((stream_id, 0, block.count, 0, 1),))
+        self._written.append((block, stream_id, edges, header))
+        self.next_serial = first_serial + block.count
+        self.last_timestamp_us = last_us
+        return Outcome(
+            duplicate=False,
+            count=block.count,
+            timestamp_us=timestamp_us,
+            frame_serial=first_serial,
+            frame_timestamp_us=timestamp_us,
+            frame_places=None,
+        )
+
+    def _settle(self) -> None:
+        """Sync what blocks have written, then let readers see it."""
+        if not self._written:
+            return
+        active, written = self._active(), self._written
+        self._written = []
+        self._durably(active.sync)
+        self.unsynced = False
+        self.slab.publish([edges for _, _, edges, _ in written if edges])
+        active.publish()
+        if self.on_stored is None or not self.is_heard():
+            return
+        for block, stream_id, _, header in written:
+            cooked = cooked_block(block, stream_id, header.first_timestamp_us)
+            self.on_stored(self.slab.id, header.first_serial, cooked)
+
+    def has_stored(self, producer: bytes, sequence: int) -> bool:
+        """Tell whether a call of a producer was stored."""
+        return self._producers.holds(producer, sequence)
 
     def sync(self) -> None:
         """Make rows durable that were acknowledged as written only."""
@@ -169,10 +288,11 @@ class Committer:
         plain, sections = encode_rows(
             cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
         )
+        cooked.size_bytes = len(plain)
         compression = COMPRESSION[self.settings.compression]
         body = compress(plain, compression)
-        writer = self._writer_with_room(len(body))
         last_us = cooked.timestamp_us + cooked.row_count - 1
+        writer = self._writer_with_room(len(body), cooked.row_count, last_us)
         header = FrameHeader(
             0,
             0,
@@ -202,16 +322,27 @@ class Committer:
         first_serial, self.next_serial = self.next_serial, after
         return first_serial
 
-    def _writer_with_room(self, body_bytes: int) -> SegmentWriter:
-        """Return the active segment, or a new one when the frame does not fit."""
+    def _writer_with_room(self, body_bytes: int, rows: int, last_us: int) -> SegmentWriter:
+        """Return the active segment, or a new one when the frame does not fit; it has its place."""
         active = self._writer.active
-        if active is not None:
-            if active.has_room(body_bytes):
-                return active
+        after = self.next_serial + rows
+        if active is not None and active.claim(
+            body_bytes, next_serial=after, last_timestamp_us=last_us
+        ):
+            return active
+        self._roll(body_bytes, claim=(rows, last_us))
+        return self._active()
+
+    def _roll(self, room_bytes: int, *, claim: tuple[int, int] | None = None) -> None:
+        """Begin a segment with so much room, and if rows and a time are given a place for them."""
+        active = self._writer.active
+        if active is not None and not self._is_bare(active):
             self._seal_active()
-        # The name of an empty segment is taken, so behind one a serial is left out.
-        last = self._writer.chain.handles[-1]
-        self.next_serial = max(self.next_serial, last.base_serial + 1)
+            active = None
+        if active is None:
+            # The name of an empty segment is taken, so behind a sealed one a serial is left out.
+            last = self._writer.chain.handles[-1]
+            self.next_serial = max(self.next_serial, last.base_serial + 1)
         structure, producers = self.state()
         self._writer.start(
             serial=self.next_serial,
@@ -220,9 +351,15 @@ class Committer:
             producers=producers,
             created_us=self._clock.now_us(),
             segment_bytes=self.settings.segment_bytes,
-            room_bytes=body_bytes + 64,
+            room_bytes=room_bytes + 64,
+            claim=None if claim is None else (self.next_serial + claim[0], claim[1]),
         )
-        return self._active()
+
+    def _is_bare(self, active: SegmentWriter) -> bool:
+        """Say whether a segment has no row and tells of none, so that another may take its name."""
+        segment = active.segment
+        base = segment.header.base_serial
+        return segment.index.next_serial == self.next_serial == base and not segment.reserved_serial
 
     def _seal_active(self) -> None:
         if self._gap_is_stored():
@@ -261,11 +398,11 @@ class Committer:
         outcomes: list[Outcome | Exception] = []
         stored = {id(call) for call in fresh}
         timestamp_us = cooked.timestamp_us
-        times: Callable[[], memoryview] | None = None
+        places: RowPlaces | None = None
         if len(cooked.streams) > 1:
             # Opened now, for the segment may be closed when somebody asks; read only then.
             segment = self._active().segment
-            times = segment.frame(segment.index.frame_count - 1).times
+            places = RowPlaces(segment.frame(segment.index.frame_count - 1).times)
         for call in calls:
             if call.error is not None:
                 outcomes.append(call.error)
@@ -281,7 +418,7 @@ class Committer:
                     timestamp_us=timestamp_us,
                     frame_serial=frame_serial,
                     frame_timestamp_us=cooked.timestamp_us,
-                    frame_times=times,
+                    frame_places=places,
                 )
             )
             if not duplicate:

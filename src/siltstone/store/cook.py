@@ -17,7 +17,9 @@ from typing import Final, cast
 from mypy_extensions import i64
 
 from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
-from siltstone.segment.frame import PRODUCER, StreamRows
+from siltstone.segment.body import StreamRows
+from siltstone.segment.frame import PRODUCER
+from siltstone.segment.room import Room
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Structure
 
@@ -25,6 +27,23 @@ NO_PRODUCER: Final = b""
 # What a row takes beside its columns, about.
 ROW_OVERHEAD: Final = 16
 _MISSES_A_TURN: Final = 4
+
+
+class Block:
+    """Rows of one topic that come laid out: i32 offsets, one a row and one more, and the values; or
+    the room that these were put into.
+    """
+
+    def __init__(self, topic: bytes, offsets: bytes, values: bytes, room: Room | None) -> None:
+        self.topic = topic
+        self.offsets = offsets
+        self.values = values
+        self.room = room
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.offsets) // 4 - 1
 
 
 class Call:
@@ -45,6 +64,13 @@ class Call:
         self.rows: list[int] | None = None
         self.size_bytes = 0
         self.error: SiltstoneError | None = None
+        # In place of the lists.
+        self.block: Block | None = None
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self.topics) if self.block is None else self.block.count
 
     def measure(self, value_bytes_max: int) -> None:
         """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""
@@ -95,6 +121,8 @@ class Cooked:
         self.flags = 0
         self.edges = b""
         self.producers = b""
+        # What the frame takes before compression; known when it is encoded.
+        self.size_bytes = 0
 
 
 class _Place:
@@ -157,6 +185,12 @@ class Cook:
         cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
         cooked.producers = _producers(accepted)
         return cooked
+
+    def place(self, topic: bytes) -> tuple[int, bytes]:
+        """Return the stream of a sound topic, and the edges that were learned for it."""
+        rows = self._place(topic).rows
+        edges = self.structure.take_pending() if self.structure.has_pending() else b""
+        return rows.stream_id, edges
 
     def forget_rows(self, cooked: Cooked) -> None:
         """Let go of the rows of a frame that was written."""

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.errors import CorruptionError
 from siltstone.store.rows import Batch, Piece
 from siltstone.store.scan import Span, read_slab
 from siltstone.store.slab import Slab
@@ -48,7 +49,16 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
         gathered: list[Piece] = []
         rows = held = 0
         streams: set[int] = set()
-        for pieces in read_slab(slab, matches, span, serials=range(end_serial)):
+        damage: CorruptionError | None = None
+        found = read_slab(slab, matches, span, serials=range(end_serial))
+        while True:
+            try:
+                pieces = next(found, None)
+            except CorruptionError as exc:
+                # What stands before the damage comes first.
+                damage, pieces = exc, None
+            if pieces is None:
+                break
             gathered += pieces
             rows += sum(piece.num_rows for piece in pieces)
             streams.update(piece.stream.id for piece in pieces)
@@ -58,6 +68,8 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
                 gathered, rows, held, streams = [], 0, 0, set()
         if rows:
             yield _gathered(gathered, rows, columns, len(streams))
+        if damage is not None:
+            raise damage
 
 
 def _held_bytes(pieces: Sequence[Piece]) -> int:
@@ -91,15 +103,18 @@ def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
     while heads:
         bound = min(_last(table) for table, _ in heads)
         ready: list[pa.Table] = []
-        rest: list[tuple[pa.Table, Iterator[pa.Table]]] = []
+        rest: list[tuple[pa.Table | None, Iterator[pa.Table]]] = []
         for table, source in heads:
             count = pc.sum(pc.less_equal(table["timestamp"].cast(pa.int64()), bound)).as_py()
             ready.append(table.slice(0, count))
-            left = table.slice(count) if count < table.num_rows else next(source, None)
-            if left is not None:
-                rest.append((left, source))
+            rest.append((table.slice(count) if count < table.num_rows else None, source))
         yield _sorted(pa.concat_tables(ready).combine_chunks(), len(ready))
-        heads = rest
+        # Only now: a source that ends in damage must not take what stands before it along.
+        heads = [
+            (table, source)
+            for left, source in rest
+            if (table := next(source, None) if left is None else left) is not None
+        ]
 
 
 def _last(table: pa.Table) -> int:

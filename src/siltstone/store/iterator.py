@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from siltstone.errors import UsageError
+from siltstone.store.arguments import require_kind
 from siltstone.store.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
@@ -98,6 +99,7 @@ def _pack(text: str) -> bytes:
 
 
 def _unpack_head(layout: struct.Struct, magic: bytes, data: bytes, noun: str) -> tuple[int, ...]:
+    require_kind("data", data, bytes, "bytes")
     if len(data) < layout.size or data[:2] != magic:
         raise UsageError(f"these bytes are no saved {noun}")
     fields: tuple[int, ...] = layout.unpack_from(data)

@@ -33,10 +33,11 @@ _TITLE: Final = b"siltstone-manifest 1 "
 
 
 class SlabState(Enum):
-    """The life of a slab."""
+    """The life of a slab; a tiered one is sealed, and its rows are in the lake as well."""
 
     CURRENT = "current"
     SEALED = "sealed"
+    TIERED = "tiered"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,16 +82,20 @@ class Manifest:
     settings: DatabaseSettings
     slabs: tuple[SlabRecord, ...]
     dropping: tuple[SlabId, ...] = field(default=())
+    # The topics of the shards, by number, in a database whose shards are topic logs.
+    logs: tuple[str, ...] = field(default=())
 
     def encode(self) -> bytes:
         """Return the file."""
-        content = {
+        content: dict[str, Any] = {
             "database": self.database,
             "salt": self.salt,
             "settings": self.settings.to_json(),
             "slabs": [asdict(slab) | {"state": slab.state.value} for slab in self.slabs],
             "dropping": [[slab.shard, slab.generation] for slab in self.dropping],
         }
+        if self.logs:
+            content["logs"] = list(self.logs)
         data = json.dumps(content, indent=1).encode() + b"\n"
         return _TITLE + b"%08x\n" % crc32c(data) + data
 
@@ -110,6 +115,7 @@ class Manifest:
                 for slab in values["slabs"]
             ),
             dropping=tuple(SlabId(shard, generation) for shard, generation in values["dropping"]),
+            logs=tuple(values.get("logs", ())),
         )
 
     def with_slab(self, record: SlabRecord) -> Manifest:

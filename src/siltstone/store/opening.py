@@ -17,6 +17,7 @@ from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import sweep_temporaries
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import (
     ChainWriter,
     SegmentHandle,
@@ -27,7 +28,6 @@ from siltstone.segment.chain import (
     seal_segment,
     state_header,
 )
-from siltstone.segment.frame import encode_state
 from siltstone.segment.recovery import Recovered, recover_segment
 from siltstone.segment.segment import Segment
 from siltstone.store.committer import Committer
@@ -122,7 +122,8 @@ def reopen_slab(
     )
     slab.chain.handles = tuple(handles)
     slab.check_first()
-    _check_order(handles)
+    for before, after in pairwise(handles):
+        before.check_reaches(after.base_serial)
     last_name = handles[-1].path.name
     writer = ChainWriter(
         fs, slab.chain, identity, sealed_bytes=directory_bytes(fs, directory, but=last_name)
@@ -243,14 +244,3 @@ def _check_identity(segment: Segment, identity: SlabIdentity) -> None:
             f"generation={header.generation}",
             path=segment.path,
         )
-
-
-def _check_order(handles: list[SegmentHandle]) -> None:
-    """Raise CorruptionError when a segment is missing between two others."""
-    for before, after in pairwise(handles):
-        # One serial is left out where an empty segment was too small for the next frame.
-        if not before.next_serial <= after.base_serial <= before.next_serial + 1:
-            raise CorruptionError(
-                f"a segment is missing: serial {before.next_serial} should follow",
-                path=before.path,
-            )

@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Self
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
+
+
+class RowPlaces:
+    """Where the rows of one frame stand, by their arrival; worked out once for all its calls, when
+    the first of them asks.
+    """
+
+    def __init__(self, times: Callable[[], memoryview]) -> None:
+        self._times = times
+        self._places: array[int] | None = None
+
+    def between(self, start: int, stop: int) -> array[int]:
+        """Return the places of rows by the order of their arrival."""
+        if self._places is None:
+            times = self._times()
+            first = min(times)
+            # Times rise by one a row in order of arrival.
+            places = array("I", bytes(4 * len(times)))
+            for place, time in enumerate(times):
+                places[time - first] = place
+            self._places = places
+        return self._places[start:stop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +44,15 @@ class Outcome:
     timestamp_us: int
     frame_serial: int
     frame_timestamp_us: int
-    frame_times: Callable[[], memoryview] | None
+    frame_places: RowPlaces | None
 
     def serials(self) -> list[int]:
         """Return the serial of each row, in the order of the call."""
         first = self.timestamp_us - self.frame_timestamp_us
-        if self.frame_times is None:
+        if self.frame_places is None:
             return list(range(self.frame_serial + first, self.frame_serial + first + self.count))
-        # Times rise by one a row in order of arrival, so a row's time tells its place in the call.
-        serials = [0] * self.count
-        end = self.timestamp_us + self.count
-        for index, time in enumerate(self.frame_times()):
-            if self.timestamp_us <= time < end:
-                serials[time - self.timestamp_us] = self.frame_serial + index
-        return serials
+        places = self.frame_places.between(first, first + self.count)
+        return [self.frame_serial + place for place in places]
 
 
 class Ticket:
@@ -94,6 +112,12 @@ class Ticket:
             for index, serial in enumerate(outcome.serials()):
                 serials[index if rows is None else rows[index]] = serial
         return serials
+
+    def first_serial(self) -> int:
+        """Return the serial of the first row of a call to one shard and stream, waiting for it."""
+        self._settle()
+        outcome = self._outcomes[0][0]
+        return outcome.frame_serial + outcome.timestamp_us - outcome.frame_timestamp_us
 
     def timestamps(self) -> list[int]:
         """Return the timestamp_us of each row, waiting for them; 0 for a duplicate's."""

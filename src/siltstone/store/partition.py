@@ -40,6 +40,8 @@ class Columns:
 
 def columns_of(rows: Iterable[Row]) -> Columns:
     """Turn rows into columns. Raises: UsageError, naming the row."""
+    if not isinstance(rows, Iterable):
+        raise UsageError(f"rows must be Rows, or Columns: type={type(rows).__name__}")
     listed = list(rows)
     columns = Columns([], [], [], [], [])
     assert isinstance(columns.publisher, list)
@@ -121,6 +123,9 @@ def _check(columns: Columns) -> int:
     """
     size_bytes = 0
     publishers = columns.publisher
+    for name, needed in (("topics", columns.topics), ("values", columns.values)):
+        if not isinstance(needed, list):
+            raise UsageError(f"{name} must be a list: type={type(needed).__name__}")
     count = columns.count
     for name, column, size_max in (
         ("topics", columns.topics, TOPIC_SIZE_MAX),
@@ -153,11 +158,13 @@ def _check_flags(flags: object, count: int) -> None:
         raise UsageError(f"flags are not a byte: flags={flags!r}")
     if len(flags) != count:
         raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
-    # One set of all flags: the rows are looked at one by one only to name the culprit.
-    if any(not isinstance(item, int) or not 0 <= item <= 255 for item in set(flags)):
+    try:
+        # All at once: the rows are looked at one by one only to name the culprit.
+        bytes(flags)
+    except (TypeError, ValueError) as exc:
         for row, item in enumerate(flags):
             if not isinstance(item, int) or not 0 <= item <= 255:
-                raise UsageError(f"flags are not a byte: row={row} flags={item!r}")
+                raise UsageError(f"flags are not a byte: row={row} flags={item!r}") from exc
 
 
 def _call(columns: Columns, rows: list[int] | None) -> Call:

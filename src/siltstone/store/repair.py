@@ -18,6 +18,7 @@ from typing import Final
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.publish import create_directories, sweep_temporaries
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import (
     index_path,
     list_segments,
@@ -25,26 +26,26 @@ from siltstone.segment.chain import (
     seal_segment,
     state_header,
 )
-from siltstone.segment.frame import (
-    HEADER_BYTES,
-    HOLE,
-    PLAIN,
-    FrameHeader,
-    encode_frame,
-    encode_state,
-)
+from siltstone.segment.frame import HEADER_BYTES, HOLE, PLAIN, FrameHeader, encode_frame
 from siltstone.segment.recovery import whole_frames
 from siltstone.segment.segment import (
     SEGMENT_BYTES_MIN,
     SEGMENT_HEADER_BYTES,
     Segment,
     SegmentHeader,
-    SegmentWriter,
-    create_segment,
     declared_bytes,
     segment_path,
 )
-from siltstone.store.findings import RESERVE_REACH, End, Expected, Finding, Survey, lost_serials
+from siltstone.segment.writer import SegmentWriter, create_segment
+from siltstone.store.findings import (
+    RESERVE_REACH,
+    End,
+    Expected,
+    Finding,
+    Survey,
+    lost_serials,
+    uncounted_loss,
+)
 from siltstone.store.manifest import Manifest, SlabRecord, SlabState, read_manifest
 from siltstone.store.opening import identity_of, slab_directory
 from siltstone.store.quarantine import Quarantine
@@ -155,7 +156,7 @@ class _SlabMender:
                 record=self._record,
                 before=before,
                 next_base=next_base if last else bases[number + 1],
-                closed=not last or self._record.state is SlabState.SEALED,
+                closed=not last or self._record.state is not SlabState.CURRENT,
             )
             before = self._mend_segment(segment_path(self._place, bases[number]), expected)
             if before is not None:
@@ -324,47 +325,52 @@ class _SlabMender:
         stop = survey.expected.next_base
         if stop is None and sealed is not None and sealed.index.first_serial == base:
             stop = sealed.index.next_serial
-        at_most = stop is None
+        counted = stop is not None
         if stop is None:
-            # How many rows stood there nobody knows; a serial must not be used twice, and no row
-            # takes less than a byte.
+            # A serial must not be used twice, and no row takes less than a byte.
             stop = base + max(entry.size_bytes, self._segment_bytes)
-        lost = lost_serials(base, stop - base, at_most=at_most)
+        lost = lost_serials(base, stop - base) if counted else uncounted_loss(stop)
         kept = self._quarantine.keep_file(path, f"{problem}; {lost}")
-        self._write_hole(base, stop, closed=survey.expected.closed)
+        self._write_hole(base, stop, closed=survey.expected.closed, counted=counted)
         self._tell(path, 0, f"{problem}; {lost}", f"a hole; kept as {kept}")
 
     def _bridge(self, start: int, stop: int) -> None:
         """Put a segment with one hole in the place of a missing one."""
-        self._write_hole(start, stop, closed=True)
+        self._write_hole(start, stop, closed=True, counted=True)
         path = segment_path(self._place, start)
         problem = f"a segment is missing; {lost_serials(start, stop - start)}"
         self._tell(path, 0, problem, "a hole")
 
     def _begin_anew(self) -> int:
         """Let a slab that has lost all it had go on far behind; return where it begins."""
-        start, closed = self._reached, self._record.state is SlabState.SEALED
-        self._write_hole(start, start + _ROWS_IN_SLAB_MAX, closed=closed)
-        lost = lost_serials(start, _ROWS_IN_SLAB_MAX, at_most=True)
-        self._tell(self._place, 0, f"slab has no segment; {lost}", "a hole")
+        start, closed = self._reached, self._record.state is not SlabState.CURRENT
+        stop = start + _ROWS_IN_SLAB_MAX
+        self._write_hole(start, stop, closed=closed, counted=False)
+        self._tell(self._place, 0, f"slab has no segment; {uncounted_loss(stop)}", "a hole")
         return start
 
-    def _write_hole(self, start: int, stop: int, *, closed: bool) -> None:
-        """Create a segment that holds a state and holes for these serials."""
+    def _write_hole(self, start: int, stop: int, *, closed: bool, counted: bool) -> None:
+        """Create a segment that holds a state and holes for these serials; where nobody can tell
+        how many of them had rows, a hole of none, and a state behind that goes on at the last.
+        """
         edges, producers = self._state
         edges = edges or Structure([NEVER]).export()
         body, sections = encode_state(edges, producers)
         time_us = self._time_us
         header = state_header(body, sections, serial=start, timestamp_us=time_us)
-        holes = -(-(stop - start) // _ROWS_IN_HOLE_MAX)
-        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES * (1 + holes) + len(body)
+        holes = -(-(stop - start) // _ROWS_IN_HOLE_MAX) if counted else 2
+        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES * (1 + holes) + 2 * len(body)
         size = max(-(-needed // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN)
         writer = create_segment(self._fs, self._place, self._header(start, size), header, body)
         while start < stop:
-            rows = min(stop - start, _ROWS_IN_HOLE_MAX)
+            rows = min(stop - start, _ROWS_IN_HOLE_MAX) if counted else 0
             hole = FrameHeader(0, 0, HOLE, PLAIN, 0, start, rows, 0, time_us, time_us, 0, 0)
             writer.write(hole, b"", ())
             start += rows
+            if not counted:
+                after = state_header(body, sections, serial=stop, timestamp_us=time_us)
+                writer.write(after, body, ())
+                break
         writer.sync()
         writer.publish()
         writer.sync()

@@ -13,15 +13,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import state_header
-from siltstone.segment.frame import (
-    EDGES,
-    HEADER_BYTES,
-    HOLE,
-    PLAIN,
-    FrameHeader,
-    encode_state,
-)
+from siltstone.segment.frame import EDGES, HEADER_BYTES, HOLE, PLAIN, FrameHeader
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.segment.view import FrameView
 from siltstone.store.findings import Damage

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
-from siltstone.store.settings import DatabaseSettings
 
 _SECOND_US = 1_000_000
 
 
+class Limits(Protocol):
+    """The settings that matter here, of a database of either kind; None is no limit."""
+
+    @property
+    def rotate_seconds(self) -> float | None: ...
+
+    @property
+    def rotate_bytes(self) -> int | None: ...
+
+    @property
+    def retain_seconds(self) -> float | None: ...
+
+    @property
+    def retain_bytes(self) -> int | None: ...
+
+
 def due_for_turn(
-    settings: DatabaseSettings, record: SlabRecord, *, rows: int, size_bytes: int, now_us: int
+    settings: Limits, record: SlabRecord, *, rows: int, size_bytes: int, now_us: int
 ) -> bool:
     """Say whether the current slab has had its time or its size; an empty one goes on."""
     if not rows:
@@ -23,16 +39,21 @@ def due_for_turn(
 
 
 def due_for_drop(
-    settings: DatabaseSettings,
+    settings: Limits,
     records: Sequence[SlabRecord],
     sizes: Mapping[SlabId, int],
     *,
     now_us: int,
+    tiering: bool = False,
 ) -> list[SlabId]:
-    """Return the sealed slabs that are past the retention by age or, oldest first, by bytes."""
+    """Return the sealed slabs that are past the retention by age or, oldest first, by bytes.
+
+    Of a database that is tiered, only what is in the lake.
+    """
     total = sum(sizes.values())
     dropped: list[SlabId] = []
-    sealed = [record for record in records if record.state is SlabState.SEALED]
+    ended = {SlabState.TIERED} if tiering else {SlabState.SEALED, SlabState.TIERED}
+    sealed = [record for record in records if record.state in ended]
     for record in sorted(sealed, key=lambda record: (record.until_us, record.shard)):
         assert record.until_us is not None
         too_old = (

@@ -190,21 +190,6 @@ _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
 }
 
 
-ROW_COLUMNS: Final = (
-    "topic",
-    "value",
-    "publisher",
-    "qos",
-    "retain",
-    "properties",
-    "timestamp",
-    "shard",
-    "generation",
-    "stream",
-    "serial",
-)
-
-
 def _piece_rows(piece: Piece) -> map[Row]:
     """Make Python rows; what rows share is made once, and numbers come straight from the map."""
     frame, count = piece.frame, piece.num_rows
@@ -258,20 +243,11 @@ def _integers(array: pa.Array) -> list[int]:
     return part.cast(_CODES[width]).tolist()
 
 
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Turn a record batch with all columns into Python rows."""
-    lists = [
-        (
-            batch.column(name).view(pa.int64()) if name == "timestamp" else batch.column(name)
-        ).to_pylist()
-        for name in ROW_COLUMNS
-    ]
-    return list(map(_make_row, zip(*lists, strict=True)))
-
-
 def schema_of(columns: Sequence[str]) -> pa.Schema:
     """Return the part of SCHEMA with these columns. Raises: UsageError."""
-    if unknown := [name for name in columns if name not in COLUMNS]:
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise UsageError(f"columns must be a list of names: type={type(columns).__name__}")
+    if unknown := [str(name) for name in columns if name not in COLUMNS]:
         raise UsageError(f"no such column: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
     return pa.schema([SCHEMA.field(name) for name in columns])
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
+from siltstone.segment.index import SegmentIndex
 from siltstone.segment.segment import Segment
 from siltstone.segment.view import FrameView
 from siltstone.store.rows import Piece
@@ -150,18 +151,26 @@ def read_stream(
         end_serial = handle.next_serial
         if handle.sealed and end_serial <= serial:
             continue
-        for piece in _stream_pieces(
-            slab, handle.segment(), match.stream.id, serial, span, selector
-        ):
-            cut = _cut(piece, rows_max - taken)
-            serial = cut.frame.header.first_serial + cut.stop
-            if cut.num_rows:
-                pieces.append(cut)
-                taken += cut.num_rows
-            if taken >= rows_max:
-                return _result(pieces, taken, serial, Status.MORE)
-            if _reached(piece, span):
-                return _result(pieces, taken, serial, Status.LIMIT)
+        segment = handle.segment()
+        try:
+            for piece in _stream_pieces(slab, segment, match.stream.id, serial, span, selector):
+                if piece is None:
+                    return _result(pieces, taken, serial, Status.LIMIT)
+                cut = _cut(piece, rows_max - taken)
+                serial = cut.frame.header.first_serial + cut.stop
+                if cut.num_rows:
+                    pieces.append(cut)
+                    taken += cut.num_rows
+                if taken >= rows_max:
+                    return _result(pieces, taken, serial, Status.MORE)
+                if _reached(piece, span):
+                    return _result(pieces, taken, serial, Status.LIMIT)
+            check_behind(segment, span)
+        except CorruptionError:
+            # What stands before the damage is read; the next read begins with it.
+            if not taken:
+                raise
+            return _result(pieces, taken, serial, Status.MORE)
         serial = max(serial, end_serial)
     if ended:
         return _result(pieces, taken, serial, Status.END)
@@ -174,13 +183,18 @@ def _result(pieces: list[Piece], taken: int, serial: int, status: Status) -> Str
 
 def _stream_pieces(
     slab: Slab, segment: Segment, stream_id: int, serial: int, span: Span, selector: Selector
-) -> Iterator[Piece]:
-    """Yield the rows of one stream in one segment from a serial and a time on, a piece a frame."""
+) -> Iterator[Piece | None]:
+    """Yield the rows of one stream in one segment from a serial and a time on, a piece a frame;
+    None where a frame follows that lies behind the span.
+    """
     index = segment.index
     frames = index.frames_of(stream_id)
     # The list may grow while it is read; what counts is what it held when the read began.
     first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
     for place in range(bisect_left(frames, first), len(frames)):
+        if _is_behind(index, frames[place], span):
+            yield None
+            return
         frame = segment.frame(frames[place])
         entry = frame.entry_of(stream_id)
         if entry is None:
@@ -218,6 +232,21 @@ def _cut_to(
     )
 
 
+def check_behind(segment: Segment, span: Span) -> None:
+    """Raise CorruptionError where the frames of a segment end at a damaged one, unless all before
+    the end of the span are known.
+    """
+    index, until_us = segment.index, span.until_us
+    frames = index.frame_count
+    if until_us is None or not frames or index.last_times[frames - 1] < until_us:
+        segment.check_whole()
+
+
+def _is_behind(index: SegmentIndex, number: int, span: Span) -> bool:
+    """Say whether a frame lies behind the span, so that it need not be opened."""
+    return span.until_us is not None and index.first_times[number] >= span.until_us
+
+
 def _reached(piece: Piece, span: Span) -> bool:
     """Say whether the frame of a piece has rows at or behind the end of the span."""
     return span.until_us is not None and piece.frame.header.last_timestamp_us >= span.until_us
@@ -247,16 +276,16 @@ def read_slab(
         ):
             continue
         segment = handle.segment()
+        index = segment.index
         for number in candidate_frames(segment, selectors, span):
-            frame = segment.frame(number)
-            header = frame.header
-            if span.until_us is not None and header.first_timestamp_us >= span.until_us:
+            if _is_behind(index, number, span):
                 return
-            if serials is not None and header.first_serial >= serials.stop:
+            if serials is not None and index.serials[number] >= serials.stop:
                 return
-            pieces = list(_frame_pieces(slab, selectors, frame, span, serials))
+            pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
             if pieces:
                 yield pieces
+        check_behind(segment, span)
 
 
 def candidate_frames(segment: Segment, streams: Collection[int], span: Span) -> Sequence[int]:
@@ -298,6 +327,7 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
     free = [match for match in matches if not is_bound(match)]
     total = 0
     for handle in slab.handles():
+        check_behind(handle.segment(), span)
         index = handle.segment().index
         frames = index.frame_count
         if not frames:
@@ -340,9 +370,8 @@ def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: 
     selectors = {match.stream.id: Selector(match) for match in matches}
     total = 0
     for number in candidate_frames(segment, selectors, span):
-        frame = segment.frame(number)
-        if span.until_us is not None and frame.header.first_timestamp_us >= span.until_us:
+        if _is_behind(segment.index, number, span):
             break
-        for piece in _frame_pieces(slab, selectors, frame, span, None):
+        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None):
             total += piece.num_rows
     return total

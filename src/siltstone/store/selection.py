@@ -8,7 +8,7 @@ wants of the streams it is told, as values. A row that several filters match is 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -28,6 +28,7 @@ from siltstone.store.scan import (
     Selector,
     Span,
     candidate_frames,
+    check_behind,
     is_bound,
     rows_with_topics,
 )
@@ -120,8 +121,9 @@ class Run:
 
 
 def extent_of(slab: Slab) -> SlabExtent:
-    """Return what a slab covers as of now."""
+    """Return what a slab covers as of now. Raises: CorruptionError where nobody can tell."""
     record = slab.record
+    slab.check_whole()
     stop = slab.next_serial() if record.until_serial is None else record.until_serial
     return SlabExtent(
         slab=slab.id,
@@ -152,15 +154,23 @@ def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serial
 
 
 def want(slab: Slab, filters: Sequence[TopicFilter]) -> Wanted:
-    """Return what filters ask of the streams of a slab."""
+    """Return what filters ask of the streams of a slab; none of them ask for all there is, topics
+    that begin with $ too, which no filter could.
+    """
+    if not filters:
+        return Wanted(whole=frozenset(slab.stream_rows()), bound=())
+    return wanted_of(match for topic_filter in filters for match in slab.match(topic_filter))
+
+
+def wanted_of(found: Iterable[Match]) -> Wanted:
+    """Return what matches ask of their streams."""
     whole: set[int] = set()
     bound: dict[int, list[Match]] = {}
-    for topic_filter in filters:
-        for match in slab.match(topic_filter):
-            if is_bound(match):
-                bound.setdefault(match.stream.id, []).append(match)
-            else:
-                whole.add(match.stream.id)
+    for match in found:
+        if is_bound(match):
+            bound.setdefault(match.stream.id, []).append(match)
+        else:
+            whole.add(match.stream.id)
     return Wanted(
         whole=frozenset(whole),
         bound=tuple(
@@ -200,6 +210,8 @@ def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Itera
                 position = index.positions[number]
                 end = position + _length(segment, number, position)
                 yield FramePlace(slab.id, handle.base_serial, position, end, start, stop, complete)
+        if index.next_serial < serials.stop:
+            check_behind(segment, span)
 
 
 def _length(segment: Segment, number: int, position: int) -> int:
@@ -243,37 +255,18 @@ def _topic(levels: Sequence[bytes], words: Sequence[bytes | None]) -> str:
     ).decode()
 
 
-class RunReader:
-    """Reads runs of one slab, for one set of wanted streams and one span of time."""
+class PieceReader:
+    """Picks rows of frames, for one set of wanted streams and one span of time."""
 
-    def __init__(self, fs: FileSystem, directory: PurePath, wanted: Wanted, span: Span) -> None:
-        self._fs = fs
-        self._directory = directory
+    def __init__(self, wanted: Wanted, span: Span) -> None:
         self._span = span
         self._pickers: Mapping[int, _Picker | None] = {
             **dict.fromkeys(wanted.whole),
             **{bound.stream_id: _Picker(bound) for bound in wanted.bound},
         }
-        self._open: tuple[PurePath, Segment] | None = None
 
-    def read(self, run: Run) -> Iterator[Piece]:
-        """Yield what each frame of a run has of the wanted rows, in order.
-
-        Raises: NotFoundError when the segment is gone, CorruptionError.
-        """
-        segment = self._segment(run)
-        for frame in _frames(segment, run):
-            piece = self._piece(run, frame)
-            if piece is not None:
-                yield piece
-
-    def _segment(self, run: Run) -> Segment:
-        path = segment_path(slab_directory(self._directory, run.slab), run.base_serial)
-        if self._open is None or self._open[0] != path:
-            self._open = (path, open_segment(self._fs, path))
-        return self._open[1]
-
-    def _piece(self, run: Run, frame: FrameView) -> Piece | None:
+    def piece(self, run: Run, frame: FrameView) -> Piece | None:
+        """Return what one frame of a run has of the wanted rows, None of none."""
         header, span = frame.header, self._span
         if header.kind != ROWS:
             return None
@@ -301,6 +294,33 @@ class RunReader:
                 )
             parts.append((begin, end, picked))
         return _joined(run.slab, frame, parts)
+
+
+class RunReader:
+    """Reads runs of one slab, for one set of wanted streams and one span of time."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath, wanted: Wanted, span: Span) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._pieces = PieceReader(wanted, span)
+        self._open: tuple[PurePath, Segment] | None = None
+
+    def read(self, run: Run) -> Iterator[Piece]:
+        """Yield what each frame of a run has of the wanted rows, in order.
+
+        Raises: NotFoundError when the segment is gone, CorruptionError.
+        """
+        segment = self._segment(run)
+        for frame in _frames(segment, run):
+            piece = self._pieces.piece(run, frame)
+            if piece is not None:
+                yield piece
+
+    def _segment(self, run: Run) -> Segment:
+        path = segment_path(slab_directory(self._directory, run.slab), run.base_serial)
+        if self._open is None or self._open[0] != path:
+            self._open = (path, open_segment(self._fs, path))
+        return self._open[1]
 
 
 def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, int]:
@@ -358,6 +378,8 @@ def stream_ids(piece: Piece) -> pa.Array:
     """Return the stream of each row of a piece, as the same 64 bits with a sign."""
     ids: list[bytes] = []
     for stream_id, first, count, _, _ in piece.frame.directory():
+        if first >= piece.stop:
+            break
         rows = min(first + count, piece.stop) - max(first, piece.start)
         if rows > 0:
             ids.append(stream_id.to_bytes(8, "little") * rows)

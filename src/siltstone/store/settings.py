@@ -12,6 +12,22 @@ from siltstone.segment.segment import SEGMENT_BYTES_MIN
 NEVER: Final = -1
 COMPRESSIONS: Final = ("none", "zstd", "lz4")
 SHARD_KEYS: Final = ("publisher", "topic")
+THRESHOLD_MAX: Final = (1 << 31) - 1
+# Of what one file or the memory takes, and of what a disk does.
+SIZE_MAX: Final = 1 << 40
+TOTAL_MAX: Final = 1 << 60
+_SECONDS_MAX: Final = 1 << 40
+_MOST: Final = {
+    "max_items": SIZE_MAX,
+    "topic_cache": SIZE_MAX,
+    "pending_bytes_max": SIZE_MAX,
+    "rotate_seconds": _SECONDS_MAX,
+    "retain_seconds": _SECONDS_MAX,
+    "rotate_bytes": TOTAL_MAX,
+    "retain_bytes": TOTAL_MAX,
+    "quota_bytes": TOTAL_MAX,
+    "reserve_bytes": TOTAL_MAX,
+}
 VALUE_BYTES_MAX: Final = 256 * 1024 * 1024
 CALL_BYTES_MAX: Final = 1024 * 1024 * 1024
 
@@ -47,15 +63,21 @@ class DatabaseSettings:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
         _require(1 <= self.shards <= 4096, "shards", "a number from 1 to 4096", self.shards)
-        _require(self.shard_by in SHARD_KEYS, "shard_by", f"one of {SHARD_KEYS}", self.shard_by)
         _require(
-            len(self.thresholds) > 0 and all(value >= NEVER for value in self.thresholds),
+            self.shard_by in SHARD_KEYS,
+            "shard_by",
+            f"one of {', '.join(SHARD_KEYS)}",
+            self.shard_by,
+        )
+        _require(
+            len(self.thresholds) > 0
+            and all(NEVER <= value <= THRESHOLD_MAX for value in self.thresholds),
             "thresholds",
-            "one or more numbers of -1 and above",
+            f"one or more numbers from -1 to {THRESHOLD_MAX}",
             self.thresholds,
         )
         _require(
-            SEGMENT_BYTES_MIN <= self.segment_bytes <= 1 << 40 and self.segment_bytes % 4096 == 0,
+            SEGMENT_BYTES_MIN <= self.segment_bytes <= SIZE_MAX and self.segment_bytes % 4096 == 0,
             "segment_bytes",
             f"a multiple of 4096 from {SEGMENT_BYTES_MIN}",
             self.segment_bytes,
@@ -63,7 +85,7 @@ class DatabaseSettings:
         _require(
             self.compression in COMPRESSIONS,
             "compression",
-            f"one of {COMPRESSIONS}",
+            f"one of {', '.join(COMPRESSIONS)}",
             self.compression,
         )
         _require(self.max_items >= 1, "max_items", "at least 1", self.max_items)
@@ -84,6 +106,9 @@ class DatabaseSettings:
             value = getattr(self, name)
             _require(value is None or value > 0, name, "above 0, or none", value)
         _require(self.reserve_bytes >= 0, "reserve_bytes", "0 or more", self.reserve_bytes)
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            _require(value is None or value <= most, name, f"at most {most}", value)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a manifest."""

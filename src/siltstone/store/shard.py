@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import groupby
 from threading import Condition, Thread
 from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, RetryError, SiltstoneError
+from siltstone.segment.room import Room
 from siltstone.store.committer import Committer
 from siltstone.store.cook import Call
 from siltstone.store.outcome import Outcome, Ticket
@@ -95,8 +97,37 @@ class Shard:
             self._last_at = now
             self._pending.append((call, ticket, rows))
             self._pending_bytes += call.size_bytes
-            self._pending_rows += len(call.topics)
+            self._pending_rows += call.row_count
             self._condition.notify_all()
+
+    def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
+        """Take a place for values at once; None where the segment must be rolled for it.
+
+        Raises: QuotaExceededError, StorageFullError, PoisonedError, ClosedError.
+        """
+        self._check_open()
+        refusal = self._admit(size)
+        if refusal is not None:
+            raise refusal
+        return self.committer.take_room(size, rows=rows, topic=topic)
+
+    def make_room(
+        self, size: int, *, rows: int, topic: bytes, then: Callable[[Room | Exception], None]
+    ) -> None:
+        """Take a place for values behind everything queued so far; `then` hears of it, from the
+        shard's thread. Raises: PoisonedError, ClosedError.
+        """
+        found: list[Room] = []
+
+        def act() -> None:
+            found.append(self.committer.make_room(size, rows=rows, topic=topic))
+
+        ticket = self._queue_order(act)
+        ticket.on_done(lambda ticket: then(ticket.error or found[0]))
+
+    def give_up_room(self, room: Room) -> None:
+        """Take back a place that nothing will stand in."""
+        self.committer.give_up_room(room)
 
     def _wait_for_room(self, size_bytes: int, timeout: float | None) -> None:
         """Wait until no more than this is pending, or nothing; the flush comes at once."""
@@ -149,12 +180,15 @@ class Shard:
         return self._close_error
 
     def _order(self, act: Callable[[], None]) -> None:
+        self._queue_order(act).wait()
+
+    def _queue_order(self, act: Callable[[], None]) -> Ticket:
         ticket = Ticket(0, 1, waits=True)
         with self._condition:
             self._check_open()
             self._orders.append((act, ticket))
             self._condition.notify_all()
-        ticket.wait()
+        return ticket
 
     def _check_open(self) -> None:
         self.committer.check()
@@ -219,12 +253,12 @@ class Shard:
         while self._pending:
             call = self._pending[0][0]
             if batch and (
-                size + call.size_bytes > _FRAME_BYTES or rows + len(call.topics) > _FRAME_ROWS
+                size + call.size_bytes > _FRAME_BYTES or rows + call.row_count > _FRAME_ROWS
             ):
                 break
             batch.append(self._pending.popleft())
             size += call.size_bytes
-            rows += len(call.topics)
+            rows += call.row_count
         self._pending_bytes -= size
         self._pending_rows -= rows
         self._first_at = self._clock.monotonic()
@@ -240,14 +274,19 @@ class Shard:
                 admitted.append(item)
             else:
                 self._tell(item, refusal)
-        outcomes: list[Outcome | Exception] = []
-        if admitted:
+        for has_block, items in groupby(admitted, key=_has_block):
+            run = list(items)
+            calls = [call for call, _, _ in run]
+            outcomes: list[Outcome | Exception]
             try:
-                outcomes = self.committer.commit([call for call, _, _ in admitted])
+                if has_block:
+                    outcomes = self.committer.commit_blocks(calls)
+                else:
+                    outcomes = self.committer.commit(calls)
             except SiltstoneError as exc:
-                outcomes = [exc] * len(admitted)
-        for item, outcome in zip(admitted, outcomes, strict=True):
-            self._tell(item, outcome)
+                outcomes = [exc] * len(run)
+            for item, outcome in zip(run, outcomes, strict=True):
+                self._tell(item, outcome)
         if self.committer.unsynced and self._written_at == 0.0:
             self._written_at = self._clock.monotonic()
         self._look_after()
@@ -335,11 +374,15 @@ class Shard:
         self._end()
 
 
+def _has_block(item: Pending) -> bool:
+    return item[0].block is not None
+
+
 _DONE: Final = Outcome(
     duplicate=False,
     count=0,
     timestamp_us=0,
     frame_serial=0,
     frame_timestamp_us=0,
-    frame_times=None,
+    frame_places=None,
 )

@@ -34,6 +34,8 @@ class Slab:
         self._loaded = False
         self.follows = True
         self._matches: dict[tuple[str, int], Match] = {}
+        # How often readers got to know new streams.
+        self.version = 0
 
     @property
     def id(self) -> SlabId:
@@ -85,17 +87,25 @@ class Slab:
                 raise CorruptionError(
                     f"learned structure is damaged: {exc}", path=self.chain.directory
                 ) from exc
+        if new:
+            self.version += 1
         return new
 
     def match(self, topic_filter: TopicFilter) -> list[Match]:
         """Return the streams with rows that may match, with what their varying levels must be."""
-        self.load()
         held = self.stream_rows()
-        with self._lock:
-            found = self._structure.match(list(topic_filter.levels))
+        found = self.match_all(topic_filter)
         return sorted(
             (match for match in found if match.stream.id in held), key=lambda match: match.stream.id
         )
+
+    def match_all(self, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams that may match, also those without rows so far. It holds until the
+        version changes.
+        """
+        self.load()
+        with self._lock:
+            return self._structure.match(list(topic_filter.levels))
 
     def match_stream(self, stream_id: int, topic_filter: TopicFilter) -> Match | None:
         """Return what the filter asks of the varying levels of one stream; None when it cannot
@@ -145,6 +155,18 @@ class Slab:
         handles = self.handles()
         return handles[-1].next_serial if handles else 0
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what is known of a segment ends at a damaged frame."""
+        return any(handle.is_damaged for handle in self.handles())
+
+    def check_whole(self) -> None:
+        """Raise CorruptionError where what is known of a segment ends at a damaged frame."""
+        for handle in self.handles():
+            handle.check_whole()
+
     def row_count(self) -> int:
-        """Return the number of rows that are visible."""
-        return sum(self.stream_rows().values())
+        """Return the number of rows that are visible. Raises: CorruptionError."""
+        rows = sum(self.stream_rows().values())
+        self.check_whole()
+        return rows

@@ -1,31 +1,33 @@
-"""All slabs of a database: those of a writing process with their shards, those of a reading one as
-found on disk.
-"""
+"""The slabs of a database that this process writes, and its shards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial, reduce
 from pathlib import PurePath
 from threading import Lock
 from typing import Any
 
 from siltstone.clock import Clock
 from siltstone.errors import (
-    ClosedError,
     CorruptionError,
     DiskError,
+    ExistsError,
     NotFoundError,
     QuotaExceededError,
     SiltstoneError,
-    SlabDroppedError,
     StorageFullError,
     UsageError,
 )
-from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.publish import create_directories, remove_tree, sweep_temporaries
-from siltstone.segment.chain import Chain, directory_bytes
-from siltstone.store.committer import Committer
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import remove_tree, sweep_temporaries
+from siltstone.guard import contain
+from siltstone.segment.chain import directory_bytes
+from siltstone.store.birth import begin_in_place, first_slab
+from siltstone.store.committer import Committer, OnStored
+from siltstone.store.cook import Cooked
 from siltstone.store.manifest import (
     Manifest,
     ManifestKeeper,
@@ -34,89 +36,19 @@ from siltstone.store.manifest import (
     SlabState,
     read_manifest,
 )
+from siltstone.store.marks import read_seed, read_tiered, sow, tiered_slabs
 from siltstone.store.opening import (
     RecoveryReport,
-    begin_slab,
     identity_of,
     reopen_slab,
     slab_directory,
 )
-from siltstone.store.producers import ProducerTable
 from siltstone.store.retention import due_for_drop, due_for_turn
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.shard import Shard
 from siltstone.store.slab import Slab
+from siltstone.store.slab_names import check_open, find_slab, open_slab, ordered
 from siltstone.topic.structure import Structure
-
-
-class ReadableSlabs:
-    """The slabs as another process, or nobody, writes them."""
-
-    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._lock = Lock()
-        self._slabs: dict[SlabId, Slab] = {}
-        self.closed = False
-        self.manifest = read_manifest(fs, directory)
-        self._adopt(self.manifest)
-
-    def all(self) -> list[Slab]:
-        """Return the slabs by generation, then shard. Raises: ClosedError."""
-        _check_open(closed=self.closed)
-        return _ordered(self._slabs)
-
-    def slab(self, slab: SlabId) -> Slab:
-        """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
-        _check_open(closed=self.closed)
-        if slab not in self._slabs:
-            self.refresh()
-        return _find(self._slabs, slab)
-
-    def ended(self, slab: SlabId) -> bool:
-        """Say whether a slab takes no more rows, and all that it has are known here."""
-        return not self.slab(slab).follows
-
-    def refresh(self) -> bool:
-        """Look at the disk; what was sealed is known before its last rows are looked for."""
-        _check_open(closed=self.closed)
-        with self._lock:
-            self._adopt(read_manifest(self._fs, self._directory))
-            for slab in self._slabs.values():
-                if slab.follows:
-                    ended = slab.record.state is not SlabState.CURRENT
-                    self._follow(slab)
-                    slab.follows = not ended
-        return True
-
-    def _follow(self, slab: Slab) -> None:
-        """Look at one slab, unless its writer drops it at this moment."""
-        try:
-            slab.refresh()
-        except (SlabDroppedError, CorruptionError):
-            self._adopt(read_manifest(self._fs, self._directory))
-            if slab.id in self._slabs:
-                raise
-
-    def slab_bytes(self, slab: SlabId) -> int:
-        """Return the disk space a slab takes."""
-        return directory_bytes(self._fs, slab_directory(self._directory, slab))
-
-    def close(self) -> None:
-        """Let go of the maps."""
-        self.closed = True
-        self._slabs = {}
-
-    def _adopt(self, manifest: Manifest) -> None:
-        slabs: dict[SlabId, Slab] = {}
-        for record in manifest.slabs:
-            slab = self._slabs.get(record.id)
-            if slab is None:
-                slab = _open_slab(self._fs, self._directory, record, manifest.settings)
-            slab.record = record
-            slabs[record.id] = slab
-        self.manifest = manifest
-        self._slabs = slabs
 
 
 class WritableSlabs:
@@ -141,8 +73,12 @@ class WritableSlabs:
         self._close_lock = Lock()
         self._configure_lock = Lock()
         self._shards: list[Shard] = []
+        self._listeners: tuple[OnStored, ...] = ()
         committers = [self._reopen(number) for number in range(self.manifest.settings.shards)]
         self._shards = [self._start(committer) for committer in committers]
+        with suppress(CorruptionError):
+            # Retention tells of a damaged mark, and drops nothing.
+            self.adopt_tiered()
 
     @property
     def manifest(self) -> Manifest:
@@ -151,19 +87,19 @@ class WritableSlabs:
 
     def all(self) -> list[Slab]:
         """Return the slabs by generation, then shard. Raises: ClosedError."""
-        _check_open(closed=self._closing)
-        return _ordered(self._slabs)
+        check_open(closed=self._closing)
+        return ordered(self._slabs)
 
     def slab(self, slab: SlabId) -> Slab:
         """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
-        _check_open(closed=self._closing)
-        return _find(self._slabs, slab)
+        check_open(closed=self._closing)
+        return find_slab(self._slabs, slab)
 
     def shard(self, number: int) -> Shard:
         """Return a shard. Raises: ClosedError."""
         shards = self._shards
         # In this order: once they are let go of we are closing.
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         return shards[number]
 
     def ended(self, slab: SlabId) -> bool:
@@ -172,7 +108,7 @@ class WritableSlabs:
 
     def refresh(self) -> bool:
         """Do nothing: readers in this process see each row as it becomes visible."""
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         return False
 
     def slab_bytes(self, slab: SlabId) -> int:
@@ -190,19 +126,19 @@ class WritableSlabs:
 
     def seal(self) -> None:
         """Turn the generation of every shard over."""
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         for shard in self._shards:
             shard.seal()
 
     def sync(self) -> None:
         """Make all that was appended durable."""
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         for shard in self._shards:
             shard.sync()
 
     def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
         """Put changed settings into force. Raises: UsageError."""
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         with self._configure_lock:
             settings = self._keeper.update(
                 lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
@@ -210,6 +146,36 @@ class WritableSlabs:
             for shard in self._shards:
                 shard.configure(settings)
         return settings
+
+    def add_log(self, topic: str) -> int:
+        """Give a topic a shard of its own, durably; return its number.
+
+        Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError.
+        """
+        check_open(closed=self._closing)
+        with self._configure_lock:
+            manifest = self.manifest
+            number, shards = len(manifest.logs), manifest.settings.shards
+            if topic in manifest.logs:
+                raise ExistsError(f"topic {topic!r} exists already")
+            if not number and shards > 1:
+                raise UsageError(f"database {manifest.database!r} holds no topic logs")
+            if number == shards:
+                self._add_shard(replace(manifest.settings, shards=shards + 1), number)
+            self._keeper.update(lambda manifest: replace(manifest, logs=(*manifest.logs, topic)))
+            return number
+
+    def _add_shard(self, settings: DatabaseSettings, number: int) -> None:
+        """Begin a shard; the manifest makes it so. A crash may leave it without its topic."""
+        record, committer = first_slab(
+            self._fs, self._clock, self._directory, self.manifest, number
+        )
+        with self._lock:
+            self._keeper.update(
+                lambda manifest: replace(manifest.with_slab(record), settings=settings)
+            )
+            self._slabs = self._slabs | {record.id: committer.slab}
+            self._shards = [*self._shards, self._start(committer)]
 
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: out of the manifest first, then off the disk."""
@@ -232,17 +198,37 @@ class WritableSlabs:
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop what is too old or too much; return which."""
-        _check_open(closed=self._closing)
+        check_open(closed=self._closing)
         # Every shard looks after this: two of them must not drop the same slab.
         with self._lock:
+            tiering = self._adopt_tiered()
             sizes = {slab.id: self.slab_bytes(slab.id) for slab in self.all()}
             dropped = due_for_drop(
-                self.manifest.settings, self.manifest.slabs, sizes, now_us=self._clock.now_us()
+                self.manifest.settings,
+                self.manifest.slabs,
+                sizes,
+                now_us=self._clock.now_us(),
+                tiering=tiering,
             )
             for slab in dropped:
                 self._drop(slab)
         self._finish_drops()
         return dropped
+
+    def adopt_tiered(self) -> None:
+        """Take over which sealed slabs are in the lake."""
+        with self._lock:
+            self._adopt_tiered()
+
+    def _adopt_tiered(self) -> bool:
+        """Mark what is in the lake; say whether this database is tiered at all."""
+        serials = read_tiered(self._fs, self._directory)
+        records = tiered_slabs(self.manifest, serials or {})
+        if records:
+            self._keeper.update(lambda manifest: reduce(Manifest.with_slab, records, manifest))
+            for record in records:
+                self._slabs[record.id].record = record
+        return serials is not None
 
     def close(self) -> None:
         """Store what is queued, end the threads. Raises: what kept a shard from its last sync."""
@@ -283,9 +269,7 @@ class WritableSlabs:
         records = [record for record in manifest.slabs if record.shard == number]
         *sealed, current = sorted(records, key=lambda record: record.generation)
         for record in sealed:
-            self._slabs[record.id] = _open_slab(
-                self._fs, self._directory, record, manifest.settings
-            )
+            self._slabs[record.id] = open_slab(self._fs, self._directory, record, manifest.settings)
             self._sealed_bytes[record.id] = directory_bytes(
                 self._fs, slab_directory(self._directory, record.id)
             )
@@ -301,7 +285,31 @@ class WritableSlabs:
         self.reports.append(report)
         return committer
 
+    def on_stored(self, listener: OnStored) -> Callable[[], None]:
+        """Call back for every frame from now on, on its shard's thread, when readers can see it and
+        before it is acknowledged; return what ends it. The rows are the listener's to keep as they
+        are while it is called.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return end
+
+    def _attend(self, committer: Committer) -> None:
+        """Let listeners hear of what a committer stores."""
+        committer.on_stored = self._tell
+        committer.is_heard = lambda: bool(self._listeners)
+
+    def _tell(self, slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+        for listener in self._listeners:
+            contain(partial(listener, slab, first_serial, cooked))
+
     def _start(self, committer: Committer) -> Shard:
+        self._attend(committer)
         number = committer.slab.id.shard
         return Shard(
             number,
@@ -338,16 +346,18 @@ class WritableSlabs:
             first_serial=committer.next_serial,
         )
         structure, producers = committer.inherited()
-        successor = _begin(
+        settings = self._sow(structure)
+        successor = begin_in_place(
             self._fs,
             self._clock,
             self._directory,
-            self.manifest,
+            replace(self.manifest, settings=settings),
             record,
             structure=structure,
             producers=producers,
             serial=committer.next_serial,
         )
+        self._attend(successor)
         sealed = replace(
             old.record,
             state=SlabState.SEALED,
@@ -355,11 +365,27 @@ class WritableSlabs:
             until_serial=record.first_serial,
         )
         with self._lock:
-            self._keeper.update(lambda manifest: manifest.with_slab(sealed).with_slab(record))
+            self._keeper.update(
+                lambda manifest: replace(
+                    manifest.with_slab(sealed).with_slab(record),
+                    settings=replace(manifest.settings, thresholds=settings.thresholds),
+                )
+            )
             self._sealed_bytes[old.id] = committer.size_bytes()
             self._slabs = self._slabs | {record.id: successor.slab}
             old.record = sealed
         return successor
+
+    def _sow(self, structure: Structure) -> DatabaseSettings:
+        """Teach what was learned elsewhere for the next generation; return its settings."""
+        settings = self.manifest.settings
+        # A damaged seed costs what it would have taught, and must not keep a slab from its end.
+        with suppress(CorruptionError):
+            seed = read_seed(self._fs, self._directory)
+            if seed is not None:
+                sow(structure, seed)
+                return replace(settings, thresholds=seed.thresholds or settings.thresholds)
+        return settings
 
     def _admit(self, size_bytes: int) -> SiltstoneError | None:
         """Return why so much more may not be stored, None when it may."""
@@ -398,98 +424,3 @@ class WritableSlabs:
             self._checked_at = now
             if settings.retain_bytes is not None or settings.retain_seconds is not None:
                 self.enforce_retention()
-
-
-def create_slabs(fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest) -> Manifest:
-    """Create the first slab of every shard; return the manifest that makes the database exist."""
-    for number in range(manifest.settings.shards):
-        record = SlabRecord(
-            shard=number,
-            generation=1,
-            state=SlabState.CURRENT,
-            since_us=clock.now_us(),
-            until_us=None,
-            created_us=clock.now_us(),
-        )
-        committer = _begin(
-            fs,
-            clock,
-            directory,
-            manifest,
-            record,
-            structure=Structure(list(manifest.settings.thresholds)),
-            producers=ProducerTable(),
-            serial=0,
-        )
-        committer.close()
-        manifest = manifest.with_slab(record)
-    return manifest
-
-
-def holds_rows(fs: FileSystem, directory: PurePath) -> bool:
-    """Say whether any slab below a database's directory has rows, whatever its manifest says."""
-    for shard in fs.list(directory):
-        if shard.kind is not EntryKind.DIRECTORY:
-            continue
-        for generation in fs.list(directory / shard.name):
-            if generation.kind is EntryKind.DIRECTORY:
-                chain = Chain(fs, directory / shard.name / generation.name)
-                chain.refresh()
-                if any(handle.next_serial > handle.base_serial for handle in chain.handles):
-                    return True
-    return False
-
-
-def _begin(
-    fs: FileSystem,
-    clock: Clock,
-    directory: PurePath,
-    manifest: Manifest,
-    record: SlabRecord,
-    *,
-    structure: Structure,
-    producers: ProducerTable,
-    serial: int,
-) -> Committer:
-    place = slab_directory(directory, record.id)
-    if fs.exists(place):
-        # Left by a crash before the manifest named it; it holds no row that was ever seen.
-        remove_tree(fs, place)
-    create_directories(fs, place)
-    return begin_slab(
-        fs,
-        clock,
-        place,
-        record,
-        identity_of(manifest, record.id),
-        manifest.settings,
-        structure=structure,
-        producers=producers,
-        serial=serial,
-        timestamp_us=record.since_us - 1,
-    )
-
-
-def _open_slab(
-    fs: FileSystem, directory: PurePath, record: SlabRecord, settings: DatabaseSettings
-) -> Slab:
-    structure = Structure(list(settings.thresholds))
-    return Slab(fs, slab_directory(directory, record.id), record, structure)
-
-
-def _check_open(*, closed: bool) -> None:
-    if closed:
-        raise ClosedError("the database is closed")
-
-
-def _ordered(slabs: dict[SlabId, Slab]) -> list[Slab]:
-    return sorted(slabs.values(), key=lambda slab: (slab.id.generation, slab.id.shard))
-
-
-def _find(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
-    found = slabs.get(slab)
-    if found is not None:
-        return found
-    if any(known.shard == slab.shard and known.generation > slab.generation for known in slabs):
-        raise SlabDroppedError(f"slab {slab} was dropped, its rows are gone")
-    raise NotFoundError(f"there is no slab {slab}")

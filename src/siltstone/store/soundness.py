@@ -15,9 +15,12 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError, InvalidTopicError
 from siltstone.segment.frame import (
+    APART,
     DIRECTORY,
     EDGES,
     FLAGS,
+    HEADER_BYTES,
+    PLACE,
     PRODUCER,
     PRODUCERS,
     PROPERTIES,
@@ -35,7 +38,9 @@ from siltstone.segment.frame import (
     TOPICS,
     VALUE_OFFSETS,
     VALUES,
+    VALUES_AT,
     FrameHeader,
+    head_matches,
 )
 from siltstone.segment.segment import Segment
 from siltstone.segment.view import FrameView
@@ -59,6 +64,7 @@ _WIDTHS: Final[Mapping[int, tuple[int, ...]]] = {
     PROPERTY_OFFSETS: (4,),
     PROPERTIES: (1,),
     TOPIC_INDEX: _INDEX_WIDTHS,
+    VALUES_AT: (PLACE.size,),
 }
 _TOPICS_REMEMBERED: Final = 100_000
 
@@ -75,6 +81,10 @@ def open_sound_frame(segment: Segment, position: int, header: FrameHeader) -> Fr
         raise UnsoundError(exc.reason) from exc
     except struct.error as exc:
         raise UnsoundError("the table of sections runs past the body") from exc
+    _require(
+        header.head_crc == 0 or head_matches(segment.view, position, header, segment.header.seed),
+        "the head does not match its checksum",
+    )
     _check_sections(frame)
     if header.kind == ROWS:
         _check_rows(frame)
@@ -90,6 +100,9 @@ def _require(holds: bool, rule: str) -> None:
 
 def _check_sections(frame: FrameView) -> None:
     header, view = frame.header, frame.view
+    if header.compression == APART:
+        # What stands before the sections is values.
+        view = view[len(view) - header.length + HEADER_BYTES :]
     _require(header.body_bytes == len(view), "the body has not the length that the header says")
     used = header.section_count * SECTION.size
     seen: set[int] = set()

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
-from siltstone.segment.chain import index_path, list_segments, lost_segments
+from siltstone.segment.chain import index_path, list_segments, lost_segments, order_problem
 from siltstone.segment.segment import segment_path
 from siltstone.store.findings import End, Expected, Finding, Severity
 from siltstone.store.manifest import (
@@ -28,6 +28,7 @@ from siltstone.store.manifest import (
     SlabState,
     read_manifest,
 )
+from siltstone.store.marks import MARKS
 from siltstone.store.opening import identity_of, slab_directory
 from siltstone.store.repair import mend_database, slabs_of
 from siltstone.store.soundness import TopicRules
@@ -87,11 +88,12 @@ def manifest_problems(manifest: Manifest, directory: PurePath) -> list[str]:
         f"slab {slab} is both there and dropped" for slab in manifest.dropping if slab in named
     ]
     for shard in range(shards):
-        problems += _shard_problems(shard, [record for record, _ in slabs_of(manifest, shard)])
+        problems += shard_problems(shard, [record for record, _ in slabs_of(manifest, shard)])
     return problems
 
 
-def _shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
+def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
+    """Yield what is wrong with the slabs of a shard, given in order of their generations."""
     current = [record.id for record in records if record.state is SlabState.CURRENT]
     if not records or current != [records[-1].id]:
         yield f"shard {shard} has not its newest slab alone as its current one"
@@ -182,7 +184,7 @@ class _Check:
                 record=record,
                 before=before,
                 next_base=next_base if last else bases[number + 1],
-                closed=not last or record.state is SlabState.SEALED,
+                closed=not last or record.state is not SlabState.CURRENT,
             )
             path = place / entry.name
             survey = survey_segment(
@@ -196,20 +198,12 @@ class _Check:
                 self.bytes += survey.segment.index.end_position
             before = survey.end()
             if before is not None and expected.next_base is not None:
-                self._order(path, before.next_serial, expected.next_base)
+                problem = order_problem(before.next_serial, expected.next_base)
+                if problem:
+                    self._find(path, problem)
         if bases and bases[0] != record.first_serial:
             problem = f"a segment is missing: serial {record.first_serial} should stand first"
             self._find(place, problem)
-
-    def _order(self, path: PurePath, reached: int, next_base: int) -> None:
-        """Check that what follows a segment begins where it ends, or one serial later where it was
-        empty and too small.
-        """
-        if next_base > reached + 1:
-            problem = f"a segment is missing: serial {reached} should follow, not {next_base}"
-            self._find(path, problem)
-        elif next_base < reached:
-            self._find(path, f"its serials reach to {reached}, but {next_base} begins the next")
 
     def _strangers(self, manifest: Manifest) -> None:
         """Tell of names that the manifest does not account for."""
@@ -220,7 +214,7 @@ class _Check:
             path = self._directory / entry.name
             if entry.kind is EntryKind.DIRECTORY and entry.name in shards:
                 self._shard_strangers(path, named, dropping)
-            elif entry.name not in (MANIFEST, RESERVE):
+            elif entry.name not in (MANIFEST, RESERVE, MARKS):
                 self._stranger(path)
 
     def _shard_strangers(self, path: PurePath, named: set[SlabId], dropping: set[SlabId]) -> None:

@@ -17,6 +17,7 @@ from siltstone.segment.frame import (
     HEADER_BYTES,
     HOLE,
     PRODUCERS,
+    ROOM,
     ROWS,
     ROWS_MAX,
     STATE,
@@ -47,12 +48,17 @@ class Walk:
         if survey.sealed is not None:
             reach = max(reach, survey.sealed.index.end_position)
         self._bound = min(reach, segment.header.file_bytes)
+        # Where rooms begin that no frame has followed so far.
+        self._rooms_from: int | None = None
 
     def run(self) -> None:
         """Enter every frame and every damage, then judge what stands behind them."""
         while True:
             position = self._index.end_position
             header = self._frame_at(position)
+            if header is not None and header.kind == ROOM:
+                self._pass_room(position, header)
+                continue
             sealed = self._survey.sealed
             if sealed is not None and position >= sealed.index.end_position:
                 if header is None:
@@ -60,12 +66,31 @@ class Walk:
                 self._survey.sealed = None
                 self._survey.index_problem = "index ends before the segment does"
             if header is not None:
+                self._rooms_from = None
                 self._enter(position, header)
             elif not self._pass_damage(position):
                 break
-        self._judge_tail()
+        self._leave_rooms()
         if not self._closed:
             self._judge_cells()
+
+    def _pass_room(self, position: int, header: FrameHeader) -> None:
+        if self._rooms_from is None:
+            self._rooms_from = position
+        self._index.end_position = position + header.length
+
+    def _leave_rooms(self) -> None:
+        """Judge the tail. Rooms that no frame follows were being filled when the process ended, or
+        when the segment was sealed: then they may stay.
+        """
+        if self._rooms_from is None:
+            self._judge_tail()
+        elif self._closed:
+            self._judge_tail()
+            self._index.end_position = self._rooms_from
+        else:
+            self._index.end_position = self._rooms_from
+            self._judge_tail()
 
     def _frame_at(self, position: int) -> FrameHeader | None:
         header = whole_frame(self._segment.view, position, self._segment.header.seed)
@@ -87,9 +112,16 @@ class Walk:
         survey.last_timestamp_us = header.last_timestamp_us
         if header.kind == HOLE:
             survey.has_holes = True
-            survey.note(position, f"hole: {lost_serials(header.first_serial, header.row_count)}")
+            self._note_hole(position, header)
         else:
             survey.rows += header.row_count
+
+    def _note_hole(self, position: int, header: FrameHeader) -> None:
+        lost = lost_serials(header.first_serial, header.row_count)
+        if header.row_count == 0 and self._index.frame_count == 2:
+            # Right behind the state it stands for a whole file.
+            lost = "nobody can tell how many rows are lost"
+        self._survey.note(position, f"hole: {lost}")
 
     def _check_place(self, position: int, header: FrameHeader) -> None:
         """Check what a frame says against those before it."""

@@ -66,6 +66,8 @@ class TopicFilter:
 
         Raises: InvalidTopicError.
         """
+        if not isinstance(text, str | bytes):
+            raise InvalidTopicError(f"filter must be text: type={type(text).__name__}")
         encoded = _encoded(text) if isinstance(text, str) else text
         _check_string(encoded, "filter")
         group, pattern = _split_share(encoded)

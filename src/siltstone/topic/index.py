@@ -91,6 +91,10 @@ class TopicIndex(Generic[T]):
         """Yield the topics, those set first coming first."""
         return iter(self._values)
 
+    def values(self) -> list[T]:
+        """Return the values of now."""
+        return list(self._values.values())
+
     def get(self, topic: bytes) -> T | None:
         return self._values.get(topic)
 

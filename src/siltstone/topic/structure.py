@@ -274,26 +274,6 @@ class Structure:
                 waiting.append(node.plus)
         return matches
 
-    def topic_of(self, stream: Stream, varying: bytes) -> bytes:
-        """Return the topic that was placed so.
-
-        Raises: ValueError when varying has not one word for each varying level.
-        """
-        if stream.varying_count == 0 and not varying:
-            return stream.pattern
-        words = varying.split(b"/")
-        if len(words) != stream.varying_count:
-            raise ValueError(f"varying part does not fit: stream={stream.pattern!r} {varying=}")
-        levels: list[bytes] = []
-        index = 0
-        for level in stream.levels:
-            if level == b"+":
-                levels.append(words[index])
-                index += 1
-            else:
-                levels.append(level)
-        return b"/".join(levels)
-
     def _root_of(self, level: bytes) -> Node:
         return self.special_root if level.startswith(b"$") else self.root
 

@@ -323,14 +323,15 @@ class TestRoll:
         assert sizes[f"{0:020}.seg"] == SEGMENT_BYTES
         assert 3 * SEGMENT_BYTES < sizes[f"{1:020}.seg"] < 3 * SEGMENT_BYTES + 3 * 4096
 
-    def test_a_first_frame_larger_than_a_segment_leaves_one_serial_out(self) -> None:
+    def test_a_first_frame_larger_than_a_segment_gets_a_larger_file_of_that_name(self) -> None:
         world = World()
         committer = begun(world)
         (outcome,) = committer.commit([large_call("large", 2 * SEGMENT_BYTES)])
-        assert stored(outcome) == (False, [1])
+        assert stored(outcome) == (False, [0])
         committer.close()
+        assert [entry.name for entry in world.fs.list(slab_place())] == [f"{0:020}.seg"]
         again, _ = reopened(world)
-        assert (topics_of(again.slab), again.next_serial) == (["large"], 2)
+        assert (topics_of(again.slab), again.next_serial) == (["large"], 1)
 
     def test_the_size_is_what_the_files_take_on_the_disk(self) -> None:
         world = World(MemoryFileSystem(page_bytes=4096))
@@ -375,6 +376,21 @@ class TestFullDisk:
         patterns = [match.stream.pattern for match in committer.slab.match(TopicFilter.parse("#"))]
         # Had `lost` been remembered as the one word that the level may learn, it would vary now.
         assert patterns == [b"a/kept"]
+
+    def test_rows_that_a_full_disk_refuses_again_are_not_even_looked_at(self) -> None:
+        world, fs = faulty_world()
+        committer = begun(world, segment_bytes=4 * SEGMENT_BYTES)
+        fs.add(Fault(operation="allocate", errno=errno.ENOSPC, repeat=True))
+        errors: list[Exception | None] = []
+        for number in range(3):
+            bad = call_on("no/+/topic")
+            with pytest.raises(StorageFullError):
+                committer.commit([large_call(f"new/{number}", 2 * SEGMENT_BYTES), bad])
+            errors.append(bad.error)
+        assert [error is None for error in errors] == [False, True, True]
+        fs.clear()
+        committer.commit([large_call("new/3", 2 * SEGMENT_BYTES)])
+        assert topics_of(committer.slab) == ["new/3"]
 
     def test_a_producer_may_try_again_after_a_full_disk(self) -> None:
         world, fs = faulty_world()

@@ -8,10 +8,11 @@ import pytest
 from siltstone.store.committer import Committer
 from siltstone.store.cook import Call
 from siltstone.store.cursor import ShardPlan, read_in_time_order
-from siltstone.store.rows import COLUMNS, SCHEMA, rows_of
+from siltstone.store.rows import COLUMNS, SCHEMA
 from siltstone.store.scan import Span
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NOW_US, World, begun, call_on
+from tests.support.rows import rows_of
 
 ALWAYS = Span()
 SPREAD: dict[str, Any] = {"thresholds": (-1, 0)}

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError
-from siltstone.store.outcome import Outcome, Ticket
+from siltstone.store.outcome import Outcome, RowPlaces, Ticket
 
 
 def outcome(
@@ -23,7 +24,7 @@ def outcome(
         timestamp_us=timestamp_us,
         frame_serial=frame_serial,
         frame_timestamp_us=frame_timestamp_us,
-        frame_times=None if times is None else lambda: memoryview(array("q", times)),
+        frame_places=None if times is None else RowPlaces(lambda: memoryview(array("q", times))),
     )
 
 
@@ -43,6 +44,19 @@ class TestSerials:
         # Rows 1000 to 1005 arrived in order and were grouped by stream: the call has 1002 to 1004.
         call = outcome(count=3, timestamp_us=1002, times=[1001, 1003, 1005, 1000, 1002, 1004])
         assert call.serials() == [54, 51, 55]
+
+    def test_the_times_of_a_frame_are_read_once_for_all_its_calls(self) -> None:
+        reads = []
+
+        def times() -> memoryview:
+            reads.append("read")
+            return memoryview(array("q", [1001, 1003, 1000, 1002]))
+
+        places = RowPlaces(times)
+        calls = [replace(outcome(timestamp_us=at), frame_places=places) for at in (1000, 1002)]
+        assert reads == []
+        assert [call.serials() for call in calls] == [[52, 50], [53, 51]]
+        assert reads == ["read"]
 
     def test_a_call_of_no_rows_has_no_serials(self) -> None:
         assert outcome(count=0).serials() == []

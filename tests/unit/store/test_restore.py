@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.segment.frame import EDGES, HEADER_BYTES, HOLE, PRODUCERS, STATE, encode_state
+from siltstone.segment.body import encode_state
+from siltstone.segment.frame import EDGES, HEADER_BYTES, HOLE, PRODUCERS, STATE
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.store.findings import Damage
 from siltstone.store.restore import LEVELS_TRIED_MAX, Fill, Patch, Restorer, find_levels

@@ -5,8 +5,9 @@ import pytest
 
 from siltstone.errors import UsageError
 from siltstone.store.partition import Columns
-from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row, rows_of, schema_of
+from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row, schema_of
 from tests.support.builders import NOW_US, as_given, new_database, read_rows, rows_on
+from tests.support.rows import rows_of
 
 ROWS = [
     Row("s/a", b"\x00\xff", "alice", qos=1, retain=True, properties=b"p"),

@@ -60,6 +60,18 @@ def test_a_stream_without_rows_is_known_and_not_matched() -> None:
     assert slab.match_stream(stream.id, TopicFilter.parse("#")) is None
 
 
+def test_streams_without_rows_match_where_they_are_asked_for_and_new_ones_change_the_version() -> (
+    None
+):
+    slab = begun(World()).slab
+    before = slab.version
+    (stream,) = slab.publish([_edges_of("inherited/+")])
+    assert [match.stream for match in slab.match_all(TopicFilter.parse("#"))] == [stream]
+    after = slab.version
+    slab.publish([_edges_of("inherited/+")])
+    assert (after - before, slab.version) == (1, after)
+
+
 def test_a_stream_that_had_no_rows_is_matched_when_it_has() -> None:
     committer = spread(World())
     filter_ = TopicFilter.parse("a/7")

@@ -20,6 +20,7 @@ from siltstone.errors import (
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.segment.chain import directory_bytes
+from siltstone.store.birth import create_slabs
 from siltstone.store.manifest import (
     MANIFEST,
     Manifest,
@@ -32,7 +33,7 @@ from siltstone.store.opening import slab_directory
 from siltstone.store.outcome import Ticket
 from siltstone.store.retention import due_for_drop
 from siltstone.store.shard import Shard
-from siltstone.store.slabs import ReadableSlabs, WritableSlabs, create_slabs
+from siltstone.store.slabs import WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World, call_on, settings_of
 
@@ -85,7 +86,7 @@ def sealed(record: SlabRecord, until: int) -> SlabRecord:
     return replace(record, state=SlabState.SEALED, until_us=NOW_US + until)
 
 
-def ids(slabs: WritableSlabs | ReadableSlabs) -> list[tuple[int, int]]:
+def ids(slabs: WritableSlabs) -> list[tuple[int, int]]:
     return [(slab.id.shard, slab.id.generation) for slab in slabs.all()]
 
 
@@ -433,49 +434,6 @@ class TestSizes:
 
 
 class TestReading:
-    def test_a_reader_finds_the_slabs_of_the_manifest(self) -> None:
-        world = World()
-        with opened(world, shards=2) as slabs:
-            append(slabs, "a")
-            slabs.seal()
-            reader = ReadableSlabs(world.fs, HOME)
-            assert reader.manifest == slabs.manifest
-            assert ids(reader) == [(0, 1), (1, 1), (0, 2), (1, 2)]
-            assert [slab.row_count() for slab in reader.all()] == [1, 0, 0, 0]
-            reader.refresh()
-            assert [reader.ended(slab.id) for slab in reader.all()] == [True, True, False, False]
-
-    def test_a_reader_sees_rows_turns_settings_and_drops_when_it_looks_again(self) -> None:
-        world = World()
-        with opened(world) as slabs:
-            reader = ReadableSlabs(world.fs, HOME)
-            append(slabs, "a")
-            slabs.seal()
-            append(slabs, "b")
-            slabs.configure({"max_items": 7})
-            assert reader.refresh() is True
-            assert [(slab.record, slab.row_count()) for slab in reader.all()] == [
-                (slab.record, slab.row_count()) for slab in slabs.all()
-            ]
-            assert reader.manifest.settings.max_items == 7
-            slabs.drop(SlabId(0, 1))
-            reader.refresh()
-            assert ids(reader) == [(0, 2)]
-            with pytest.raises(SlabDroppedError):
-                reader.slab(SlabId(0, 1))
-
-    def test_a_reader_is_told_the_end_of_a_slab_with_its_last_rows(self) -> None:
-        world = World()
-        with opened(world) as slabs:
-            reader = ReadableSlabs(world.fs, HOME)
-            reader.refresh()
-            append(slabs, "late")
-            slabs.seal()
-            assert reader.ended(SlabId(0, 1)) is False
-            reader.refresh()
-            assert reader.ended(SlabId(0, 1)) is True
-            assert reader.slab(SlabId(0, 1)).row_count() == 1
-
     def test_the_writer_has_no_need_to_look(self) -> None:
         with opened(World()) as slabs:
             assert slabs.refresh() is False

@@ -32,7 +32,7 @@ from siltstone.segment.frame import (
 from siltstone.segment.view import FrameView, compress
 from siltstone.store.soundness import TopicRules, UnsoundError, open_sound_frame
 from siltstone.topic.structure import NEVER, Structure
-from tests.support.frames import NOW_US, new_segment, slab_fs
+from tests.support.frames import NOW_US, new_segment, rows_frame, slab_fs, store
 
 Sections = dict[int, tuple[int, bytes]]
 
@@ -112,6 +112,16 @@ def test_a_frame_that_keeps_every_rule_is_opened(compression: int) -> None:
     sections = sound_sections()
     frame = opened(body_of(sections), len(sections), compression=compression)
     assert frame.directory() == [(5, 0, 2, 0, 2), (9, 2, 1, 2, 1)]
+
+
+def test_a_head_that_is_not_what_its_checksum_says_is_a_fault() -> None:
+    fs = slab_fs()
+    writer = new_segment(fs)
+    frame = rows_frame({1: [b"a"]})
+    position = store(writer, frame)
+    frame.header.head_crc ^= 1
+    with pytest.raises(UnsoundError, match="the head does not match its checksum"):
+        open_sound_frame(writer.segment, position, frame.header)
 
 
 @pytest.mark.parametrize("kind", [STATE, HOLE])
@@ -269,7 +279,7 @@ def test_a_frame_without_rows_names_no_streams() -> None:
     ("table", "problem"),
     [
         (SECTION.pack(0, 1, 8), "section 0 is unknown"),
-        (SECTION.pack(16, 1, 8), "section 16 is unknown"),
+        (SECTION.pack(17, 1, 8), "section 17 is unknown"),
         (SECTION.pack(EDGES, 1, 8) * 2, "section 2 is there twice"),
         (SECTION.pack(EDGES, 1, 1 << 20), "sections run past the body"),
     ],

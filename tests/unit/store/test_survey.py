@@ -6,7 +6,8 @@ import pytest
 
 from siltstone.segment.chain import index_path, seal_segment
 from siltstone.segment.index import SegmentIndex, encode_index
-from siltstone.segment.segment import SegmentHeader, SegmentWriter, segment_path
+from siltstone.segment.segment import SegmentHeader, segment_path
+from siltstone.segment.writer import SegmentWriter
 from siltstone.store.findings import Finding, Survey
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import NAME_TAKEN, load_index, survey_segment

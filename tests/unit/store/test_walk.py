@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.body import encode_state
 from siltstone.segment.chain import seal_segment, state_header
-from siltstone.segment.frame import HOLE, PLAIN, FrameHeader, encode_state
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES, SegmentWriter, segment_path
+from siltstone.segment.frame import HOLE, PLAIN, FrameHeader
+from siltstone.segment.segment import SEGMENT_HEADER_BYTES, segment_path
+from siltstone.segment.writer import SegmentWriter
 from siltstone.store.findings import End, Expected, Survey
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import survey_segment

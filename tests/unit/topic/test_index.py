@@ -188,3 +188,12 @@ def test_walkers_share_what_they_have_before_them_until_it_changes() -> None:
     assert [next(first), next(first), next(first)] == [None, None, 1]
     index.set(b"a/2", 2)
     assert (list(first), walked(index, "a/+")) == ([], [1, 2])
+
+
+def test_the_values_are_those_of_the_moment() -> None:
+    index: TopicIndex[int] = TopicIndex()
+    index.set(b"a/1", 1)
+    index.set(b"$b", 2)
+    values = index.values()
+    index.set(b"a/1", 3)
+    assert (values, index.values()) == ([1, 2], [3, 2])

@@ -18,6 +18,7 @@ from siltstone.topic.structure import (
     edge_id,
     path_edges,
 )
+from tests.support.learned import topic_of
 
 
 def place(structure: Structure, topic: bytes) -> tuple[bytes, bytes]:
@@ -121,8 +122,8 @@ class TestLearning:
         fixed = structure.learn(b"a")
         assert (varying.varying, varying.stream.varying_count) == (b"", 1)
         assert (fixed.varying, fixed.stream.varying_count) == (b"", 0)
-        assert structure.topic_of(varying.stream, b"") == b"a/"
-        assert structure.topic_of(fixed.stream, b"") == b"a"
+        assert topic_of(varying) == b"a/"
+        assert topic_of(fixed) == b"a"
 
     def test_special_topics_have_a_root_and_a_count_of_their_own(self) -> None:
         structure = Structure([1])
@@ -141,7 +142,7 @@ class TestLearning:
         structure = Structure([0])
         topic = b"/" * 65_535
         placement = structure.learn(topic)
-        assert structure.topic_of(placement.stream, placement.varying) == topic
+        assert topic_of(placement) == topic
         assert [match.stream for match in structure.match([b"#"])] == [placement.stream]
         assert structure.inherit([0]).export() == structure.export()
 
@@ -433,29 +434,12 @@ class TestMatch:
         assert matched(Structure([100, 10]), b"#") == {}
 
 
-class TestTopicOf:
+class TestVarying:
     def test_the_topic_comes_back_from_stream_and_varying(self) -> None:
         structure = Structure([NEVER, 0, NEVER, 0])
         for topic in (b"m/a/cpu/0", b"m//cpu/", b"m", b"$SYS/x"):
             placement = structure.learn(topic)
-            assert structure.topic_of(placement.stream, placement.varying) == topic
-
-    @pytest.mark.parametrize("varying", [b"", b"a", b"a/b/c"])
-    def test_a_varying_part_of_another_stream_is_refused(self, varying: bytes) -> None:
-        structure = Structure([0])
-        stream = structure.learn(b"x/y").stream
-        with pytest.raises(
-            ValueError, match=r"^varying part does not fit: stream=b'\+/\+' varying="
-        ):
-            structure.topic_of(stream, varying)
-
-    def test_a_stream_without_varying_levels_takes_no_varying_part(self) -> None:
-        structure = Structure([NEVER])
-        stream = structure.learn(b"x").stream
-        with pytest.raises(
-            ValueError, match=r"^varying part does not fit: stream=b'x' varying=b'a'$"
-        ):
-            structure.topic_of(stream, b"a")
+            assert topic_of(placement) == topic
 
 
 class TestPathEdges:

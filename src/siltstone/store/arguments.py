@@ -1,0 +1,24 @@
+"""Arguments of public calls that are not of their kind, refused in a sentence."""
+
+from __future__ import annotations
+
+from siltstone.errors import UsageError
+
+
+def require_kind(name: str, value: object, kind: type, words: str) -> None:
+    """Raise UsageError unless the value is of a kind, which the words tell."""
+    # A bool is a number to Python and a mistake to everybody else.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UsageError(f"{name} must be {words}: type={type(value).__name__}")
+
+
+def require_number(name: str, value: object) -> None:
+    """Raise UsageError unless the value is a whole number."""
+    require_kind(name, value, int, "a whole number")
+
+
+def require_span(since_us: object, until_us: object) -> None:
+    """Raise UsageError unless both are times in µs; the end may be None."""
+    require_number("since_us", since_us)
+    if until_us is not None:
+        require_number("until_us", until_us)
