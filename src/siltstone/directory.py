@@ -3,7 +3,7 @@
     DIR/LOCK  DIR/VERSION  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/  DIR/quarantine/
 
 VERSION is written last, so a directory that has it is whole. Key-value databases have names of
-their own: one may be called as a database of messages is.
+their own: one may be called as a database of messages is. `commits` is one, in a place of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
@@ -26,12 +27,22 @@ from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.api import EngineOpener
 from siltstone.kv.rocks import RocksEngine
 from siltstone.kv.wal import check_logs
+from siltstone.store.arguments import require_kind
+from siltstone.store.birth import create_slabs
 from siltstone.store.manifest import MANIFEST, Manifest
 from siltstone.store.settings import DatabaseSettings
-from siltstone.store.slabs import create_slabs, holds_rows
+from siltstone.store.slab_names import holds_rows
+from siltstone.tx.owned_map import OWNED_MAP_SETTINGS
 from siltstone.tx.settings import KeyValueSettings
 
 VERSION: Final = b"siltstone 1\n"
+# The key-value database of positions: sessions, share groups, offsets of topic logs. It has these
+# settings whoever opens it first: every fixed word of its topics is a stream of its own, and almost
+# nothing there is read in a transaction, so few writes need be remembered for it.
+COMMITS: Final = "commits"
+COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
+# RocksDB has begun where it has this file.
+_BEGUN: Final = "CURRENT"
 _DROPPING: Final = "dropping"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -98,6 +109,8 @@ class Store:
         with self._mutex:
             self._check_writable()
             _check_name(name)
+            if settings is not None:
+                require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
             directory = self.path / "data" / name
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")
@@ -118,6 +131,7 @@ class Store:
         """Open a database; its own settings hold. Raises: NotFoundError, CorruptionError."""
         with self._mutex:
             self._check_open()
+            require_kind("name", name, str, "text")
             if name not in self._databases or self._databases[name].closed:
                 _check_name(name)
                 if not self._fs.exists(self.path / "data" / name / MANIFEST):
@@ -151,7 +165,8 @@ class Store:
 
     def keyvalue(self, name: str, settings: KeyValueSettings | None = None) -> KeyValueDatabase:
         """Open a key-value database, creating it where it is missing; settings of an existing one
-        win. Raises: UsageError, also where the store is read only; CorruptionError.
+        win, and `commits` has its own. Raises: UsageError, also where the store is read only;
+        CorruptionError.
         """
         with self._mutex:
             self._check_writable()
@@ -159,6 +174,8 @@ class Store:
             if known is None or known.closed:
                 _check_name(name)
                 directory = self.path / "kv" / name
+                if name == COMMITS:
+                    directory, settings = self.path / COMMITS, COMMITS_SETTINGS
                 if self._fs.exists(directory / _DROPPING):
                     self._remove_keyvalue(directory)
                 create_directories(self._fs, directory)
@@ -168,7 +185,9 @@ class Store:
             return known
 
     def keyvalue_names(self) -> list[str]:
-        """Return the names of the key-value databases."""
+        """Return the names of the key-value databases; `commits` is not one of them, it is always
+        there.
+        """
         directory = self.path / "kv"
         if not self._fs.exists(directory):
             return []
@@ -178,6 +197,14 @@ class Store:
             if entry.kind is EntryKind.DIRECTORY
             and not self._fs.exists(directory / entry.name / _DROPPING)
         ]
+
+    def keyvalue_places(self) -> dict[str, PurePath]:
+        """Return the directories of the key-value databases that were ever opened, `commits` too,
+        by their names.
+        """
+        places = {name: self.path / "kv" / name for name in self.keyvalue_names()}
+        places[COMMITS] = self.path / COMMITS
+        return {name: place for name, place in places.items() if self._fs.exists(place / _BEGUN)}
 
     def drop_keyvalue(self, name: str) -> None:
         """Delete a key-value database with all its rows. Raises: NotFoundError."""
@@ -247,11 +274,11 @@ class Store:
             self._check_version()
             return
         strangers = [entry.name for entry in self._fs.list(self.path)]
-        if set(strangers) - {"LOCK", "data", "commits", "VERSION.tmp"}:
+        if set(strangers) - {"LOCK", "data", COMMITS, "VERSION.tmp"}:
             raise UsageError(
                 f"{self.path} is not empty and not a Siltstone data directory; name another one"
             )
-        for name in ("data", "commits"):
+        for name in ("data", COMMITS):
             create_directories(self._fs, self.path / name)
         replace_file(self._fs, self.path / "VERSION", VERSION)
 
@@ -277,10 +304,13 @@ def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
 
     Raises: LockedError when another process writes it, NotFoundError when there is nothing to read.
     """
+    if not isinstance(path, str | PurePath):
+        raise UsageError(f"path must be that of a directory: type={type(path).__name__}")
     return Store(absolute_path(path), read_only=read_only)
 
 
 def _check_name(name: str) -> None:
+    require_kind("name", name, str, "text")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"a database's name has up to 100 letters, digits, '_', '-' and '.', "

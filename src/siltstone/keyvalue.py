@@ -8,7 +8,7 @@ rows that are read or changed together are given one key, and so one shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import random
 from threading import Lock
@@ -17,16 +17,18 @@ from typing import Any, Final, TypeVar
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
-from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
+from siltstone.kv.api import Changes, Engine
 from siltstone.kv.slab import KeyValueSlab
 from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.partition import shard_of
+from siltstone.store.retention import due_for_drop, due_for_turn
 from siltstone.store.rows import Row
 from siltstone.topic.grammar import TopicFilter
 from siltstone.tx import catalog
+from siltstone.tx.catalog import family_of
 from siltstone.tx.committer import Committer
-from siltstone.tx.iterator import KeyIterator, KeyRead, read_on, row_of
+from siltstone.tx.iterator import KeyIterator, KeyRead, read_on
 from siltstone.tx.operations import (
     LATEST,
     NO_ID,
@@ -36,6 +38,7 @@ from siltstone.tx.operations import (
 )
 from siltstone.tx.owned_map import OwnedMaps, take
 from siltstone.tx.queue import CommitQueue
+from siltstone.tx.reading import ReadableSlab, rows_of
 from siltstone.tx.retry import Committed, Retry, transact
 from siltstone.tx.settings import KeyValueSettings
 from siltstone.tx.transaction import Context, Transaction
@@ -78,15 +81,15 @@ class KeyValueDatabase:
         self._lock = Lock()
         self._configuring = Lock()
         self._closed = False
+        self._ready = False
         self._slabs: dict[SlabId, OpenSlab] = {}
         self._queues: list[CommitQueue] = []
         self._current: list[Context] = []
-        opened = False
         try:
             self._settings = self._open(settings)
-            opened = True
+            self._ready = True
         finally:
-            if not opened:
+            if not self._ready:
                 self.close()
 
     @property
@@ -197,19 +200,21 @@ class KeyValueDatabase:
         *,
         shard: int | None = None,
         key: str | None = None,
+        first_topic: str = "",
     ) -> Iterator[Row]:
         """Yield the rows of a filter in [since, until), of one shard or all, oldest generation
         first.
 
         Each slab is seen as of the moment when its first row is asked for. Of a stream the rows
-        come by topic, then by time.
+        come by topic, then by time; of one to which `first_topic` would belong, from there on.
         """
         parsed = TopicFilter.parse(topic_filter)
         until = end_of(until_us)
         check_range(since_us, until)
         self._check_open()
         only = None if shard is None and key is None else self._number(shard, key)
-        return self._rows(parsed, since_us, until, only)
+        slabs = (ReadableSlab(known.record, known.slab) for known in self._ordered(only))
+        return rows_of(slabs, parsed, since_us, until, first_topic.encode())
 
     def streams(self, topic_filter: str = "#", *, generation_min: int = 0) -> list[StreamRef]:
         """Return the streams with rows that may match a filter, oldest slab first."""
@@ -285,6 +290,16 @@ class KeyValueDatabase:
         self._find(slab)
         self._queues[slab.shard].order(partial(self._drop, slab))
 
+    def enforce_retention(self) -> list[SlabId]:
+        """Drop the sealed slabs that are past the retention by age or bytes; return them.
+
+        The shards do this by themselves now and then.
+        """
+        dropped = self._due_for_drop()
+        for slab in dropped:
+            self.drop_slab(slab)
+        return dropped
+
     def configure(self, **changes: Any) -> KeyValueSettings:
         """Change settings; what is committed from now on follows them. Raises: UsageError."""
         self._check_open()
@@ -322,14 +337,15 @@ class KeyValueDatabase:
             catalog.create(engine, self._clock, wanted or KeyValueSettings())
         settings = catalog.read_settings(engine)
         records = catalog.read_slabs(engine)
-        self._drop_orphans(records)
-        states = self._new_terms(settings.shards)
+        catalog.drop_orphans(engine, records)
+        states = catalog.begin_terms(engine, settings.shards)
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
             committer = Committer(
                 engine, self._clock, settings, newest, states[number], database=self.name
             )
-            self._queues.append(CommitQueue(committer, self._clock))
+            keep = partial(self._look_after, number)
+            self._queues.append(CommitQueue(committer, self._clock, keep))
             for record in sealed:
                 slab, _ = catalog.open_slab(engine, record.id, settings)
                 self._slabs[record.id] = self._opened(record, slab)
@@ -342,23 +358,28 @@ class KeyValueDatabase:
         context = Context(queue, self._clock, slab, record.id, queue.committer.term)
         return OpenSlab(record=record, slab=slab, context=context)
 
-    def _drop_orphans(self, records: dict[SlabId, SlabRecord]) -> None:
-        """Drop the families that a crash has left without a record."""
-        named = {DEFAULT_FAMILY} | {catalog.family_of(slab) for slab in records}
-        for family in self._engine.families():
-            if family not in named:
-                self._engine.drop_family(family)
+    def _look_after(self, number: int) -> None:
+        """Turn a shard's generation over when it is due, and drop its slabs that are."""
+        if not self._ready:
+            return
+        committer = self._queues[number].committer
+        if due_for_turn(
+            self._settings,
+            committer.record,
+            rows=committer.serial - max(committer.record.first_serial, 1) + 1,
+            size_bytes=self._engine.size_bytes(committer.slab.family),
+            now_us=self._clock.now_us(),
+        ):
+            self._turn_over(number)
+        for slab in self._due_for_drop():
+            # Each shard drops its own: nobody waits for another thread.
+            if slab.shard == number:
+                self._drop(slab)
 
-    def _new_terms(self, shards: int) -> list[catalog.ShardState]:
-        """Begin a new term of every shard: what was begun under an earlier one is refused."""
-        changes = Changes()
-        states: list[catalog.ShardState] = []
-        for number in range(shards):
-            state = catalog.read_state(self._engine, number)
-            states.append(replace(state, term=state.term + 1))
-            catalog.put_state(changes, number, states[number])
-        self._engine.write(changes)
-        return states
+    def _due_for_drop(self) -> list[SlabId]:
+        records = self.slabs()
+        sizes = {record.id: self._engine.size_bytes(family_of(record.id)) for record in records}
+        return due_for_drop(self._settings, records, sizes, now_us=self._clock.now_us())
 
     def _turn_over(self, number: int) -> None:
         committer = self._queues[number].committer
@@ -378,17 +399,6 @@ class KeyValueDatabase:
         with self._lock:
             self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
         self._engine.drop_family(catalog.family_of(slab))
-
-    def _rows(
-        self, topic_filter: TopicFilter, since_us: int, until_us: int, shard: int | None
-    ) -> Iterator[Row]:
-        for known in self._ordered(shard):
-            view = known.slab.view()
-            try:
-                for found in known.slab.rows(view, topic_filter, since_us, until_us):
-                    yield row_of(found, known.record.id)
-            finally:
-                view.release()
 
     def _ordered(self, shard: int | None) -> list[OpenSlab]:
         self._check_open()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from siltstone.database import Database
-from siltstone.directory import VERSION, Store
+from siltstone.directory import COMMITS_SETTINGS, VERSION, Store
 from siltstone.errors import (
     ClosedError,
     CorruptionError,
@@ -450,6 +450,27 @@ class TestKeyValue:
             assert (again.settings, again.get("a")) == (settings, b"v")
             again.close()
             assert store.keyvalue("state").get("a") == b"v"
+
+    def test_the_positions_have_a_place_and_settings_of_their_own(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store:
+            database = store.keyvalue("commits", KeyValueSettings(timed=True))
+            assert database.settings == COMMITS_SETTINGS
+            assert [*engines.opened] == [PATH / "commits"]
+            assert store.keyvalue_names() == []
+            with pytest.raises(NotFoundError):
+                store.drop_keyvalue("commits")
+
+    def test_those_that_were_opened_have_a_place(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store:
+            for name in ("state", "commits", "empty"):
+                store.keyvalue(name)
+            assert store.keyvalue_places() == {}
+            places = {"state": PATH / "kv" / "state", "commits": PATH / "commits"}
+            for place in places.values():
+                world.fs.create(place / "CURRENT").close()
+            assert store.keyvalue_places() == places
 
     def test_it_may_be_called_as_a_database_of_messages_is(self) -> None:
         world, engines = World(), Engines()

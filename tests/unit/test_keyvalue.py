@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from typing import Any, cast
@@ -9,9 +10,11 @@ import pytest
 
 from siltstone.errors import (
     ClosedError,
+    ConflictError,
     CorruptionError,
     NotFoundError,
     OutcomeUnknownError,
+    PoisonedError,
     SlabDroppedError,
     UsageError,
 )
@@ -23,12 +26,11 @@ from siltstone.store.partition import shard_of
 from siltstone.store.rows import Row
 from siltstone.store.scan import Status
 from siltstone.tx import catalog
-from siltstone.tx.errors import ConflictError
 from siltstone.tx.retry import Committed
 from siltstone.tx.settings import KeyValueSettings
 from siltstone.tx.transaction import Transaction
 from tests.support.tx_builders import START_US, World
-from tests.support.tx_model import held, opened
+from tests.support.tx_model import held, opened, queue_of
 
 
 class TestOpening:
@@ -204,6 +206,13 @@ class TestReading:
             with pytest.raises(UsageError, match="times are 0 or more"):
                 world.database.read("a", -1)
 
+    def test_a_read_may_begin_with_a_topic(self) -> None:
+        with World(timed=False, thresholds=(0,)) as world:
+            for topic in ("a", "b", "d"):
+                world.write(topic)
+            found = [row.topic for row in world.database.read("+", first_topic="c")]
+            assert found == ["d"]
+
     def test_a_read_that_has_begun_sees_nothing_newer(self) -> None:
         with World(thresholds=(0,)) as world:
             for topic in ("a", "b"):
@@ -350,6 +359,80 @@ class TestSlabs:
             assert world.memory.families() == ["0.1", "0.2", DEFAULT_FAMILY]
             world.crash()
             assert world.memory.families() == ["0.2", DEFAULT_FAMILY]
+
+
+def settle(world: World) -> None:
+    """Let every shard's thread come round once more."""
+    for shard in range(world.database.settings.shards):
+        for _ in range(2):
+            queue_of(world.database, shard).order(lambda: None)
+
+
+def generations(world: World) -> list[int]:
+    return [record.generation for record in world.database.slabs()]
+
+
+class TestLimits:
+    def test_a_generation_turns_over_by_its_age_unless_it_is_empty(self) -> None:
+        with World(rotate_seconds=10) as world:
+            world.clock.advance(20)
+            settle(world)
+            assert generations(world) == [1]
+            world.write("a", b"old", time_us=1)
+            settle(world)
+            world.clock.advance(5)
+            world.write("a", b"new", time_us=1)
+            settle(world)
+            assert generations(world) == [1, 2]
+            assert [row.value for row in world.database.read("a")] == [b"new"]
+
+    def test_a_generation_turns_over_by_its_size(self) -> None:
+        with World(rotate_bytes=1000) as world:
+            world.write("a", b"v" * 900, time_us=1)
+            world.clock.advance(2)
+            settle(world)
+            assert generations(world) == [1]
+            world.write("a", b"v" * 900, time_us=2)
+            world.clock.advance(2)
+            settle(world)
+            assert generations(world) == [1, 2]
+
+    def test_sealed_generations_are_dropped_by_age(self) -> None:
+        with World(retain_seconds=60, shards=2) as world:
+            world.database.seal()
+            world.clock.advance(30)
+            world.database.seal()
+            settle(world)
+            assert generations(world) == [1, 1, 2, 2, 3, 3]
+            world.clock.advance(40)
+            settle(world)
+            assert generations(world) == [2, 2, 3, 3]
+            world.clock.advance(3600)
+            settle(world)
+            assert generations(world) == [3, 3]
+
+    def test_the_oldest_are_dropped_by_bytes_when_asked_to(self) -> None:
+        with World() as world:
+            for _ in range(3):
+                world.write("a", b"v" * 1000)
+                world.database.seal()
+            world.database.configure(retain_bytes=2500)
+            assert world.database.enforce_retention() == [SlabId(0, 1)]
+            assert generations(world) == [2, 3, 4]
+            assert world.database.enforce_retention() == []
+
+    def test_what_is_due_stays_due_when_it_fails(self) -> None:
+        with World(rotate_seconds=10) as world:
+            world.write("a", time_us=1)
+            world.clock.advance(20)
+            world.fail_write()
+            with suppress(PoisonedError):
+                settle(world)
+            assert generations(world) == [1]
+            world.crash()
+            world.clock.advance(2)
+            settle(world)
+            assert generations(world) == [1, 2]
 
 
 class TestSettings:

@@ -80,8 +80,8 @@ class Engine(Protocol):
         """Store changes, whole and durably. Raises: DiskError, StorageFullError."""
         ...
 
-    def size_bytes(self) -> int:
-        """Return about how much space everything takes."""
+    def size_bytes(self, family: str | None = None) -> int:
+        """Return about how much space a family takes, or everything. Raises: NotFoundError."""
         ...
 
     def close(self) -> None:

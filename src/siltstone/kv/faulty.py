@@ -60,8 +60,8 @@ class FaultyEngine:
                 raise DiskError(PurePath("faulty"), "write", "scripted", errno=5)
         self.inner.write(changes)
 
-    def size_bytes(self) -> int:
-        return self.inner.size_bytes()
+    def size_bytes(self, family: str | None = None) -> int:
+        return self.inner.size_bytes(family)
 
     def close(self) -> None:
         self.inner.close()

@@ -92,13 +92,10 @@ class MemoryEngine:
                     changed[family][key] = value
         self._families |= changed
 
-    def size_bytes(self) -> int:
+    def size_bytes(self, family: str | None = None) -> int:
         self._check()
-        return sum(
-            len(key) + len(value)
-            for values in self._families.values()
-            for key, value in values.items()
-        )
+        families = self._families.values() if family is None else [self._family(family)]
+        return sum(len(key) + len(value) for values in families for key, value in values.items())
 
     def close(self) -> None:
         self.closed = True

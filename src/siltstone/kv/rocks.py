@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, cast
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     ColumnFamily,
     DbClosedError,
@@ -172,8 +173,11 @@ class RocksView:
 class RocksEngine:
     """RocksDB in a directory, one column family for each family."""
 
-    def __init__(self, path: PurePath) -> None:
-        """Open or create it. Raises: LockedError, CorruptionError, DiskError."""
+    def __init__(self, path: PurePath, *, read_only: bool = False) -> None:
+        """Open or create it. One that is read only may be open elsewhere, and stays as it was.
+
+        Raises: LockedError, CorruptionError, DiskError.
+        """
         self._path = path
         self._iterators: dict[int, RdictIter] = {}
         self._numbers = count()
@@ -189,6 +193,7 @@ class RocksEngine:
                 str(path),
                 _options(),
                 {name: _options() for name in names if name != DEFAULT_FAMILY},
+                AccessType.read_only() if read_only else AccessType.read_write(),
             )
             for name in names:
                 self._adopt(name)
@@ -242,9 +247,9 @@ class RocksEngine:
                         batch.put(key, value)
             root.write(batch, self._synced)
 
-    def size_bytes(self) -> int:
+    def size_bytes(self, family: str | None = None) -> int:
         self._open()
-        tables = list(self._tables.values())
+        tables = list(self._tables.values()) if family is None else [self._table(family)]
         with _Translated(self._path, "size"):
             return sum(table.property_int_value(name) or 0 for table in tables for name in _SIZES)
 

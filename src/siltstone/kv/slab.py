@@ -114,11 +114,20 @@ class KeyValueSlab:
             return self._structure.export()
 
     def rows(
-        self, view: View, topic_filter: TopicFilter, since_us: int, until_us: int
+        self,
+        view: View,
+        topic_filter: TopicFilter,
+        since_us: int,
+        until_us: int,
+        first_topic: bytes = b"",
     ) -> Iterator[Found]:
-        """Yield what matches in [since, until); of each stream in order of topic, then of time."""
+        """Yield what matches in [since, until); of each stream in order of topic, then of time.
+
+        Of a stream to which the first topic would belong, the topics before it are left out.
+        """
         for match in self.match(topic_filter):
-            yield from self.scan(view, match, since_us, until_us)
+            start = _first_key(match.stream, first_topic) if first_topic else b""
+            yield from self.scan(view, match, since_us, until_us, start)
 
     def topic_rows(self, view: View, topic: bytes, since_us: int, until_us: int) -> Iterator[Found]:
         """Yield the rows of one topic in [since, until), in order of time."""
@@ -193,19 +202,36 @@ class _Topics:
     """Puts the varying part of a stream's topics back into its pattern."""
 
     def __init__(self, stream: Stream) -> None:
-        self._levels = stream.levels
+        self._stream = stream
         self._varying: bytes | None = None
         self._topic = b""
 
     def of(self, varying: bytes) -> bytes:
         # The rows of a topic stand together.
         if varying != self._varying:
-            words = iter(varying.split(b"/"))
-            self._topic = b"/".join(
-                [next(words) if level == b"+" else level for level in self._levels]
-            )
+            self._topic = topic_in(self._stream, varying)
             self._varying = varying
         return self._topic
+
+
+def topic_in(stream: Stream, varying: bytes) -> bytes:
+    """Return the topic of a stream that has these varying words."""
+    words = iter(varying.split(b"/"))
+    return b"/".join([next(words) if level == b"+" else level for level in stream.levels])
+
+
+def _first_key(stream: Stream, topic: bytes) -> bytes:
+    """Return what the keys of a topic begin with in a stream, b"" where it cannot be in it."""
+    words = topic.split(b"/")
+    if len(words) != len(stream.levels):
+        return b""
+    varying: list[bytes] = []
+    for word, level in zip(words, stream.levels, strict=True):
+        if level == b"+":
+            varying.append(word)
+        elif level != word:
+            return b""
+    return row_prefix(stream.id, b"/".join(varying))
 
 
 def _fits(varying: bytes, constraints: list[bytes | None]) -> bool:

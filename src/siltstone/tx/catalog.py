@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -131,6 +132,26 @@ def put_state(changes: Changes, shard: int, state: ShardState) -> None:
     changes.put(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard), state.encode())
 
 
+def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
+    """Begin a new term of every shard: what was begun under an earlier one is refused."""
+    changes = Changes()
+    states: list[ShardState] = []
+    for number in range(shards):
+        state = read_state(engine, number)
+        states.append(replace(state, term=state.term + 1))
+        put_state(changes, number, states[number])
+    engine.write(changes)
+    return states
+
+
+def drop_orphans(engine: Engine, records: Mapping[SlabId, SlabRecord]) -> None:
+    """Drop the families that a crash has left without a record."""
+    named = {DEFAULT_FAMILY} | {family_of(slab) for slab in records}
+    for family in engine.families():
+        if family not in named:
+            engine.drop_family(family)
+
+
 def read_slabs(engine: Engine) -> dict[SlabId, SlabRecord]:
     """Return all slabs, by shard and then generation."""
     records = {}
@@ -213,6 +234,28 @@ def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
         at_us = int.from_bytes(key[len(prefix) : len(prefix) + 8], "big")
         ids.append(RememberedId(digest=key[len(prefix) + 8 :], serial=0, at_us=at_us))
     return ids
+
+
+def id_problems(engine: Engine, states: Mapping[int, ShardState]) -> Iterator[str]:
+    """Yield what is wrong with the ids that are remembered: each stands twice, by digest and by
+    time, and none is from behind its shard's last serial.
+    """
+    by_time = {key[len(_ID_AT) :] for key, _ in _items(engine, _ID_AT)}
+    for key, value in _items(engine, _ID):
+        shard = int.from_bytes(key[len(_ID) : len(_ID) + _NUMBER.size], "big")
+        if len(value) != _REMEMBERED.size or shard not in states:
+            yield f"a transaction's id is of no shard, or damaged: shard={shard}"
+            continue
+        serial, at_us = _REMEMBERED.unpack(value)
+        if serial > states[shard].serial:
+            yield f"a transaction's id is from behind the last serial: serial={serial}"
+        digest = key[len(_ID) + _NUMBER.size :]
+        at_key = _NUMBER.pack(shard) + at_us.to_bytes(8, "big") + digest
+        if at_key not in by_time:
+            yield f"a transaction's id would never be forgotten: serial={serial}"
+        by_time.discard(at_key)
+    if by_time:
+        yield f"{len(by_time)} ids of transactions are to be forgotten that are not there"
 
 
 def _id_at_key(shard: int, remembered: RememberedId) -> bytes:

@@ -17,10 +17,14 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import (
+    ConflictError,
+    FencedError,
     OutcomeUnknownError,
     PoisonedError,
+    PreconditionError,
     QuotaExceededError,
     SiltstoneError,
+    Unmet,
     UsageError,
 )
 from siltstone.kv.api import Changes, Engine
@@ -31,13 +35,15 @@ from siltstone.topic.structure import Structure
 from siltstone.tx import catalog
 from siltstone.tx.catalog import RememberedId, ShardState
 from siltstone.tx.conflicts import ReadRange, RecentWrites
-from siltstone.tx.errors import ConflictError, FencedError, PreconditionError, Unmet
 from siltstone.tx.operations import (
+    COUNT_MAX,
     MONOTONIC,
     SERIAL_BYTES,
+    Addition,
     CommitSerial,
     Operations,
     Requirement,
+    count_in,
 )
 from siltstone.tx.pending import PendingGroup
 from siltstone.tx.settings import KeyValueSettings
@@ -184,7 +190,21 @@ class Committer:
             if conflict is not None:
                 return conflict
         if operations.requirements is not None:
-            return self._unmet(operations.requirements)
+            unmet = self._unmet(operations.requirements)
+            if unmet is not None:
+                return unmet
+        return self._uncountable(operations) if operations.adds else None
+
+    def _uncountable(self, operations: Operations) -> SiltstoneError | None:
+        """Return why something cannot be added to, if so."""
+        for (topic, _), value in operations.writes.items():
+            if isinstance(value, Addition):
+                try:
+                    count = count_in(self._group.get(topic, 0)) + value.amount
+                except UsageError as exc:
+                    return exc
+                if not -COUNT_MAX <= count <= COUNT_MAX:
+                    return UsageError(f"a count does not fit 64 bits: topic={topic.decode()!r}")
         return None
 
     def _sealed(self, operations: Operations) -> SiltstoneError:
@@ -266,9 +286,12 @@ class Committer:
             if time_us < 0:
                 time_us = self._timestamp_us = next_us  # noqa: PLW2901
                 next_us += 1
-            if isinstance(value, CommitSerial):
-                value = serial.to_bytes(SERIAL_BYTES, "big")  # noqa: PLW2901
-            group.put(topic, time_us, value)
+            if isinstance(value, bytes):
+                group.put(topic, time_us, value)
+            elif isinstance(value, CommitSerial):
+                group.put(topic, time_us, serial.to_bytes(SERIAL_BYTES, "big"))
+            else:
+                group.add(topic, value.amount, value.note)
         if operations.id_digest:
             digest = operations.id_digest
             self._ids[digest] = RememberedId(digest=digest, serial=serial, at_us=next_us)
@@ -322,7 +345,8 @@ class Committer:
         return ShardState(term=self.term, serial=self.serial, timestamp_us=self._timestamp_us)
 
     def _turn_over(self) -> tuple[SlabRecord, SlabRecord]:
-        since_us = max(self._timestamp_us + 1, self._clock.now_us())
+        # The clock may have been set back since the generation began.
+        since_us = max(self.record.since_us, self._timestamp_us + 1, self._clock.now_us())
         sealed = replace(
             self.record,
             state=SlabState.SEALED,

@@ -22,6 +22,8 @@ LATEST: Final = -2
 NO_SERIAL: Final = -1
 NO_ID: Final = b""
 SERIAL_BYTES: Final = 8
+COUNT_BYTES: Final = 8
+COUNT_MAX: Final = (1 << 63) - 1
 ID_BYTES_MAX: Final = 1024
 
 
@@ -36,7 +38,20 @@ class CommitSerial:
 # Stored as 8 bytes, big endian, so that later commits have greater values.
 COMMIT_SERIAL: Final = CommitSerial()
 
-Value = bytes | CommitSerial
+
+class Addition:
+    """The value of a row that counts: the commit adds the amount to what the row has.
+
+    A row that counts has its number as 8 bytes, signed and big endian, then a note, which is that
+    of the last addition. A row that is not there counts 0, and one that comes to 0 is deleted.
+    """
+
+    def __init__(self, amount: int, note: bytes) -> None:
+        self.amount = amount
+        self.note = note
+
+
+Value = bytes | CommitSerial | Addition
 
 
 class Requirement:
@@ -72,6 +87,7 @@ class Operations:
     """
 
     __slots__ = (
+        "adds",
         "deletes_by_wildcard",
         "deletions",
         "duplicate",
@@ -100,6 +116,8 @@ class Operations:
         self.requirements: list[Requirement] | None = None
         self.deletions: list[Deletion] | None = None
         self.deletes_by_wildcard = False
+        # Whether any of the writes is an Addition.
+        self.adds = False
         self.writes: dict[tuple[bytes, int], Value] = {}
         self.size_bytes = 0
         self.serial = NO_SERIAL
@@ -138,6 +156,15 @@ def digest_of(transaction_id: str) -> bytes:
             f"a transaction's id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"
         )
     return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def count_in(value: bytes | None) -> int:
+    """Return the number of a row that counts. Raises: UsageError for a row that does not."""
+    if value is None:
+        return 0
+    if len(value) < COUNT_BYTES:
+        raise UsageError(f"the row is no count, it is too short: size_bytes={len(value)}")
+    return int.from_bytes(value[:COUNT_BYTES], "big", signed=True)
 
 
 def check_range(since_us: int, until_us: int) -> None:

@@ -16,6 +16,7 @@ from siltstone.kv.slab import Found, KeyValueSlab
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
 from siltstone.tx.conflicts import RecentWrites, exact_topic
+from siltstone.tx.operations import COUNT_BYTES, count_in
 
 # More rows of one topic than this are deleted as one range, without being looked at.
 _RUN_MAX: Final = 16
@@ -75,9 +76,22 @@ class PendingGroup:
         self.size_bytes += len(key) + len(value)
         self._recent.note(topic, time_us)
 
+    def add(self, topic: bytes, amount: int, note: bytes) -> None:
+        """Add to the number in a row of a plain map; one that comes to 0 goes."""
+        found = self.get(topic, 0)
+        count = count_in(found) + amount
+        if count != 0:
+            self.put(topic, 0, count.to_bytes(COUNT_BYTES, "big", signed=True) + note)
+        elif found is not None:
+            self._delete_only(topic)
+
     def delete(self, topic_filter: TopicFilter, since_us: int, until_us: int) -> None:
         """Delete the rows of a filter in [since, until), stored and pending ones."""
         topic = exact_topic(topic_filter)
+        if topic and not self._timed:
+            if since_us <= 0 < until_us and self.get(topic, 0) is not None:
+                self._delete_only(topic)
+            return
         if topic:
             self._delete_pending(topic, since_us, until_us)
             rows = self._slab.topic_rows(self._stored(), topic, since_us, until_us)
@@ -90,6 +104,13 @@ class PendingGroup:
             while start is not None:
                 rows = self._slab.scan(self._stored(), match, since_us, until_us, start)
                 start = self._delete_run(rows, since_us, until_us)
+
+    def _delete_only(self, topic: bytes) -> None:
+        """Delete the one row of a topic of a plain map, which is there."""
+        place = self._known_place(topic)
+        assert place is not None
+        self.values[row_key(place, 0, self._timed)] = None
+        self._recent.note(topic, 0)
 
     def _delete_run(self, rows: Iterator[Found], since_us: int, until_us: int) -> bytes | None:
         """Delete rows one by one; when one topic has many delete them as a range and return where

@@ -26,6 +26,8 @@ from siltstone.tx.ticket import CommitTicket
 
 Order = tuple[Callable[[], None], Ticket]
 
+_KEEP_SECONDS: Final = 1.0
+
 
 def flush_delay(
     settings: KeyValueSettings, *, now: float, first_at: float, last_at: float, items: int
@@ -41,9 +43,14 @@ def flush_delay(
 class CommitQueue:
     """The queue and thread of one shard."""
 
-    def __init__(self, committer: Committer, clock: Clock) -> None:
+    def __init__(
+        self, committer: Committer, clock: Clock, keep: Callable[[], None] | None = None
+    ) -> None:
+        """Start the thread; it calls `keep` now and then where generations have limits."""
         self.committer = committer
         self._clock = clock
+        self._keep = keep
+        self._kept_at = clock.monotonic()
         self._mutex = Lock()
         self._condition = Condition(self._mutex)
         self._pending: deque[CommitTicket] = deque()
@@ -160,7 +167,9 @@ class CommitQueue:
                     self._commit(batch)
                 for act, ticket in orders:
                     self._obey(act, ticket)
-                if not batch and not orders:
+                if self._keep is not None and self.committer.settings.has_limits:
+                    self._look_after(self._keep)
+                if not batch and not orders and self._closing:
                     ended = True
                     return
         finally:
@@ -175,6 +184,8 @@ class CommitQueue:
         with self._mutex:
             while not self._closing and not self._orders:
                 delay: float | None = None
+                if self._keep is not None and self.committer.settings.has_limits:
+                    delay = _KEEP_SECONDS
                 if self._pending:
                     if self._crowd:
                         break
@@ -188,7 +199,9 @@ class CommitQueue:
                     if delay <= 0:
                         break
                 self._wakes_at = self.committer.settings.max_items if self._pending else 1
-                self._condition.wait(delay)
+                if not self._condition.wait(delay) and not self._pending:
+                    # Nothing to commit, but maybe something to look after.
+                    break
             self._wakes_at = 0
             batch = self._take_batch()
             orders: list[Order] = []
@@ -236,6 +249,19 @@ class CommitQueue:
             self._stopped = self._closing or self.committer.is_poisoned()
         ticket.resolve(outcome, None)
 
+    def _look_after(self, keep: Callable[[], None]) -> None:
+        """Let generations be turned over and dropped, at most once in a while."""
+        now = self._clock.monotonic()
+        if now - self._kept_at < _KEEP_SECONDS:
+            return
+        self._kept_at = now
+        try:
+            keep()
+        except SiltstoneError:
+            # What is due stays due, and poison is kept by the committer, which refuses the next
+            # call with it.
+            return
+
     def _fail_all(self) -> None:
         """Leave nobody waiting when the thread ends by a mistake of ours."""
         text = "the committing thread has ended, close the database and open it again"
@@ -264,5 +290,5 @@ _OBEYED: Final = Outcome(
     timestamp_us=0,
     frame_serial=0,
     frame_timestamp_us=0,
-    frame_times=None,
+    frame_places=None,
 )

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from siltstone.errors import OutcomeUnknownError, OverloadedError, PoisonedError, UsageError
-from siltstone.tx.errors import ConflictError
+from siltstone.errors import (
+    ConflictError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    UsageError,
+)
 from siltstone.tx.transaction import Transaction
 
 T = TypeVar("T")

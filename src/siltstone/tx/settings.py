@@ -12,6 +12,7 @@ from siltstone.topic.structure import NEVER
 SECONDS_MAX: Final = 366 * 24 * 3600
 # Both are part of every key, or decide where it stands.
 FIXED: Final = frozenset({"shards", "timed"})
+GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retain_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,9 @@ class KeyValueSettings:
     A `timed` database has many rows of a topic, told apart by their time; a plain map, with timed
     off, has one. `thresholds` are as in DatabaseSettings. A transaction that reads is good for
     `conflict_window` seconds, unless more than half of `conflict_writes_max` writes came
-    meanwhile. A transaction's id is remembered for `remember_ids` seconds.
+    meanwhile. A transaction's id is remembered for `remember_ids` seconds. Generations turn over
+    by age or size, and sealed ones are dropped by age or by the bytes of all: in a timed database
+    only, for a plain map is all in its current one.
     """
 
     shards: int = 1
@@ -36,6 +39,10 @@ class KeyValueSettings:
     conflict_writes_max: int = 500_000
     remember_ids: float = 3600.0
     quota_bytes: int | None = None
+    rotate_seconds: float | None = None
+    rotate_bytes: int | None = None
+    retain_seconds: float | None = None
+    retain_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work. Raises: UsageError."""
@@ -53,17 +60,23 @@ class KeyValueSettings:
         _require_int("topic_cache", self.topic_cache, 2, 1 << 40)
         _require_int("conflict_writes_max", self.conflict_writes_max, 2, 1 << 40)
         for name in ("flush_interval", "idle_flush_interval", "conflict_window", "remember_ids"):
-            value = getattr(self, name)
-            _require(
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and 0 <= value <= SECONDS_MAX,
-                name,
-                f"a time from 0 to {SECONDS_MAX} seconds",
-                value,
-            )
+            _require_seconds(name, getattr(self, name))
         if self.quota_bytes is not None:
             _require_int("quota_bytes", self.quota_bytes, 1, 1 << 60)
+        for name in GENERATIONS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name.endswith("_bytes"):
+                _require_int(name, value, 1, 1 << 60)
+            else:
+                _require_seconds(name, value)
+            _require(self.timed, name, "left out of a plain map", value)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether generations turn over or are dropped by themselves."""
+        return any(getattr(self, name) is not None for name in GENERATIONS)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -89,6 +102,13 @@ class KeyValueSettings:
                 f"settings that cannot change once a database exists: {', '.join(fixed)}"
             )
         return settings
+
+
+def _require_seconds(name: str, value: object) -> None:
+    fits = (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= SECONDS_MAX
+    )
+    _require(fits, name, f"a time from 0 to {SECONDS_MAX} seconds", value)
 
 
 def _require_int(name: str, value: object, lowest: int, highest: int) -> None:

@@ -20,7 +20,7 @@ from siltstone.kv.keys import (
 from siltstone.kv.slab import Found, KeyValueSlab
 from siltstone.topic.grammar import TopicFilter
 from siltstone.tx.conflicts import ReadRange
-from siltstone.tx.operations import CommitSerial, Operations, Value
+from siltstone.tx.operations import Addition, CommitSerial, Operations, Value
 
 
 class Sight:
@@ -126,4 +126,6 @@ def readable(value: Value) -> bytes:
     """Return a value of the transaction's own. Raises: UsageError for one that is not known yet."""
     if isinstance(value, CommitSerial):
         raise UsageError("the serial of the commit cannot be read before the commit")
+    if isinstance(value, Addition):
+        raise UsageError("what is added to cannot be read before the commit")
     return value

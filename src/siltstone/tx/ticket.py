@@ -20,7 +20,7 @@ _SETTLED: Final = Outcome(
     timestamp_us=0,
     frame_serial=0,
     frame_timestamp_us=0,
-    frame_times=None,
+    frame_places=None,
 )
 
 

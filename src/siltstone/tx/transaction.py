@@ -19,9 +19,11 @@ from siltstone.store.rows import Row
 from siltstone.topic.grammar import TopicFilter, check_topic
 from siltstone.tx.conflicts import exact_topic
 from siltstone.tx.operations import (
+    COUNT_MAX,
     LATEST,
     MONOTONIC,
     SERIAL_BYTES,
+    Addition,
     CommitSerial,
     Deletion,
     Operations,
@@ -172,15 +174,28 @@ class Transaction:
             at = -self._given_times
         else:
             at = self._time(time_us, MONOTONIC)
-        operations = self._operations
-        size_bytes += operations.size_bytes + len(encoded) + _WRITE_OVERHEAD
-        if size_bytes > TRANSACTION_BYTES_MAX:
-            raise UsageError(
-                f"too much for one transaction, split it: "
-                f"size_bytes={size_bytes} max={TRANSACTION_BYTES_MAX}"
-            )
-        operations.size_bytes = size_bytes
-        operations.writes[encoded, at] = value
+        self._put(encoded, at, value, size_bytes)
+
+    def add(self, topic: str, amount: int, note: bytes = b"") -> None:
+        """Add to the number in a row of a plain map, whatever it is by then.
+
+        Transactions that only add never conflict with each other. The row is not there when it
+        counts 0; `count_in` reads its value, behind which the note stands.
+
+        Raises: InvalidTopicError, UsageError.
+        """
+        encoded = self._checked(topic)
+        if self._timed:
+            raise UsageError("only a plain map counts, a database with the setting timed off")
+        if not -COUNT_MAX <= amount <= COUNT_MAX:
+            raise UsageError(f"the amount does not fit 64 bits: amount={amount}")
+        own = self._operations.writes.get((encoded, 0))
+        if isinstance(own, Addition):
+            amount += own.amount
+        elif own is not None:
+            raise UsageError(f"the row is set by this transaction: topic={topic!r}")
+        self._operations.adds = True
+        self._put(encoded, 0, Addition(amount, note), SERIAL_BYTES + len(note))
 
     def delete(self, topic_filter: str, since_us: int = 0, until_us: int | None = None) -> None:
         """Delete the rows of a filter in [since, until) that are there when it is committed.
@@ -269,6 +284,17 @@ class Transaction:
         """Give the transaction up; a second call does nothing."""
         if not self._ended:
             self._end()
+
+    def _put(self, topic: bytes, at: int, value: Value, size_bytes: int) -> None:
+        operations = self._operations
+        size_bytes += operations.size_bytes + len(topic) + _WRITE_OVERHEAD
+        if size_bytes > TRANSACTION_BYTES_MAX:
+            raise UsageError(
+                f"too much for one transaction, split it: "
+                f"size_bytes={size_bytes} max={TRANSACTION_BYTES_MAX}"
+            )
+        operations.size_bytes = size_bytes
+        operations.writes[topic, at] = value
 
     def _hand_in(self) -> CommitTicket:
         self._end()

@@ -113,6 +113,14 @@ def test_a_scan_goes_on_from_a_key() -> None:
     assert plain(rest) == [("a/x", 2), ("a/y", 1)]
 
 
+def test_rows_begin_with_the_first_topic_in_a_stream_that_may_hold_it() -> None:
+    rows = [("a/b", 0), ("a/d", 0), ("a/f", 0), ("b/a", 0), ("c", 0), ("a/b/y", 0)]
+    slab = slab_of(rows, [-1, 0], timed=False)
+    for first, left_out in (("a/d", ["a/b"]), ("a/e", ["a/b", "a/d"]), ("b", []), ("d/x", [])):
+        found = slab.rows(slab.view(), TopicFilter.parse("#"), 0, TIME_END, first.encode())
+        assert {*rows} - {*plain(found)} == {(topic, 0) for topic in left_out}
+
+
 def test_places_are_found_once_and_forgotten_when_there_are_too_many() -> None:
     slab = slab_of([("a/x", 0), ("a/y", 0), ("a/z", 0)], [0], topics_max=2)
     place = slab.place(b"a/x")

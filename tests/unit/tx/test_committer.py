@@ -9,8 +9,10 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.errors import (
+    ConflictError,
     OutcomeUnknownError,
     PoisonedError,
+    PreconditionError,
     QuotaExceededError,
     SiltstoneError,
     UsageError,
@@ -25,7 +27,6 @@ from siltstone.tx import catalog
 from siltstone.tx.catalog import ShardState
 from siltstone.tx.committer import Committer
 from siltstone.tx.conflicts import ReadRange, exact_topic
-from siltstone.tx.errors import ConflictError, PreconditionError
 from siltstone.tx.operations import (
     COMMIT_SERIAL,
     MONOTONIC,
@@ -428,6 +429,12 @@ class TestGenerations:
         found = operations({("a", -1): b"2"}, generation=2)
         assert bench.commit(found) == [None]
         assert (found.serial, bench.rows()) == (2, [("a", START_US + 2, b"2")])
+
+    def test_a_generation_does_not_end_before_it_begins_when_the_clock_is_set_back(self) -> None:
+        bench = Bench()
+        bench.clock.jump(-START_US / 2_000_000)
+        sealed, record = bench.committer.turn_over()
+        assert (sealed.since_us, sealed.until_us, record.since_us) == (START_US,) * 3
 
     def test_a_context_of_a_sealed_generation_is_refused(self) -> None:
         bench = Bench()

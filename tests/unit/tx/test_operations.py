@@ -14,6 +14,7 @@ from siltstone.tx.operations import (
     Operations,
     Requirement,
     check_range,
+    count_in,
     digest_of,
     end_of,
 )
@@ -78,6 +79,13 @@ def test_times_are_not_negative() -> None:
         assert str(caught.value) == (
             f"times are 0 or more: since_us={since_us} until_us={until_us}"
         )
+
+
+def test_a_count_is_eight_bytes_with_its_sign_and_nothing_is_0() -> None:
+    values = [None, (5).to_bytes(8, "big"), b"\xff" * 8 + b"note"]
+    assert [count_in(value) for value in values] == [0, 5, -1]
+    with pytest.raises(UsageError, match="size_bytes=7"):
+        count_in(b"\x00" * 7)
 
 
 def test_the_commit_serial_shows_its_name() -> None:

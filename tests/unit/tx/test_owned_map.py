@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.errors import OutcomeUnknownError, PoisonedError, UsageError
-from siltstone.tx.errors import FencedError
+from siltstone.errors import FencedError, OutcomeUnknownError, PoisonedError, UsageError
 from siltstone.tx.owned_map import OWNED_MAP_SETTINGS, OwnedMap, guard_topic
 from tests.support.tx_builders import World
 

@@ -3,15 +3,16 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import (
+    ConflictError,
     OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
+    PreconditionError,
     QuotaExceededError,
     SiltstoneError,
     UsageError,
 )
 from siltstone.keyvalue import KeyValueDatabase
-from siltstone.tx.errors import ConflictError, PreconditionError
 from siltstone.tx.retry import PAUSE_MAX, Committed, Retry, pause_before, transact
 from siltstone.tx.transaction import Transaction
 from tests.support.tx_builders import World

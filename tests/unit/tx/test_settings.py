@@ -32,6 +32,8 @@ def test_settings_are_the_same_after_json() -> None:
         ("conflict_window", True, "a time from 0 to 31622400 seconds"),
         ("remember_ids", 1e9, "a time from 0 to 31622400 seconds"),
         ("quota_bytes", 0, "a number from 1 to 1152921504606846976"),
+        ("rotate_bytes", 0, "a number from 1 to 1152921504606846976"),
+        ("retain_seconds", -1, "a time from 0 to 31622400 seconds"),
     ],
 )
 def test_what_cannot_work_is_refused(name: str, value: object, expected: str) -> None:
@@ -39,6 +41,13 @@ def test_what_cannot_work_is_refused(name: str, value: object, expected: str) ->
         KeyValueSettings.from_json({name: value})
     shown = tuple(value) if isinstance(value, list) else value
     assert str(caught.value) == f"setting {name} must be {expected}: {name}={shown!r}"
+
+
+def test_generations_have_limits_in_a_timed_database_only() -> None:
+    limited = KeyValueSettings(rotate_seconds=1.5)
+    assert (limited.has_limits, KeyValueSettings().has_limits) == (True, False)
+    with pytest.raises(UsageError, match="must be left out of a plain map: retain_bytes=5"):
+        KeyValueSettings(timed=False, retain_bytes=5)
 
 
 def test_unknown_settings_are_named() -> None:

@@ -11,7 +11,7 @@ from siltstone.kv.memory import MemoryEngine
 from siltstone.kv.slab import KeyValueSlab
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
-from siltstone.tx.operations import COMMIT_SERIAL, MONOTONIC, NO_ID, Deletion, Operations
+from siltstone.tx.operations import COMMIT_SERIAL, MONOTONIC, NO_ID, Addition, Deletion, Operations
 from siltstone.tx.sight import Sight, readable
 from tests.support.kv_suite import changes_of
 
@@ -100,7 +100,8 @@ def test_a_sight_that_was_released_sees_nothing() -> None:
         shop.sight.get(b"a/x", 1)
 
 
-def test_a_serial_that_is_not_known_cannot_be_read() -> None:
+def test_what_the_commit_gives_cannot_be_read_before() -> None:
     assert readable(b"v") == b"v"
-    with pytest.raises(UsageError):
-        readable(COMMIT_SERIAL)
+    for value in (COMMIT_SERIAL, Addition(1, b"")):
+        with pytest.raises(UsageError, match="cannot be read before the commit"):
+            readable(value)

@@ -7,14 +7,23 @@ import pytest
 
 from siltstone.errors import (
     ClosedError,
+    ConflictError,
+    FencedError,
     InvalidTopicError,
     OverloadedError,
+    PreconditionError,
+    Unmet,
     UsageError,
 )
 from siltstone.kv.keys import TIME_END
 from siltstone.store.rows import Row
-from siltstone.tx.errors import ConflictError, FencedError, PreconditionError, Unmet
-from siltstone.tx.operations import COMMIT_SERIAL, LATEST, MONOTONIC
+from siltstone.tx.operations import (
+    COMMIT_SERIAL,
+    COUNT_MAX,
+    LATEST,
+    MONOTONIC,
+    count_in,
+)
 from siltstone.tx.transaction import TRANSACTION_BYTES_MAX, Transaction
 from tests.support.tx_builders import START_US, World
 from tests.support.tx_model import held
@@ -281,6 +290,77 @@ class TestRefusals:
             for call in calls:
                 with pytest.raises(ClosedError):
                     call()
+
+
+class TestCounting:
+    def test_what_is_added_in_one_group_and_in_many_comes_to_the_sum(self) -> None:
+        with World(timed=False) as world:
+            for amounts in ([1, 2], [3, -1]):
+                transactions = [world.database.transaction() for _ in amounts]
+                with held(world.database):
+                    tickets = []
+                    for tx, amount in zip(transactions, amounts, strict=True):
+                        tx.add("n", amount, b"of %d" % amount)
+                        tickets.append(tx.submit())
+                for ticket in tickets:
+                    ticket.wait()
+            value = world.database.get("n")
+            assert (count_in(value), value) == (5, (5).to_bytes(8, "big") + b"of -1")
+
+    def test_a_count_that_comes_to_nothing_is_no_row(self) -> None:
+        with World(timed=False) as world:
+            for amount in (2, -2, 0):
+                with world.database.transaction() as tx:
+                    tx.add("n", amount)
+            assert world.rows() == []
+            with world.database.transaction() as tx:
+                tx.add("n", -3)
+            assert count_in(world.database.get("n")) == -3
+
+    def test_one_transaction_may_add_twice_and_after_a_deletion(self) -> None:
+        with World(timed=False) as world:
+            world.write("n", (7).to_bytes(8, "big"))
+            with world.database.transaction() as tx:
+                tx.delete("n")
+                tx.add("n", 1)
+                tx.add("n", 2)
+            assert count_in(world.database.get("n")) == 3
+
+    def test_who_has_read_a_count_conflicts_with_who_adds(self) -> None:
+        with World(timed=False) as world:
+            reader = world.database.transaction()
+            assert reader.get("n") is None
+            with world.database.transaction() as tx:
+                tx.add("n", 1)
+            reader.write("a", b"")
+            with pytest.raises(ConflictError):
+                reader.commit()
+
+    def test_what_is_no_count_is_refused_and_nothing_of_it_happens(self) -> None:
+        with World(timed=False) as world:
+            world.write("n", b"text")
+            world.write("full", COUNT_MAX.to_bytes(8, "big"))
+            for topic in ("n", "full"):
+                tx = world.database.transaction()
+                tx.write("other", b"")
+                tx.add(topic, 1)
+                with pytest.raises(UsageError, match=r"is no count|does not fit 64 bits"):
+                    tx.commit()
+            assert [topic for topic, _, _ in world.rows()] == ["full", "n"]
+
+    def test_what_cannot_be_counted_is_refused_where_it_is_given(self) -> None:
+        with World(timed=False) as world:
+            tx = world.database.transaction()
+            tx.write("a", b"")
+            tx.add("n", 1)
+            with pytest.raises(UsageError, match="is set by this transaction"):
+                tx.add("a", 1)
+            with pytest.raises(UsageError, match="does not fit 64 bits"):
+                tx.add("b", COUNT_MAX + 1)
+            with pytest.raises(UsageError, match="cannot be read before the commit"):
+                tx.get("n")
+        with World() as timed, pytest.raises(UsageError, match="only a plain map counts"):
+            timed.database.transaction().add("n", 1)
 
 
 class TestBlock:
