@@ -1,0 +1,180 @@
+"""Rows on their way to feeds: parallel lists, in order of serials. Compiled.
+
+A batch is what one flush committed, or what one read found. Its lists are made when somebody wants
+rows of it; before that only the distinct topics of a committed one are there. It is shared by
+everybody who gets rows of it: nobody changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from siltstone.segment.body import StreamRows
+from siltstone.store.cook import Cooked
+
+
+class FeedBatch:
+    """Rows of one generation of a shard; it accounts for the serials from start to stop.
+
+    `names` are the distinct topics, `numbers` says which of them a row has; `topics` has the topic
+    of each row. `properties` is empty when no row has any. The lists are whole after `load`.
+    """
+
+    def __init__(
+        self, shard: int, generation: int, start_serial: int, stop_serial: int, count: int
+    ) -> None:
+        self.shard = shard
+        self.generation = generation
+        self.start_serial = start_serial
+        self.stop_serial = stop_serial
+        self.count = count
+        self.serials: list[int] = []
+        self.size_bytes = 0
+        # No row is older.
+        self.first_timestamp_us = 0
+        self.names: list[bytes] = []
+        self.numbers: list[int] = []
+        self.topics: list[bytes] = []
+        self.values: list[bytes] = []
+        self.flags: list[int] = []
+        self.timestamps: list[int] = []
+        self.publishers: list[bytes] = []
+        self.properties: list[bytes] = []
+        # Which stream the rows belong to: (stream id, rows), one after the other.
+        self.streams: list[tuple[int, int]] = []
+        self._stream_ids: list[int] = []
+        self.loader: Callable[[FeedBatch], None] | None = None
+        # What the rows were read from, and what was made of them, for those who want Arrow.
+        self.origin: object = None
+        self.arrow: object = None
+
+    def number_rows(self) -> list[int]:
+        """Return the serial of each row; those of a committed frame follow each other."""
+        if not self.serials and self.count:
+            self.serials = list(range(self.start_serial, self.stop_serial))
+        return self.serials
+
+    def stream_of_rows(self) -> list[int]:
+        """Return the stream of each row of a loaded batch."""
+        if not self._stream_ids:
+            for stream_id, count in self.streams:
+                self._stream_ids += [stream_id] * count
+        return self._stream_ids
+
+    def load(self) -> None:
+        """Make the lists, once. Two threads may do so at the same time: both make the same."""
+        loader = self.loader
+        if loader is not None:
+            self.number_rows()
+            loader(self)
+            self.loader = None
+
+
+class _Committed:
+    """The lists of a frame as the cook made them, by stream; its own are cleared by then."""
+
+    def __init__(self, cooked: Cooked) -> None:
+        self.parts: list[StreamRows] = []
+        for rows in cooked.streams:
+            part = StreamRows(rows.stream_id)
+            part.timestamps = rows.timestamps
+            part.topics = rows.topics
+            part.topic_index = rows.topic_index
+            part.values = rows.values
+            part.publishers = rows.publishers
+            part.flags = rows.flags
+            part.properties = rows.properties
+            self.parts.append(part)
+        self.publishers = cooked.publishers
+        self.flags = cooked.flags
+
+    def load(self, batch: FeedBatch) -> None:
+        parts = self.parts
+        count = batch.count
+        batch.timestamps = _joined_numbers([part.timestamps for part in parts])
+        batch.values = _joined([part.values for part in parts])
+        batch.properties = _joined([part.properties for part in parts])
+        if self.flags >= 0:
+            batch.flags = [self.flags] * count
+        else:
+            batch.flags = _joined_numbers([part.flags for part in parts])
+        if len(self.publishers) > 1:
+            names = self.publishers
+            numbers = _joined_numbers([part.publishers for part in parts])
+            batch.publishers = [names[number] for number in numbers]
+        else:
+            batch.publishers = (self.publishers or [b""]) * count
+        self._load_topics(batch)
+
+    def _load_topics(self, batch: FeedBatch) -> None:
+        names = batch.names
+        if len(self.parts) == 1:
+            numbers = self.parts[0].topic_index
+        else:
+            numbers = []
+            first = 0
+            for part in self.parts:
+                for number in part.topic_index:
+                    numbers.append(first + number)
+                first += len(part.topics)
+        batch.topics = [names[number] for number in numbers]
+        batch.numbers = numbers
+
+
+def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cooked) -> FeedBatch:
+    """Return the rows of a frame that was just committed; takes the lists of the cook over."""
+    stop = first_serial + cooked.row_count
+    batch = FeedBatch(shard, generation, first_serial, stop, cooked.row_count)
+    committed = _Committed(cooked)
+    batch.names = _joined([part.topics for part in committed.parts])
+    batch.streams = [(part.stream_id, len(part.values)) for part in committed.parts]
+    batch.size_bytes = cooked.size_bytes
+    batch.first_timestamp_us = cooked.timestamp_us
+    batch.loader = committed.load
+    return batch
+
+
+def _joined(lists: list[list[bytes]]) -> list[bytes]:
+    if len(lists) == 1:
+        return lists[0]
+    joined: list[bytes] = []
+    for items in lists:
+        joined += items
+    return joined
+
+
+def _joined_numbers(lists: list[list[int]]) -> list[int]:
+    if len(lists) == 1:
+        return lists[0]
+    joined: list[int] = []
+    for items in lists:
+        joined += items
+    return joined
+
+
+def rows_by_name(batch: FeedBatch, wanted: Iterable[int]) -> list[list[int] | None]:
+    """Return the rows of a loaded batch that have each of the wanted topics, by number; None for
+    those that nobody wants.
+    """
+    rows: list[list[int] | None] = [None] * len(batch.names)
+    for number in wanted:
+        rows[number] = []
+    numbers = batch.numbers
+    for i in range(len(numbers)):
+        mine = rows[numbers[i]]
+        if mine is not None:
+            mine.append(i)
+    return rows
+
+
+def rows_of_names(by_name: list[list[int] | None], wanted: list[int]) -> list[int]:
+    """Return the rows that have any of the wanted topics, by number, in order."""
+    rows: list[int] = []
+    for number in wanted:
+        mine = by_name[number]
+        if mine is not None:
+            if len(wanted) == 1:
+                return mine
+            rows += mine
+    rows.sort()
+    return rows

@@ -1,0 +1,47 @@
+"""The unit of delivery: one batch, and who gets which of its rows. Compiled."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from siltstone.errors import SiltstoneError
+from siltstone.feed.batch import FeedBatch
+from siltstone.feed.pool import Feed, Rows
+
+
+class Dispatch:
+    """One batch, and who gets which of its rows: None for all.
+
+    `lost` tells who lost how many serials before these rows, because a slab was dropped. With an
+    `error` the feeds were removed: what stands at their place cannot be read.
+    """
+
+    def __init__(self, batch: FeedBatch) -> None:
+        self.batch = batch
+        self.shares: list[tuple[Feed, Rows]] = []
+        self.lost: list[tuple[Feed, int]] = []
+        self.error: SiltstoneError | None = None
+
+
+def hand_over(dispatch: Dispatch, feed: Feed, rows: Rows, place: int, stop: int) -> int:
+    """Give a feed its rows from a place on, as far as its credit goes; return its next place."""
+    batch = dispatch.batch
+    serials = batch.number_rows()
+    if batch.count and place > serials[0]:
+        first = bisect_left(serials, place)
+        if rows is None:
+            rows = list(range(batch.count))
+        rows = rows[bisect_left(rows, first) :]
+    count = batch.count if rows is None else len(rows)
+    if count > feed.credit:
+        count = feed.credit
+        if rows is None:
+            stop = serials[count]
+            rows = list(range(count))
+        else:
+            stop = serials[rows[count]]
+            rows = rows[:count]
+    if count:
+        feed.credit -= count
+        dispatch.shares.append((feed, rows))
+    return stop

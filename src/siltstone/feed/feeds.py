@@ -1,0 +1,117 @@
+"""The feeds of one database: opened by anybody, run by threads that live as long as any is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import ClosedError, UsageError
+from siltstone.feed.batch import FeedBatch, committed_batch
+from siltstone.feed.position import NEVER, FeedPosition
+from siltstone.feed.reader import FeedReader
+from siltstone.feed.reading import Slabs, StoreSource
+from siltstone.feed.runner import FeedRunner
+from siltstone.feed.settings import FeedSettings
+from siltstone.store.arguments import require_kind, require_number
+from siltstone.store.cook import Cooked
+from siltstone.store.iterator import StreamIterator
+from siltstone.store.manifest import SlabId
+from siltstone.store.slabs import WritableSlabs
+from siltstone.topic.grammar import TopicFilter
+
+CREDIT: Final = 1 << 18
+# Large enough for Arrow, small enough for Python's collector, which visits rows as long as they
+# live; and nothing is decoded before somebody asks for them.
+_SETTINGS: Final = FeedSettings(read_rows=1 << 14, read_bytes=16 * 1024 * 1024, decode=False)
+
+Wanted = str | Sequence[str] | StreamIterator
+
+
+def listen(slabs: WritableSlabs, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+    """Call back with the rows of each flush, on its shard's thread; return what ends it."""
+
+    def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+        callback(committed_batch(slab.shard, slab.generation, first_serial, cooked))
+
+    return slabs.on_stored(stored)
+
+
+class Feeds:
+    """Opens feeds; the rows are written by this process, or by another one."""
+
+    def __init__(self, slabs: Slabs) -> None:
+        self.source = StoreSource(slabs)
+        self._listen = partial(listen, slabs) if isinstance(slabs, WritableSlabs) else None
+        self._lock = Lock()
+        self._runner: FeedRunner | None = None
+        self._open = 0
+        self._closed = False
+
+    def open(
+        self, wanted: Wanted, *, position: FeedPosition | None, since_us: int, credit: int
+    ) -> FeedReader:
+        """Begin a feed. Raises: UsageError, ClosedError."""
+        require_number("credit", credit)
+        require_number("since_us", since_us)
+        if position is not None:
+            require_kind("position", position, FeedPosition, "a FeedPosition")
+        if credit < 1:
+            raise UsageError(f"a feed without credit gets nothing: credit={credit}")
+        if isinstance(wanted, StreamIterator):
+            if position is not None or since_us:
+                raise UsageError("an iterator says by itself where a feed begins")
+            filters = [wanted.filter]
+            since_us = wanted.since_us
+            position = self._position_of(wanted)
+        else:
+            texts = [wanted] if isinstance(wanted, str) else wanted
+            require_kind("wanted", texts, Iterable, "a filter, filters or a StreamIterator")
+            filters = [TopicFilter.parse(text) for text in texts]
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the database is closed")
+            if self._runner is None:
+                self._runner = FeedRunner(self.source, self._listen, _SETTINGS)
+            self._open += 1
+            return self._runner.add(
+                filters,
+                self.source.position_at(since_us) if position is None else position,
+                credit=credit,
+                since_us=since_us,
+                left=self._left,
+            )
+
+    def end_position(self) -> FeedPosition:
+        """Return the position behind the last row there is."""
+        self.source.refresh()
+        return FeedPosition(dict(enumerate(self.source.ends())))
+
+    def close(self) -> None:
+        """End all feeds: their users hear that the database is closed."""
+        with self._lock:
+            self._closed = True
+            runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.end(ClosedError("the database is closed"))
+
+    def _left(self) -> None:
+        with self._lock:
+            self._open -= 1
+            runner = None
+            if not self._open:
+                runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.end(ClosedError("the feed is closed"))
+
+    def _position_of(self, iterator: StreamIterator) -> FeedPosition:
+        """Return where a feed begins that goes on behind an iterator: in its shard, no other."""
+        shard = iterator.slab.shard
+        serial = max(
+            iterator.next_serial,
+            self.source.first_serial(iterator.slab),
+            self.source.position_at(iterator.since_us).serial(shard) if iterator.since_us else 0,
+        )
+        shards = range(len(self.source.ends()))
+        return FeedPosition({number: serial if number == shard else NEVER for number in shards})
