@@ -1,0 +1,98 @@
+"""What is in the file of an entry: the data, then 16 bytes that prove them whole.
+
+    u64   length of the data
+    u32   CRC-32C of the data and the length
+    4s    `SPL1`
+
+All little endian. They stand at the end because the data may be a stream whose length nobody knows.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol, TypeAlias
+
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import File
+
+CHUNK_BYTES: Final = 262_144
+_PROOF: Final = struct.Struct("<QI4s")
+_LENGTH: Final = struct.Struct("<Q")
+_MAGIC: Final = b"SPL1"
+PROOF_BYTES: Final = _PROOF.size
+
+
+class Readable(Protocol):
+    """A binary stream: what `open(…, "rb")` returns, a socket's file, an EntryStream."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+Source: TypeAlias = bytes | bytearray | memoryview | Readable | Iterable[bytes]
+
+
+def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
+    """Yield the data of whatever was given, never all of a stream at once."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield memoryview(source).cast("B")
+    elif isinstance(source, Iterable) and not hasattr(source, "read"):
+        yield from source
+    else:
+        while chunk := source.read(CHUNK_BYTES):
+            yield chunk
+
+
+def proof(length: int, checksum: int) -> bytes:
+    """Return the last bytes of a file; the checksum is that of the data."""
+    return _PROOF.pack(length, crc32c(_LENGTH.pack(length), checksum), _MAGIC)
+
+
+class EntryStream(io.RawIOBase):
+    """The data of an entry as an unbuffered stream, checked when its end is read.
+
+    It goes on when the entry is discarded meanwhile. Reading raises CorruptionError.
+    """
+
+    def __init__(self, file: File) -> None:
+        super().__init__()
+        self._file = file
+        self._offset = 0
+        self._checksum = 0
+        size = file.size()
+        self.length = size - PROOF_BYTES
+        self._proof = file.read_at(self.length, PROOF_BYTES) if self.length >= 0 else b""
+        if self._proof[: _LENGTH.size] != _LENGTH.pack(max(self.length, 0)):
+            file.close()
+            raise CorruptionError("an entry was cut or grew", path=file.path, offset=size)
+
+    def readable(self) -> bool:
+        """Return True: this is for reading."""
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """Read the next bytes; 0 at the end. Raises: CorruptionError."""
+        room = memoryview(buffer).cast("B")
+        data = self._file.read_at(self._offset, min(len(room), self.length - self._offset))
+        room[: len(data)] = data
+        self._offset += len(data)
+        self._checksum = crc32c(data, self._checksum)
+        if room and (self._offset == self.length or not data):
+            self._check()
+        return len(data)
+
+    def _check(self) -> None:
+        if proof(self._offset, self._checksum) != self._proof:
+            raise CorruptionError(
+                "the data of an entry are not what was stored",
+                path=self._file.path,
+                offset=self._offset,
+            )
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+        super().close()

@@ -1,0 +1,118 @@
+"""Data on their way into a spool: written, synced, named; and taken back when that fails.
+
+The order for each entry is: write a temporary file, sync it through the descriptor that wrote it,
+link it to its name, sync the directory of names, remove the temporary name. Until the last but one
+the data have a name that is no entry's, so a failure can keep them.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Final
+
+from crc32c import crc32c
+
+from siltstone.errors import DiskError, ExistsError, OverloadedError, SiltstoneError
+from siltstone.fs.api import File, FileSystem
+from siltstone.fs.publish import free_name
+from siltstone.spool.contents import PROOF_BYTES, Source, chunks_of, proof
+from siltstone.spool.errors import CleanupFailedError
+
+# What link(2) answers where the file system has no hard links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class Draft:
+    """A temporary file with the data of an entry; open until it is synced."""
+
+    __slots__ = ("file", "length", "path")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.path = file.path
+        self.length = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the file takes, its proof included."""
+        return self.length + PROOF_BYTES
+
+    def sync(self) -> None:
+        """Make the data durable, and close the file; that may raise too, and then counts."""
+        self.file.sync()
+        self.file.close()
+
+
+def write_draft(
+    fs: FileSystem, path: PurePath, source: Source, *, room_bytes: int | None = None
+) -> Draft:
+    """Write data and their proof to a new file; if that fails remove it again.
+
+    Raises: StorageFullError; OverloadedError beyond room_bytes; CleanupFailedError; what reading
+    the source raises.
+    """
+    draft = Draft(fs.create(path))
+    checksum = 0
+    try:
+        for chunk in chunks_of(source):
+            if room_bytes is not None and draft.size_bytes + len(chunk) > room_bytes:
+                raise OverloadedError(f"the spool is full: room_bytes={room_bytes}")
+            draft.file.write_at(draft.length, chunk)
+            checksum = crc32c(chunk, checksum)
+            draft.length += len(chunk)
+        draft.file.write_at(draft.length, proof(draft.length, checksum))
+    except BaseException as exc:
+        remove_drafts(fs, [draft], exc)
+        raise
+    return draft
+
+
+def remove_drafts(fs: FileSystem, drafts: list[Draft], error: BaseException) -> None:
+    """Take back what was written before an error. Raises: CleanupFailedError."""
+    failed: CleanupFailedError | None = None
+    for draft in drafts:
+        try:
+            draft.file.close()
+            fs.remove(draft.path)
+        except SiltstoneError as exc:
+            failed = failed or CleanupFailedError(draft.path, exc)
+    if failed is not None:
+        raise failed from error
+
+
+def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> PurePath:
+    """Move the data, without their proof, to where no sweep finds them; return where they are."""
+    path = draft.path
+    with suppress(SiltstoneError):
+        draft.file.close()
+    with suppress(SiltstoneError):
+        with fs.open(path, writable=True) as file:
+            file.truncate(draft.length)
+        target = free_name(fs, directory, path.stem)
+        fs.rename(path, target)
+        path = target
+        fs.sync_directory(directory)
+    return path
+
+
+def give_name(fs: FileSystem, path: PurePath, target: PurePath) -> None:
+    """Let a file have a second name. Raises: ExistsError: what is there is never replaced."""
+    try:
+        fs.link(path, target)
+    except DiskError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        # The lock keeps others away between the two.
+        if fs.exists(target):
+            raise ExistsError(f"the name is taken: path={target}") from exc
+        fs.rename(path, target)
+
+
+def take_name_back(fs: FileSystem, path: PurePath, target: PurePath) -> None:
+    """Undo `give_name`: the file has its first name alone."""
+    if fs.exists(path):
+        fs.remove(target)
+    else:
+        fs.rename(target, path)

@@ -1,0 +1,46 @@
+"""What may go wrong in a spool and is nobody else's trouble, sorted by what the caller must do."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from siltstone.errors import NotFoundError, SiltstoneError
+from siltstone.spool.names import Entry
+
+
+class UnableToCommitError(SiltstoneError):
+    """The data was read and not stored; `paths` still hold all of it. Store it again from there.
+
+    One path for each item that was given. After the spool was poisoned as well, an entry with the
+    same data may be found when it is opened again.
+    """
+
+    def __init__(self, reason: str, *, paths: tuple[PurePath, ...]) -> None:
+        super().__init__(f"not stored, the data is kept: {reason}: paths={[*map(str, paths)]}")
+        self.paths = paths
+
+    @property
+    def path(self) -> PurePath:
+        """Where the data of the first item is."""
+        return self.paths[0]
+
+
+class NoSuchEntryError(NotFoundError):
+    """The entry was discarded, or never stored here."""
+
+    def __init__(self, entry: Entry, source: PurePath) -> None:
+        super().__init__(f"no such entry: id={entry.id} path={source}")
+        self.entry = entry
+        self.source = source
+
+
+class CleanupFailedError(SiltstoneError):
+    """Storing failed, and so did removing what it had written: remove `path` by hand.
+
+    `error` kept it from being removed; what had failed first is `__cause__`.
+    """
+
+    def __init__(self, path: PurePath, error: SiltstoneError) -> None:
+        super().__init__(f"could not remove what was written in part: {error}: path={path}")
+        self.path = path
+        self.error = error

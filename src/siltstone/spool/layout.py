@@ -1,0 +1,92 @@
+"""The directory of a spool.
+
+DIR/spool       `siltstone spool 1` and a newline: written last, so what has it is whole
+DIR/LOCK        held by the one process that stores and discards
+DIR/next        no entry with this id or a higher one was ever stored
+DIR/q/          the entries, and nothing else
+DIR/tmp/        data that are being written; swept when it is opened for writing
+DIR/kept/       data that were read and could not be stored
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.publish import create_directories, replace_file, sweep_temporaries
+from siltstone.spool.names import Entry, parse_name
+
+SENTINEL: Final = b"siltstone spool 1\n"
+# Where the mark of ids was damaged, the next ones begin so far above all entries that there are.
+_LEAP: Final = 1 << 32
+
+
+class Layout:
+    """The paths in a spool's directory."""
+
+    def __init__(self, root: PurePath) -> None:
+        self.root = root
+        self.entries = root / "q"
+        self.temporary = root / "tmp"
+        self.kept = root / "kept"
+        self.sentinel = root / "spool"
+        self.lock = root / "LOCK"
+        self.mark = root / "next"
+
+    def lay_out(self, fs: FileSystem) -> None:
+        """Make what is missing of a new spool, the sentinel last."""
+        for directory in (self.entries, self.temporary, self.kept):
+            create_directories(fs, directory)
+        if not fs.exists(self.mark):
+            write_mark(fs, self.mark, 0)
+        replace_file(fs, self.sentinel, SENTINEL)
+
+    def check(self, fs: FileSystem) -> None:
+        """Check that a spool of our version is here. Raises: NotFoundError, UsageError."""
+        try:
+            found = fs.read(self.sentinel)
+        except NotFoundError as exc:
+            raise NotFoundError(f"there is no spool: path={self.root}") from exc
+        if found != SENTINEL:
+            raise UsageError(f"not a spool of this version: path={self.sentinel} text={found!r}")
+
+    def check_remains(self, fs: FileSystem) -> None:
+        """Check that a directory without a sentinel is what a crash left of a spool's creation.
+
+        Raises: ExistsError.
+        """
+        ours = {path.name for path in (self.entries, self.temporary, self.kept, self.lock)}
+        ours |= {"next", "next.tmp", "spool.tmp"}
+        if {name.name for name in fs.scan(self.root)} - ours:
+            raise ExistsError(f"the directory is not empty and no spool: path={self.root}")
+        with suppress(NotFoundError):
+            for _ in fs.scan(self.entries):
+                raise ExistsError(f"a spool without its sentinel has entries: path={self.root}")
+
+    def sweep(self, fs: FileSystem) -> list[str]:
+        """Remove what a crash left half written, and return the names."""
+        return sweep_temporaries(fs, self.root) + sweep_temporaries(fs, self.temporary)
+
+
+def write_mark(fs: FileSystem, path: PurePath, number: int) -> None:
+    """Promise that no id from this number on was given."""
+    replace_file(fs, path, b"%d\n" % number)
+
+
+def read_mark(fs: FileSystem, layout: Layout) -> int:
+    """Return the first id that was never given; if that was lost, one far above all there are."""
+    with suppress(NotFoundError):
+        text = fs.read(layout.mark)
+        if text.endswith(b"\n") and text[:-1].isdigit():
+            return int(text)
+    highest = max((found.id for found in scan_entries(fs, layout)), default=-1)
+    return highest + 1 + _LEAP
+
+
+def scan_entries(fs: FileSystem, layout: Layout) -> list[Entry]:
+    """Return all entries, by their names alone."""
+    parsed = (parse_name(n.name) for n in fs.scan(layout.entries) if n.kind is EntryKind.FILE)
+    return [found for found in parsed if found is not None]

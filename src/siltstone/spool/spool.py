@@ -1,0 +1,418 @@
+"""A durable queue of files: store, stream, discard, reduce.
+
+What `store` has returned survives a power cut until it is discarded; what was discarded does not
+come back. Ids go up, and none is given twice in the life of a spool. In memory a spool is as large
+with a million entries as with none, and opening one looks at none of them.
+
+One process may store and discard, with any number of threads; others may read meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import PurePath
+from threading import Lock
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from siltstone.errors import (
+    ClosedError,
+    ExistsError,
+    NotFoundError,
+    PoisonedError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
+from siltstone.spool.contents import EntryStream, Source
+from siltstone.spool.drafts import (
+    Draft,
+    give_name,
+    keep_draft,
+    remove_drafts,
+    take_name_back,
+    write_draft,
+)
+from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
+from siltstone.spool.layout import Layout, read_mark, write_mark
+from siltstone.spool.moving import copy_out
+from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, parse_name
+
+Value = TypeVar("Value")
+
+# Ids are reserved on disk so many at a time, so that few of the stores write that down.
+_RESERVED_IDS: Final = 1000
+# Files that are open at once while many are stored.
+_OPEN_FILES_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Value]):
+    """What a function given to `reduce` returns to end there, with this value."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolStats:
+    """What is in a spool; unexpected are the names that are of no entry."""
+
+    entries: int
+    size_bytes: int
+    unexpected: int
+    kept: int
+    next_likely_id: int
+
+
+class Spool:
+    """An open spool. Every call raises ClosedError once it is closed."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        fs: FileSystem,
+        *,
+        read_only: bool = False,
+        size_bytes_max: int | None = None,
+    ) -> None:
+        layout.check(fs)
+        self.path = layout.root
+        self.read_only = read_only
+        self._fs = fs
+        self._layout = layout
+        self._lock = None if read_only else fs.lock(layout.lock)
+        self._mutex = Lock()
+        self._drafts = count()
+        self._poison: SiltstoneError | None = None
+        self._closed = False
+        self._size_bytes_max = size_bytes_max
+        try:
+            self.swept = () if read_only else tuple(layout.sweep(fs))
+            self._next_id = self._reserved = read_mark(fs, layout)
+            self._size_bytes = 0 if size_bytes_max is None else self.stats().size_bytes
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the spool itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let others open it for writing; a second call does nothing."""
+        self._closed = True
+        if self._lock is not None:
+            self._lock.release()
+
+    # Storing
+
+    def store(self, source: Source, metadata: str | None = None) -> Entry:
+        """Store bytes, a binary stream or an iterator of bytes; durable when this returns.
+
+        Raises: UsageError for metadata that go into no name, before anything is read;
+        StorageFullError, OverloadedError, CleanupFailedError: nothing is stored; and
+        UnableToCommitError, with the path of the data. What reading the source raises passes
+        through. PoisonedError once a sync of names has failed.
+        """
+        [stored] = self.store_many([(source, metadata)])
+        return stored
+
+    def store_many(self, items: Iterable[tuple[Source, str | None]]) -> list[Entry]:
+        """Store several with one sync of their names; return their entries in order.
+
+        An error is as that of `store`, and then none of them is stored. A power cut before this
+        returns may leave some, each whole.
+        """
+        self._check_writable()
+        drafts: list[Draft] = []
+        metadata: list[str | None] = []
+        synced = 0
+        try:
+            for source, said in items:
+                if said is not None:
+                    encode_metadata(said)
+                metadata.append(said)
+                drafts.append(self._write(source, sum(draft.size_bytes for draft in drafts)))
+                if len(drafts) - synced == _OPEN_FILES_MAX:
+                    self._sync(drafts, synced)
+                    synced = len(drafts)
+            self._sync(drafts, synced)
+        except UnableToCommitError:
+            raise
+        except BaseException as exc:
+            remove_drafts(self._fs, drafts, exc)
+            raise
+        return self._commit(drafts, metadata) if drafts else []
+
+    def _write(self, source: Source, taken_bytes: int) -> Draft:
+        path = self._layout.temporary / f"{next(self._drafts)}{TEMPORARY_SUFFIX}"
+        room = None
+        if self._size_bytes_max is not None:
+            room = self._size_bytes_max - self._size_bytes - taken_bytes
+        return write_draft(self._fs, path, source, room_bytes=room)
+
+    def _sync(self, drafts: Sequence[Draft], first: int) -> None:
+        try:
+            for draft in drafts[first:]:
+                draft.sync()
+        except SiltstoneError as exc:
+            raise self._kept(drafts, exc) from exc
+
+    def _commit(self, drafts: list[Draft], metadata: list[str | None]) -> list[Entry]:
+        """Give synced drafts their names."""
+        named: list[Entry] = []
+        try:
+            # Names appear in the order of their ids: whoever asks for the next one has seen all
+            # that are lower. It is the one thing done on the disk under the lock.
+            with self._mutex:
+                for draft, said in zip(drafts, metadata, strict=True):
+                    named.append(self._name(draft, said))
+            self._sync_names()
+        except SiltstoneError as exc:
+            for draft, stored in zip(drafts, named, strict=False):
+                with suppress(SiltstoneError):
+                    take_name_back(self._fs, draft.path, self.path_of(stored))
+            raise self._kept(drafts, exc) from exc
+        with self._mutex:
+            self._size_bytes += sum(draft.size_bytes for draft in drafts)
+        for draft in drafts:
+            # Swept later if need be; the data have their own name.
+            with suppress(SiltstoneError):
+                self._fs.remove(draft.path)
+        return named
+
+    def _name(self, draft: Draft, metadata: str | None) -> Entry:
+        """Give a draft the next name that is free; others are not, where a lock means nothing."""
+        while True:
+            stored = Entry(self._take_id(), metadata)
+            with suppress(ExistsError):
+                give_name(self._fs, draft.path, self.path_of(stored))
+                return stored
+
+    def _take_id(self) -> int:
+        """Return the next id, having promised on disk that it is never given again."""
+        if self._next_id > ID_MAX:
+            raise UsageError("all ids of the spool were given")
+        if self._next_id >= self._reserved:
+            write_mark(self._fs, self._layout.mark, self._next_id + _RESERVED_IDS)
+            self._reserved = self._next_id + _RESERVED_IDS
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _kept(self, drafts: Iterable[Draft], error: SiltstoneError) -> UnableToCommitError:
+        kept = [keep_draft(self._fs, draft, self._layout.kept) for draft in drafts]
+        return UnableToCommitError(str(error), paths=tuple(kept))
+
+    # Reading
+
+    def stream(self, stored: Entry) -> EntryStream:
+        """Open the data of an entry; close it after use.
+
+        Raises: NoSuchEntryError; CorruptionError here or at the end of the data.
+        """
+        self._check_open()
+        path = self.path_of(stored)
+        try:
+            return EntryStream(self._fs.open(path, writable=False))
+        except NotFoundError as exc:
+            raise NoSuchEntryError(stored, path) from exc
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the entries, in any order, by their names alone.
+
+        One that is stored or discarded meanwhile may be yielded or not.
+        """
+        self._check_open()
+        for name in self._fs.scan(self._layout.entries):
+            found = parse_name(name.name) if name.kind is EntryKind.FILE else None
+            if found is not None:
+                yield found
+
+    def reduce(
+        self, function: Callable[[Value, Entry], Value | Done[Value]], initial: Value
+    ) -> Value:
+        """Return what the function makes of all entries, one after the other, in any order.
+
+        It is given the value so far and an entry, and may end early by returning Done.
+        """
+        value = initial
+        for found in self:
+            made = function(value, found)
+            if isinstance(made, Done):
+                return made.value
+            value = made
+        return value
+
+    def next_likely_id(self) -> int:
+        """Return an id above those of all entries there are; later ones have this or a higher."""
+        if self.read_only:
+            # The mark is ahead of the ids that were given.
+            return max((found.id for found in self), default=-1) + 1
+        with self._mutex:
+            return self._next_id
+
+    def stats(self) -> SpoolStats:
+        """Count what is there; this looks at every file."""
+        self._check_open()
+        entries = unexpected = size_bytes = 0
+        for found in self._fs.list(self._layout.entries):
+            if found.kind is EntryKind.FILE and parse_name(found.name) is not None:
+                entries += 1
+                size_bytes += found.size_bytes
+            else:
+                unexpected += 1
+        return SpoolStats(
+            entries=entries,
+            size_bytes=size_bytes,
+            unexpected=unexpected,
+            kept=sum(1 for _ in self._fs.scan(self._layout.kept)),
+            next_likely_id=self.next_likely_id(),
+        )
+
+    # Discarding
+
+    def discard(
+        self,
+        stored: Entry,
+        destination: str | PurePath | None = None,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """Remove an entry for good, having moved its data to a new file if one is named.
+
+        The reason goes beside that file, as `<name>.reason.txt`. A plain discard needs no space.
+
+        Raises: NoSuchEntryError; ExistsError where another file has that name; CorruptionError,
+        StorageFullError: the entry is still there; PoisonedError when it may come back.
+        """
+        self._check_writable()
+        if destination is not None:
+            with self.stream(stored) as source:
+                copy_out(self._fs, source, absolute_path(destination), reason)
+        elif reason is not None:
+            raise UsageError("a reason goes beside a destination, and there is none")
+        self.discard_many([stored])
+
+    def discard_many(self, entries: Iterable[Entry]) -> None:
+        """Remove entries for good, with one sync for all. Raises: as `discard`, at the first."""
+        self._check_writable()
+        removed = False
+        try:
+            for stored in entries:
+                self._remove(stored)
+                removed = True
+        finally:
+            if removed:
+                self._sync_names()
+
+    def quarantine(self, stored: Entry, directory: PurePath, reason: str) -> PurePath:
+        """Move the file of an entry that cannot be read as it is; return where it is now.
+
+        The reason goes beside it. Raises: NoSuchEntryError.
+        """
+        self._check_writable()
+        try:
+            return quarantine_file(self._fs, self.path_of(stored), directory, reason)
+        except NotFoundError as exc:
+            raise NoSuchEntryError(stored, self.path_of(stored)) from exc
+
+    def _remove(self, stored: Entry) -> None:
+        path = self.path_of(stored)
+        try:
+            size_bytes = 0
+            if self._size_bytes_max is not None:
+                with self._fs.open(path, writable=False) as file:
+                    size_bytes = file.size()
+            self._fs.remove(path)
+        except NotFoundError as exc:
+            raise NoSuchEntryError(stored, path) from exc
+        with self._mutex:
+            self._size_bytes -= size_bytes
+
+    # What all share
+
+    def path_of(self, stored: Entry) -> PurePath:
+        """Return where the file of an entry is, or would be."""
+        return self._layout.entries / file_name(stored)
+
+    def _sync_names(self) -> None:
+        try:
+            self._fs.sync_directory(self._layout.entries)
+        except SiltstoneError as exc:
+            # A second try would succeed and prove nothing.
+            self._poison = exc
+            raise PoisonedError(f"a sync of names failed, open the spool again: {exc}") from exc
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the spool is closed: path={self.path}")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise UsageError(f"the spool was opened for reading only: path={self.path}")
+        if self._poison is not None:
+            raise PoisonedError(f"a sync of names failed, open the spool again: {self._poison}")
+
+
+def create(path: str | PurePath, *, fs: FileSystem | None = None) -> Spool:
+    """Make a spool where there is nothing yet, and open it. Raises: ExistsError."""
+    disk = fs or PosixFileSystem()
+    layout = Layout(absolute_path(path))
+    create_directories(disk, layout.root.parent)
+    disk.make_directory(layout.root)
+    disk.sync_directory(layout.root.parent)
+    layout.lay_out(disk)
+    return Spool(layout, disk)
+
+
+def open_spool(
+    path: str | PurePath,
+    *,
+    read_only: bool = False,
+    size_bytes_max: int | None = None,
+    fs: FileSystem | None = None,
+) -> Spool:
+    """Open a spool; beyond size_bytes_max it takes no more.
+
+    Raises: NotFoundError; UsageError for what another version made; LockedError when another
+    process has it open for writing.
+    """
+    layout = Layout(absolute_path(path))
+    return Spool(
+        layout, fs or PosixFileSystem(), read_only=read_only, size_bytes_max=size_bytes_max
+    )
+
+
+def ensure(
+    path: str | PurePath, *, size_bytes_max: int | None = None, fs: FileSystem | None = None
+) -> Spool:
+    """Open a spool for writing, making it where there is none, or what a crash left of one.
+
+    Raises: ExistsError for a directory that holds something else; what `open` raises.
+    """
+    disk = fs or PosixFileSystem()
+    layout = Layout(absolute_path(path))
+    create_directories(disk, layout.root)
+    if not disk.exists(layout.sentinel):
+        lock = disk.lock(layout.lock)
+        try:
+            layout.check_remains(disk)
+            layout.lay_out(disk)
+        finally:
+            lock.release()
+    return Spool(layout, disk, size_bytes_max=size_bytes_max)
