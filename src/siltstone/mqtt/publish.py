@@ -190,6 +190,18 @@ def with_expiry(properties: bytes, seconds: int) -> bytes:
     return properties
 
 
+def expiry_of(properties: bytes) -> int:
+    """Return the message expiry interval among the valid properties of a message, or NO_EXPIRY."""
+    position: i64 = 0
+    end: i64 = len(properties)
+    while position < end:
+        identifier: i64 = properties[position]
+        if identifier == 0x02:
+            return int.from_bytes(properties[position + 1 : position + 5], "big")
+        position = _property_end(properties, identifier, position + 1)
+    return NO_EXPIRY
+
+
 def _property_end(data: bytes, identifier: i64, start: i64) -> i64:
     """Return where a valid property of a message ends."""
     if identifier == 0x01:

@@ -28,44 +28,15 @@ from siltstone.mqtt.publish import (
     encode_acks,
     with_expiry,
 )
+from siltstone.session.delivery import DUP, NEVER, Budget, Delivery
+from siltstone.session.progress import Lane, Progress
+from siltstone.session.waiting import Waiting
 
-NEVER: Final = 0.0
-_DUP: Final = 8
 _V5: Final = 5
 _PACKET_IDS: Final = 65_535
 _STUCK_SECONDS: Final = 1.0
 _RELIEVED_MAX: Final = 1_000
 _NOT_FOUND: Final = 0x92
-# What a waiting message takes beside its bytes.
-_OVERHEAD: Final = 250
-
-
-class Delivery:
-    """A message on its way to one session; `expires_at` is in the broker's own time, 0 is never."""
-
-    def __init__(
-        self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.flags = flags
-        self.properties = properties
-        self.expires_at = expires_at
-        self.packet_id = 0
-        # Whether it was sent on this connection, and whether its receiver has it (QoS 2).
-        self.sent = False
-        self.released = False
-
-    def size(self) -> int:
-        return len(self.topic) + len(self.payload) + len(self.properties) + _OVERHEAD
-
-
-class Budget:
-    """What all sessions together may hold, in bytes."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.used = 0
 
 
 class Ready:
@@ -76,6 +47,9 @@ class Ready:
         self.outboxes: list[Outbox] = []
         # An outbox that is far behind, met since somebody last looked.
         self.behind: Outbox | None = None
+        # Who is shown each outbox once before it changes, and how often that was begun.
+        self.watch: Callable[[Outbox], None] | None = None
+        self.epoch = 0
 
     def take(self) -> list[Outbox]:
         """Return the outboxes that have something to write, and begin anew."""
@@ -97,9 +71,11 @@ class Outbox:
     ) -> None:
         self._ready = ready
         self._budget = budget
-        self._messages_max = queued_messages_max
         self._bytes_max = queued_bytes_max
-        self._drop_old = drop_old
+        self._queue = Waiting(budget, queued_messages_max, queued_bytes_max, drop_old)
+        # Whose it is, and when it was last shown to who watches.
+        self.client_id = ""
+        self._epoch = ready.epoch
         self.touched = False
         self.attached = False
         # Where the bytes go, and who has more to offer when nothing waits here.
@@ -108,9 +84,10 @@ class Outbox:
         self.paused = False
         self.paused_at = 0.0
         self.version = 0
-        self.dropped = 0
+        self._too_large = 0
         self.expired = 0
         self.sent = 0
+        self.completed = 0
         self.sent_bytes = 0
         self._out: BytesWriter | None = None
         self._window = 0
@@ -120,8 +97,6 @@ class Outbox:
         self._next_id = 0
         self._inflight: dict[int, Delivery] = {}
         self._inflight_bytes = 0
-        self._queue: deque[Delivery] = deque()
-        self._queued_bytes = 0
         # Who waits until this is not far behind any more.
         self._relieved: list[Callable[[], None]] = []
         # When `is_stuck` was last answered, and how many were sent by then.
@@ -129,6 +104,18 @@ class Outbox:
         self._looked_sent = -1
         # In flight from an earlier connection, to be sent again.
         self._again: deque[Delivery] = deque()
+        # Whether QoS 2 must be on disk before the next packet of its handshake is sent, who sees to
+        # that, and what waits for it: messages, and the packet ids of those that were received.
+        self.save: Callable[[], None] | None = None
+        self._unsaved: list[Delivery] = []
+        self._unsaved_releases: list[int] = []
+        # Packet ids of messages that were in flight, and are still to be read from the store.
+        self._reserved: set[int] = set()
+
+    @property
+    def dropped(self) -> int:
+        """The number of messages that were dropped: too much, or too large for the client."""
+        return self._queue.dropped + self._too_large
 
     @property
     def queued(self) -> int:
@@ -162,7 +149,11 @@ class Outbox:
         self._again = deque([each for each in self._inflight.values() if not each.released])
         for delivery in self._again:
             delivery.sent = False
-        released = [each.packet_id for each in self._inflight.values() if each.released]
+        released: list[int] = []
+        for each in self._inflight.values():
+            if each.released:
+                each.sent = True
+                released.append(each.packet_id)
         self._outstanding = len(released)
         if released:
             # [MQTT-3.3.4-10]: PUBREL does not wait for the window, which is for messages.
@@ -176,24 +167,138 @@ class Outbox:
         self.refill = None
         self._out = None
         self._again.clear()
-        kept: deque[Delivery] = deque()
-        for delivery in self._queue:
-            if delivery.flags & 3 != 0:
-                kept.append(delivery)
-            else:
-                self._unqueue(delivery)
-        self._queue = kept
+        self._queue.keep_acknowledged()
         self._relieve()
+
+    def changing(self) -> None:
+        """Show this to who watches, once, before what outlives a connection changes."""
+        ready = self._ready
+        watch = ready.watch
+        if watch is not None and self._epoch != ready.epoch:
+            self._epoch = ready.epoch
+            watch(self)
 
     def discard(self) -> None:
         """Forget everything: the session ends."""
-        self._budget.used -= self._queued_bytes + self._inflight_bytes
-        self._queued_bytes = 0
+        self.changing()
+        self._budget.used -= self._inflight_bytes
         self._inflight_bytes = 0
         self._outstanding = 0
         self._queue.clear()
         self._again.clear()
         self._inflight.clear()
+
+    def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
+        """Return what waits until what is in flight now is saved."""
+        unsaved, self._unsaved = self._unsaved, []
+        releases, self._unsaved_releases = self._unsaved_releases, []
+        return unsaved, releases
+
+    def send_saved(self, unsaved: list[Delivery], releases: list[int]) -> None:
+        """Send what has waited, now that it is saved."""
+        if not self.attached:
+            return
+        for delivery in unsaved:
+            if delivery.loan is not None:
+                # Who has lent it has taken it back. There is room for another: ask to be pumped.
+                self._withdraw(delivery)
+                self._writer()
+                continue
+            delivery.sent = True
+            delivery.is_unsent = False
+            self._write_message(
+                delivery.topic,
+                delivery.payload,
+                delivery.flags,
+                delivery.packet_id,
+                delivery.properties,
+            )
+        for packet_id in releases:
+            self._inflight[packet_id].sent = True
+        if releases:
+            self._writer().write(encode_acks(PUBREL, releases, 0))
+
+    def deliveries(self) -> list[Delivery]:
+        """Return what is in flight, in the order in which it was first sent."""
+        return list(self._inflight.values())
+
+    def waiting(self) -> list[Delivery]:
+        """Return what was not sent yet, in order."""
+        return self._queue.messages()
+
+    def number_waiting(self) -> None:
+        """Give packet ids to the messages of QoS 1 and 2 that wait and are no rows of the store;
+        those for which there is none are dropped.
+        """
+        for delivery in self._queue.take_others():
+            if delivery.flags & 3 == 0:
+                continue
+            if delivery.packet_id == 0:
+                if len(self._inflight) + len(self._reserved) >= _PACKET_IDS:
+                    self._queue.dropped += 1
+                    continue
+                delivery.packet_id = self._free_id()
+                delivery.is_unsent = True
+            self._inflight[delivery.packet_id] = delivery
+
+    @property
+    def last_packet_id(self) -> int:
+        """The packet id that was given last."""
+        return self._next_id
+
+    def restore(self, last_packet_id: int, reserved: list[int], inflight: list[Delivery]) -> None:
+        """Begin where an earlier connection has left off, before this one is attached.
+
+        The reserved packet ids are of rows that will be offered with them.
+        """
+        self._next_id = last_packet_id
+        self._reserved = set(reserved)
+        for delivery in inflight:
+            self._inflight[delivery.packet_id] = delivery
+            size = delivery.size()
+            self._inflight_bytes += size
+            self._budget.used += size
+
+    def wait_again(self, waiting: list[Delivery]) -> None:
+        """Let messages wait that have waited before, whatever the limits are now."""
+        for delivery in waiting:
+            self._queue.add_row(delivery)
+
+    def give_up(self, packet_id: int, qos: int) -> None:
+        """Let a packet id be used again whose message is gone, though it was in flight.
+
+        A client that has the message, by QoS 2, would take the next one of this id for the same:
+        it must release the id first.
+        """
+        self._reserved.discard(packet_id)
+        if qos == 2:
+            gone = Delivery(b"", b"", qos, b"", NEVER)
+            gone.packet_id = packet_id
+            gone.released = True
+            self._inflight[packet_id] = gone
+            self._inflight_bytes += gone.size()
+            self._budget.used += gone.size()
+            self._outstanding += 1
+            self._unsaved_releases.append(packet_id)
+            if self.save is not None:
+                self.save()
+
+    def drop_waiting(self, unwanted: set[Delivery]) -> None:
+        """Forget messages that were not sent yet, which the client wants no longer."""
+        self._queue.remove(unwanted)
+        for delivery in unwanted:
+            self._forget(delivery)
+
+    def take_rows(self, owner: Progress) -> list[Delivery]:
+        """Take back all rows of somebody that are not acknowledged, in order; what was sent stays
+        in flight here, and its end will mean nothing to them.
+        """
+        taken: list[Delivery] = []
+        for delivery in self._inflight.values():
+            lane = delivery.lane
+            if lane is not None and lane.owner is owner:
+                taken.append(delivery)
+        return taken + self._queue.take_rows(owner)
 
     def write(self, data: bytes) -> None:
         """Write the bytes of another packet behind all before it."""
@@ -204,6 +309,8 @@ class Outbox:
         self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
     ) -> None:
         """Send a message now if it is its turn, else let it wait."""
+        if self._ready.watch is not None and flags & 3 != 0:
+            self.changing()
         if not self._queue and not self._again and self._may_send(flags):
             if self._exceeds(topic, payload, flags, properties):
                 return
@@ -213,6 +320,20 @@ class Outbox:
                 self._send(Delivery(topic, payload, flags, properties, expires_at))
         elif self.attached or flags & 3 != 0:
             self._enqueue(Delivery(topic, payload, flags, properties, expires_at))
+
+    def offer_row(self, delivery: Delivery, lane: Lane, serial: int) -> None:
+        """Send a row of the store, of QoS 1 or 2, now if it is its turn, else let it wait.
+
+        It is never dropped: who offers rows offers no more than may wait.
+        """
+        delivery.lane = lane
+        delivery.serial = serial
+        if self._queue or self._again or not self._may_send(delivery.flags):
+            self._queue.add_row(delivery)
+        elif self._exceeds(delivery.topic, delivery.payload, delivery.flags, delivery.properties):
+            self._forget(delivery)
+        else:
+            self._send(delivery)
 
     def when_relieved(self, act: Callable[[], None]) -> None:
         """Call back once when most of what waits now was sent, or nobody is there to send it to."""
@@ -234,6 +355,7 @@ class Outbox:
         """Take acknowledgements of one kind from the client, all successes."""
         if not self.attached:
             return
+        self.changing()
         if first == PUBREC:
             self._release(packet_ids)
         else:
@@ -246,6 +368,7 @@ class Outbox:
 
     def refuse(self, packet_id: int, now: float) -> None:
         """Take an acknowledgement that says that the client does not want the message."""
+        self.changing()
         delivery = self._inflight.get(packet_id)
         # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure ends the message all the same.
         if self.attached and delivery is not None and delivery.sent and not delivery.released:
@@ -258,22 +381,24 @@ class Outbox:
             self._send_again(self._again.popleft(), now)
         if self._again:
             return
-        while self._queue and self._may_send(self._queue[0].flags):
-            delivery = self._queue.popleft()
-            self._unqueue(delivery)
+        if self._queue:
+            self.changing()
+        while self._queue and self._may_send(self._queue.first_flags()):
+            delivery = self._queue.pop()
             if delivery.expires_at != NEVER and delivery.expires_at <= now:
                 self.expired += 1
+                self._forget(delivery)
                 continue
             _grow_old(delivery, now)
             topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
             if self._exceeds(topic, payload, flags, delivery.properties):
+                self._forget(delivery)
                 continue
             if flags & 3 == 0:
                 self._write_message(topic, payload, flags, 0, delivery.properties)
             else:
                 self._send(delivery)
-        is_short = len(self._queue) * 4 <= self._messages_max
-        if self._relieved and is_short and self._queued_bytes * 4 <= self._bytes_max:
+        if self._relieved and self._queue.is_short():
             self._relieve()
 
     def take(self) -> bytes:
@@ -308,24 +433,52 @@ class Outbox:
         )
 
     def _send(self, delivery: Delivery) -> None:
-        """Give a message its packet id and send it for the first time."""
-        packet_id = self._next_id % _PACKET_IDS + 1
-        while packet_id in self._inflight:
-            packet_id = packet_id % _PACKET_IDS + 1
-        self._next_id = packet_id
-        delivery.packet_id = packet_id
-        delivery.sent = True
+        """Send a message for the first time on this connection, under a packet id of its own."""
+        packet_id = delivery.packet_id
+        is_saved = packet_id != 0
+        if is_saved:
+            self._reserved.discard(packet_id)
+        else:
+            packet_id = self._free_id()
+            delivery.packet_id = packet_id
         self._inflight[packet_id] = delivery
         size = delivery.size()
         self._inflight_bytes += size
         self._budget.used += size
         self._outstanding += 1
+        save = self.save
+        if save is not None and delivery.flags & 3 == 2 and not is_saved:
+            # Sent again under another id after a crash, it would be another message.
+            delivery.is_unsent = True
+            self._unsaved.append(delivery)
+            save()
+            return
+        delivery.sent = True
+        delivery.is_unsent = False
         self._write_message(
             delivery.topic, delivery.payload, delivery.flags, packet_id, delivery.properties
         )
 
+    def _free_id(self) -> int:
+        packet_id = self._next_id % _PACKET_IDS + 1
+        while packet_id in self._inflight or packet_id in self._reserved:
+            packet_id = packet_id % _PACKET_IDS + 1
+        self._next_id = packet_id
+        return packet_id
+
+    def _forget(self, delivery: Delivery) -> None:
+        """Tell of a row that is not sent, and need not be."""
+        lane = delivery.lane
+        if lane is not None:
+            lane.complete(delivery.serial)
+
     def _send_again(self, delivery: Delivery, now: float) -> None:
         """Send what an earlier connection left unacknowledged, under its own packet id."""
+        if delivery.is_unsent and delivery.expires_at != NEVER and delivery.expires_at <= now:
+            self.expired += 1
+            self._outstanding += 1
+            self._complete(delivery)
+            return
         delivery.sent = True
         self._outstanding += 1
         topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
@@ -334,15 +487,18 @@ class Outbox:
         else:
             # It may have expired by now, but its delivery has begun.
             _grow_old(delivery, now)
-            # [MQTT-3.3.1-1].
-            flags |= _DUP
+            if delivery.is_unsent:
+                delivery.is_unsent = False
+            else:
+                # [MQTT-3.3.1-1].
+                flags |= DUP
             self._write_message(topic, payload, flags, delivery.packet_id, delivery.properties)
 
     def _exceeds(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
         """[MQTT-3.1.2-24]: must not be sent; [MQTT-3.1.2-25]: act as if it had been."""
         if self._publishes.fits(topic, payload, flags, properties):
             return False
-        self.dropped += 1
+        self._too_large += 1
         return True
 
     def _write_message(
@@ -366,22 +522,47 @@ class Outbox:
 
     def _release(self, packet_ids: list[int]) -> None:
         """Answer PUBREC with PUBREL; a message that the receiver has is kept no longer."""
+        save = self.save
         for packet_id in packet_ids:
             delivery = self._inflight.get(packet_id)
             reason = 0
-            if delivery is None or not delivery.sent or delivery.flags & 3 != 2:
+            if delivery is not None and delivery.released:
+                if not delivery.sent:
+                    # The answer waits to be saved.
+                    continue
+            elif delivery is None or not delivery.sent or delivery.flags & 3 != 2:
                 reason = _NOT_FOUND if self.version == _V5 else 0
-            elif not delivery.released:
-                delivery.released = True
-                size = delivery.size()
-                delivery.payload = b""
-                delivery.properties = b""
-                freed = size - delivery.size()
-                self._inflight_bytes -= freed
-                self._budget.used -= freed
+            else:
+                kept = self._received(delivery)
+                if save is not None:
+                    # The client may forget the packet id once it has this answer.
+                    kept.sent = False
+                    self._unsaved_releases.append(packet_id)
+                    continue
             self._writer().write(encode_acks(PUBREL, [packet_id], reason))
+        if save is not None and self._unsaved_releases:
+            save()
+
+    def _received(self, delivery: Delivery) -> Delivery:
+        self._forget(delivery)
+        # Not the same object: who was shown what waits may not have looked at it yet.
+        kept = Delivery(delivery.topic, b"", delivery.flags, b"", delivery.expires_at)
+        kept.serial = delivery.serial
+        kept.packet_id = delivery.packet_id
+        kept.sent = True
+        kept.released = True
+        self._inflight[kept.packet_id] = kept
+        freed = delivery.size() - kept.size()
+        self._inflight_bytes -= freed
+        self._budget.used -= freed
+        return kept
 
     def _complete(self, delivery: Delivery) -> None:
+        self._withdraw(delivery)
+        self.completed += 1
+        self._forget(delivery)
+
+    def _withdraw(self, delivery: Delivery) -> None:
         del self._inflight[delivery.packet_id]
         size = delivery.size()
         self._inflight_bytes -= size
@@ -389,22 +570,10 @@ class Outbox:
         self._outstanding -= 1
 
     def _enqueue(self, delivery: Delivery) -> None:
-        size = delivery.size()
-        freed = 0
-        while not self._has_room(size, freed):
-            if not self._drop_old or not self._could_have_room(size, freed):
-                self.dropped += 1
-                return
-            oldest = self._queue.popleft()
-            self._unqueue(oldest)
-            freed += oldest.size()
-            self.dropped += 1
-        self._queue.append(delivery)
-        self._queued_bytes += size
-        self._budget.used += size
-        if self._queued_bytes * 2 > self._bytes_max or len(self._queue) * 2 > self._messages_max:
+        made_room = self._queue.add(delivery)
+        if self._queue.is_long():
             self._ready.behind = self
-        if freed > 0 and self._may_send(self._queue[0].flags):
+        if made_room and self._queue and self._may_send(self._queue.first_flags()):
             # What kept this one waiting was dropped: ask to be pumped.
             self._writer()
 
@@ -413,27 +582,6 @@ class Outbox:
         self._relieved = []
         for act in relieved:
             act()
-
-    def _has_room(self, size: int, freed: int) -> bool:
-        return (
-            len(self._queue) < self._messages_max
-            and self._queued_bytes + size <= self._bytes_max
-            # Where all sessions hold too much, each may still replace what it has.
-            and (freed >= size or self._budget.used + size <= self._budget.bytes_max)
-        )
-
-    def _could_have_room(self, size: int, freed: int) -> bool:
-        """Tell whether dropping what waits would help; nothing is dropped in vain."""
-        if not self._queue or size > self._bytes_max:
-            return False
-        waiting = self._queued_bytes
-        budget = self._budget
-        return freed + waiting >= size or budget.used - waiting + size <= budget.bytes_max
-
-    def _unqueue(self, delivery: Delivery) -> None:
-        size = delivery.size()
-        self._queued_bytes -= size
-        self._budget.used -= size
 
 
 def _is_last(first: int, delivery: Delivery) -> bool:

@@ -4,7 +4,8 @@ import pytest
 
 from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL
 from siltstone.mqtt.wire import Version
-from siltstone.session.outbox import NEVER, Budget, Delivery, Outbox, Ready
+from siltstone.session.delivery import NEVER, Budget, Delivery
+from siltstone.session.outbox import Outbox, Ready
 from tests.support.packets import V3, V5, Ack, Message, Raw
 from tests.support.receiver import Receiver, connected, make_outbox, reconnected
 

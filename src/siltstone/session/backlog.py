@@ -1,0 +1,45 @@
+"""How much a session may find waiting when its client returns, and what goes where it is more."""
+
+from __future__ import annotations
+
+
+class Backlog:
+    """Limits of one return, in messages and bytes; 0 is none.
+
+    With `totals`, what there is in all, the oldest beyond the limits are dropped; else the newest.
+    """
+
+    def __init__(
+        self, messages_max: int, bytes_max: int, totals: tuple[int, int] | None = None
+    ) -> None:
+        self._messages_left = messages_max or -1
+        self._bytes_left = bytes_max or -1
+        self._is_old_first = totals is not None
+        self._skip_messages = 0
+        self._skip_bytes = 0
+        if totals is not None:
+            if messages_max:
+                self._skip_messages = max(0, totals[0] - messages_max)
+            if bytes_max:
+                self._skip_bytes = max(0, totals[1] - bytes_max)
+        self._is_full = False
+
+    def admits(self, size_bytes: int) -> bool:
+        """Tell whether the next message, in order, is kept."""
+        if self._is_old_first:
+            if self._skip_messages <= 0 and self._skip_bytes <= 0:
+                return True
+            self._skip_messages -= 1
+            self._skip_bytes -= size_bytes
+            return False
+        if self._is_full:
+            return False
+        if self._messages_left == 0 or 0 <= self._bytes_left < size_bytes:
+            # Nothing behind it is kept either: what is kept has no gaps.
+            self._is_full = True
+            return False
+        if self._messages_left > 0:
+            self._messages_left -= 1
+        if self._bytes_left > 0:
+            self._bytes_left -= size_bytes
+        return True

@@ -1,0 +1,161 @@
+"""How far a session or group is behind: rows of the store that it has still to get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+from siltstone.feed.batch import FeedBatch
+from siltstone.feed.pool import Source
+from siltstone.feed.settings import FeedSettings
+from siltstone.session.delivery import left_us_of
+from siltstone.session.state import NOT_STORED, SavedGroup, SavedSession, SerialRange, ShardSerial
+from siltstone.session.wish import Wish
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.matcher import Matcher
+
+_SETTINGS: Final = FeedSettings(decode=False)
+
+# Says whether a row, by its index in a batch, is to be counted.
+Counts = Callable[[FeedBatch, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Messages that wait, their values' size, and when the first of them came, if any.
+
+    `is_more` says that there are more, which were not counted.
+    """
+
+    messages: int
+    size_bytes: int
+    oldest_us: int | None
+    is_more: bool
+
+
+def group_lag(
+    source: Source, saved: SavedGroup, now_us: int, *, count_max: int | None = None
+) -> Lag:
+    """Count what the members of a group have still to get."""
+    done = _serials(saved.done)
+
+    def counts(batch: FeedBatch, index: int) -> bool:
+        return (batch.shard, batch.serials[index]) not in done and not _is_expired(
+            batch, index, now_us
+        )
+
+    filters = [TopicFilter.parse(saved.filter)]
+    return _lag(_rows(source, filters, saved.position, {}), counts, count_max)
+
+
+def session_lag(
+    source: Source, saved: SavedSession, now_us: int, *, count_max: int | None = None
+) -> Lag:
+    """Count what a session has not acknowledged, by its own subscriptions; what groups lend is
+    theirs.
+    """
+    wanted = _Wanted(saved, now_us)
+    rows = _rows(source, wanted.filters, saved.position, {})
+    return _lag(rows, wanted.counts, count_max)
+
+
+def backlog_lag(
+    source: Source, saved: SavedSession, ends: Mapping[int, int], age_max_us: int, now_us: int
+) -> Lag:
+    """Count what waits for a session before these ends, but for what it was sent before, and what
+    is too old; an age of 0 is none.
+    """
+    wanted = _Wanted(saved, now_us)
+    sent = {(one.shard, one.serial) for one in saved.inflight if one.shard != NOT_STORED}
+
+    def counts(batch: FeedBatch, index: int) -> bool:
+        is_old = age_max_us and batch.timestamps[index] + age_max_us < now_us
+        return (
+            not is_old
+            and (batch.shard, batch.serials[index]) not in sent
+            and wanted.counts(batch, index)
+        )
+
+    return _lag(_rows(source, wanted.filters, saved.position, ends), counts, None)
+
+
+class _Wanted:
+    """What a session that is away will get: what a subscription of QoS 1 or 2 matches since it was
+    made, of what has QoS 1 or 2, is not done, not its own where that is not wanted, and not
+    expired.
+    """
+
+    def __init__(self, saved: SavedSession, now_us: int) -> None:
+        self._publisher = saved.client_id.encode()
+        self._done = _serials(saved.done)
+        self._now_us = now_us
+        self._matcher = Matcher()
+        self.filters: list[TopicFilter] = []
+        for one in saved.subscriptions:
+            topic_filter = TopicFilter.parse(one.filter)
+            if topic_filter.group is None and one.qos:
+                self.filters.append(topic_filter)
+                wish = Wish(
+                    one.qos, one.no_local, one.retain_as_published, b"", dict(one.since), None
+                )
+                self._matcher.put(topic_filter.levels, one.filter, wish)
+
+    def counts(self, batch: FeedBatch, index: int) -> bool:
+        """Tell whether a row is one that it gets."""
+        shard, serial = batch.shard, batch.serials[index]
+        if batch.flags[index] & 3 == 0 or (shard, serial) in self._done:
+            return False
+        is_own = batch.publishers[index] == self._publisher
+        for value in self._matcher.match(batch.topics[index]):
+            wish = cast("Wish", value)
+            if serial >= wish.since.get(shard, 0) and not (is_own and wish.no_local):
+                return not _is_expired(batch, index, self._now_us)
+        return False
+
+
+def _lag(rows: Iterable[tuple[FeedBatch, int]], counts: Counts, count_max: int | None) -> Lag:
+    count = size_bytes = 0
+    oldest_us: int | None = None
+    for batch, index in rows:
+        if not counts(batch, index):
+            continue
+        if count == count_max:
+            return Lag(count, size_bytes, oldest_us, is_more=True)
+        count += 1
+        size_bytes += len(batch.values[index])
+        at_us = batch.timestamps[index]
+        oldest_us = at_us if oldest_us is None else min(oldest_us, at_us)
+    return Lag(count, size_bytes, oldest_us, is_more=False)
+
+
+def _rows(
+    source: Source,
+    filters: Collection[TopicFilter],
+    position: Iterable[ShardSerial],
+    ends: Mapping[int, int],
+) -> Iterator[tuple[FeedBatch, int]]:
+    """Yield what any of the filters matches between a position and the ends, or those of now."""
+    starts = dict(position)
+    for shard, last in enumerate(source.ends() if filters else ()):
+        end = ends.get(shard, last)
+        serial = starts.get(shard, 0)
+        while serial < end:
+            found = source.read(shard, serial, list(filters), _SETTINGS)
+            if found.batch is not None:
+                found.batch.load()
+                for index, each in enumerate(found.batch.serials):
+                    if each < end:
+                        yield found.batch, index
+            if found.stop <= serial:
+                break
+            serial = found.stop
+
+
+def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
+    return {(part.shard, serial) for part in ranges for serial in range(part.first, part.stop)}
+
+
+def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
+    properties = batch.properties[index] if batch.properties else b""
+    return left_us_of(properties, batch.timestamps[index], now_us) == 0

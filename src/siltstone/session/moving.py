@@ -1,0 +1,48 @@
+"""Sessions and groups moved in time: to read again what they have had, or to skip what they have
+not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from siltstone.feed.reading import StoreSource
+from siltstone.session.owned_group import OwnedGroup
+from siltstone.session.owned_session import OwnedSession
+from siltstone.session.saved_progress import places
+from siltstone.session.state import RELEASED, ShardSerial
+
+# The beginning of the store, its end, or a time in µs.
+Place = Literal["earliest", "latest"] | int
+
+
+def find_place(source: StoreSource, place: Place) -> tuple[ShardSerial, ...]:
+    """Return the serial of each shard at a place; a time is found to the frame."""
+    if place == "earliest":
+        return places(dict.fromkeys(range(len(source.ends())), 0))
+    if place == "latest":
+        return places(dict(enumerate(source.ends())))
+    return places(dict(source.position_at(place).serials))
+
+
+def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None:
+    """Let a session go on at a position, with all its subscriptions; to be saved.
+
+    What was in flight is forgotten, but for what the client has and must still release.
+    """
+    state = owned.state
+    owned.put_progress(
+        position=position,
+        inflight=tuple(one for one in state.inflight if one.flags & RELEASED),
+        next_packet_id=state.next_packet_id,
+    )
+    for message in state.extra:
+        owned.drop_extra(message.packet_id)
+    for subscription in state.subscriptions:
+        owned.put_subscription(replace(subscription, since=position))
+
+
+def move_group(owned: OwnedGroup, position: tuple[ShardSerial, ...]) -> None:
+    """Let a group go on at a position; to be saved."""
+    owned.put_progress(position=position)

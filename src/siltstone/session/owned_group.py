@@ -1,0 +1,141 @@
+"""One share group in the hands of its leader: changed here, saved when the leader says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypedDict, Unpack
+
+from siltstone.session.archive_index import group_index
+from siltstone.session.archive_keys import GroupKeys
+from siltstone.session.owned_rows import Begin, OwnedRows, Stored
+from siltstone.session.state import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.state_codec import (
+    NO_PROGRESS,
+    SavedProgress,
+    decode_group,
+    decode_progress,
+    encode_group,
+    encode_progress,
+)
+from siltstone.store.rows import Row
+from siltstone.tx.ticket import CommitTicket
+
+
+class GroupChanges(TypedDict, total=False):
+    """What `put_meta` can change."""
+
+    strategy: str
+    expiry_seconds: int
+    empty_since_us: int | None
+    since: tuple[ShardSerial, ...]
+
+
+class GroupContent:
+    """A group by its rows."""
+
+    __slots__ = ("keys", "meta", "progress")
+
+    def __init__(self, group: SavedGroup, keys: GroupKeys) -> None:
+        self.keys = keys
+        self.meta = replace(group, position=(), done=())
+        self.progress = SavedProgress(group.position, group.done)
+
+    def group(self) -> SavedGroup:
+        """Return all of it as one value."""
+        return replace(self.meta, position=self.progress.position, done=self.progress.done)
+
+    def topics(self) -> list[str]:
+        """Return the topics of the rows beside the state's."""
+        return [self.keys.progress]
+
+    def is_plain(self, topic: str) -> bool:
+        """Say whether a row can be saved without a look at the state and the index."""
+        return topic == self.keys.progress
+
+    def row(self, topic: str) -> bytes | None:
+        """Return the value of a row; None when it says nothing."""
+        assert topic == self.keys.progress
+        return encode_progress(self.progress) if self.progress != NO_PROGRESS else None
+
+    def stored(self, revision: int) -> Stored:
+        """Return the state as it is to be stored."""
+        state = encode_group(self.meta, revision)
+        return Stored(state, group_index(self.meta, self.keys), revision)
+
+
+class OwnedGroup:
+    """A share group that was taken, or created. It belongs to one thread."""
+
+    __slots__ = ("_content", "_rows")
+
+    def __init__(self, begin: Begin, content: GroupContent, stored: Stored, serial: int) -> None:
+        """Own what is stored, by this commit."""
+        self._content = content
+        self._rows = OwnedRows(begin, content, stored, serial)
+
+    @property
+    def state(self) -> SavedGroup:
+        """The group as it is now, saved or not."""
+        return self._content.group()
+
+    @property
+    def serial(self) -> int:
+        """The commit by which it was taken: greater for each later owner."""
+        return self._rows.serial
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to save."""
+        return self._rows.is_dirty
+
+    def put_meta(self, **changes: Unpack[GroupChanges]) -> None:
+        """Change what is no progress; the timer for its end follows with the save."""
+        meta = replace(self._content.meta, **changes)
+        if meta != self._content.meta:
+            self._content.meta = meta
+            self._rows.touch(self._content.keys.state)
+
+    def put_progress(
+        self, *, position: tuple[ShardSerial, ...], done: tuple[SerialRange, ...] = ()
+    ) -> None:
+        """Set how far the members have come."""
+        progress = SavedProgress(position, done)
+        if progress != self._content.progress:
+            self._content.progress = progress
+            self._rows.touch(self._content.keys.progress)
+
+    def save_later(self) -> CommitTicket | None:
+        """Begin to store what was changed, as OwnedSession does."""
+        return self._rows.save_later()
+
+    def save(self) -> None:
+        """Store what was changed, and wait for it. Raises: FencedError, what save_later raises."""
+        ticket = self.save_later()
+        if ticket is not None:
+            ticket.wait()
+
+    def drop_later(self) -> CommitTicket:
+        """Begin to delete the group with everything that is kept of it."""
+        return self._rows.drop_later()
+
+    def drop(self) -> None:
+        """Delete the group, and wait for it. Raises: FencedError."""
+        self.drop_later().wait()
+
+
+def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, Stored] | None:
+    """Return a group by its rows, and how it is stored; None when there is none.
+
+    Raises: CorruptionError.
+    """
+    values = {row.topic: row.value for row in rows}
+    state = values.get(keys.state)
+    if state is None:
+        return None
+    group, revision = decode_group(state)
+    content = GroupContent(group, keys)
+    if keys.progress in values:
+        content.progress = decode_progress(values[keys.progress])
+    # The bytes as they are there: another version may have written them otherwise.
+    return content, content.stored(revision)._replace(state=state)

@@ -1,0 +1,108 @@
+"""How far a durable session has come in the rows of each shard.
+
+A row is open from the moment when it is offered to the client until the client has it for good.
+Rows are offered in the order of their serials and may end in any order. The position of a shard is
+its first open row, or the one behind all that were looked at: a session that begins anew there
+misses nothing, and of what follows it leaves out what is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from siltstone.session.state import SavedInflight
+
+
+class Lane:
+    """The rows of one shard."""
+
+    def __init__(self, owner: Progress, shard: int, next_serial: int) -> None:
+        self.owner = owner
+        self.shard = shard
+        # Every row before this one was looked at.
+        self.next_serial = next_serial
+        self._open: deque[int] = deque()
+        # Rows that are done, though one before them is open.
+        self.done: set[int] = set()
+        # Rows that had a packet id on an earlier connection, and have not come by yet.
+        self.sent_before: dict[int, SavedInflight] = {}
+        # Rows before this one may have been sent when the broker stopped without a word.
+        self.doubtful_until = 0
+        # Rows before this one came when the client was away.
+        self.missed_until = 0
+
+    def offer(self, serial: int) -> None:
+        """Take note of a row that is offered to the client."""
+        self._open.append(serial)
+
+    def leave_out(self, serial: int) -> None:
+        """Take note of a row that was done before this connection."""
+        if self._open:
+            self._open.append(serial)
+        else:
+            self.done.discard(serial)
+
+    def complete(self, serial: int) -> None:
+        """Take note of a row that the client has for good."""
+        self.owner.freed += 1
+        self.owner.changed = True
+        open_rows = self._open
+        if not open_rows or open_rows[0] != serial:
+            self.done.add(serial)
+            return
+        open_rows.popleft()
+        done = self.done
+        while done and open_rows and open_rows[0] in done:
+            done.remove(open_rows.popleft())
+
+    def pass_by(self, next_serial: int) -> None:
+        """Take note that every row before a serial was looked at."""
+        if next_serial > self.next_serial:
+            self.next_serial = next_serial
+            self.owner.changed = True
+
+    def position(self) -> int:
+        """Return the first row that is not done."""
+        return self._open[0] if self._open else self.next_serial
+
+    def is_open(self) -> bool:
+        """Tell whether any row is offered and not done."""
+        return bool(self._open)
+
+    def open_count(self) -> int:
+        """Return how many rows are offered and not done."""
+        return sum(serial not in self.done for serial in self._open)
+
+
+class Progress:
+    """The lanes of one session."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+        # Rows that ended since somebody last took note, and whether anything is to be saved.
+        self.freed = 0
+        self.changed = False
+
+    def lane(self, shard: int) -> Lane:
+        """Return the lane of a shard; one that is new begins with its first row."""
+        lane = self.lanes.get(shard)
+        if lane is None:
+            lane = Lane(self, shard, 0)
+            self.lanes[shard] = lane
+        return lane
+
+    def start(self, shard: int, next_serial: int, done: Iterable[int]) -> Lane:
+        """Begin a shard where an earlier connection has left it."""
+        lane = Lane(self, shard, next_serial)
+        lane.done = set(done)
+        self.lanes[shard] = lane
+        return lane
+
+    def position(self) -> dict[int, int]:
+        """Return the first row of each shard that is not done."""
+        return {shard: lane.position() for shard, lane in self.lanes.items()}
+
+    def done(self) -> dict[int, list[int]]:
+        """Return the rows behind the position that are done, in order."""
+        return {shard: sorted(lane.done) for shard, lane in self.lanes.items() if lane.done}

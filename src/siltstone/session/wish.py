@@ -1,0 +1,31 @@
+"""One subscription of a durable session, as its reader needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Wish:
+    """How rows of one filter are wanted, and from which row of each shard on."""
+
+    def __init__(
+        self,
+        qos: int,
+        no_local: bool,
+        keeps_retain: bool,
+        identifier: bytes,
+        since: dict[int, int],
+        guard: Callable[[bytes], bool] | None,
+    ) -> None:
+        self.qos = qos
+        self.no_local = no_local
+        self.keeps_retain = keeps_retain
+        # The encoded property, or nothing.
+        self.identifier = identifier
+        self.since = since
+        # Says whether the session may read a topic; None where it may read all.
+        self.guard = guard
+
+    def may_receive(self, topic: bytes) -> bool:
+        guard = self.guard
+        return guard is None or guard(topic)

@@ -1,0 +1,221 @@
+"""A broker core over a real store in memory, which outlives it: killed, and started again.
+
+The store has threads of its own. Nothing of theirs is left to chance: an append reaches the store
+when it is told to, and `run` waits for the commits of sessions, unless these are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePath
+from random import Random
+from threading import Event, Thread
+from typing import Any, Final
+
+from siltstone.broker.access import Access
+from siltstone.broker.broker import Broker
+from siltstone.broker.durables import Durables
+from siltstone.broker.keeping import begin_keeping, begin_run
+from siltstone.broker.retained import RetainedMessages
+from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
+from siltstone.clock import ManualClock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import DiskError, SiltstoneError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.kv.memory import MemoryEngine
+from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.state import SavedSession
+from tests.support.broker_core import NOW_US, OPEN, Core, ScriptedDatabase
+from tests.support.builders import NAME, PATH, settings_of
+from tests.support.reading import read_rows
+from tests.support.tx_model import queue_of
+
+_ROUNDS_MAX: Final = 1000
+
+
+class Disk:
+    """What outlives a broker: files, a key-value store, and the time of the wall."""
+
+    def __init__(
+        self, fs: MemoryFileSystem, engines: dict[PurePath, MemoryEngine], clock: ManualClock
+    ) -> None:
+        self.fs = fs
+        self.engines = engines
+        self.clock = clock
+
+    def crashed(self, rng: Random | None = None) -> Disk:
+        """Return what a power cut now would leave."""
+        engines = {path: engine.reopened() for path, engine in self.engines.items()}
+        return Disk(self.fs.crash_clone(rng), engines, ManualClock(self.clock.now_us()))
+
+    def open_engine(self, path: PurePath) -> MemoryEngine:
+        before = self.engines.get(path)
+        self.engines[path] = MemoryEngine() if before is None else before.reopened()
+        return self.engines[path]
+
+
+def new_disk() -> Disk:
+    """Return an empty one."""
+    return Disk(MemoryFileSystem(), {}, ManualClock(NOW_US))
+
+
+class HeldDatabase(ScriptedDatabase):
+    """A real database whose appends reach it when they are settled."""
+
+    def __init__(self, real: Database, *, automatic: bool) -> None:
+        super().__init__(automatic=automatic)
+        self._real = real
+        self._slabs = real._slabs  # noqa: SLF001 - reads go to the real one
+        self._feeds = real._feeds  # noqa: SLF001
+
+    def settle(self, error: Exception | None = None, *, index: int = 0) -> None:
+        """Store one append that is under way, or let it fail; those of a shard keep their order."""
+        if error is None:
+            append = self.pending[index]
+            ticket = self._real.append(append.columns, producer=append.producer)
+            ticket.wait()
+        super().settle(error, index=index)
+
+
+class DurableCore(Core):
+    """A core whose sessions outlive it."""
+
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        *,
+        access: Access = OPEN,
+        automatic: bool = True,
+        shards: int = 1,
+        **others: Any,
+    ) -> None:
+        super().__init__(access=access, **others)
+        self.others = others | {"access": access, "automatic": automatic, "shards": shards}
+        self.disk = new_disk() if disk is None else disk
+        self.clock = self.disk.clock
+        self.shell._clock = self.clock  # noqa: SLF001 - the time of the disk
+        self.store = Store(
+            PATH, fs=self.disk.fs, clock=self.clock, open_engine=self.disk.open_engine
+        )
+        self.real = self.store.ensure(NAME, settings_of(shards=shards, flush_interval=0.0))
+        self.database: HeldDatabase = HeldDatabase(self.real, automatic=automatic)
+        log = self.store.ensure(LOG_NAME, LOG_SETTINGS.changed({"segment_bytes": 64 * 1024}))
+        self.retained_log: HeldDatabase = HeldDatabase(log, automatic=automatic)
+        settings = self.broker.settings
+        retained = RetainedMessages(self.retained_log, self.clock, settings.limits)
+        retained.load()
+        self.broker = Broker(
+            settings,
+            database=self.database,
+            retained=retained,
+            access=access,
+            clock=self.clock,
+            shell=self.shell,
+        )
+        keyvalue = self.store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+        self._queue = queue_of(keyvalue)
+        self.archive = SessionArchive(keyvalue, self.clock)
+        self.durables: Durables = begin_keeping(
+            self.broker,
+            self.archive,
+            self.database.feed_source(),
+            begin_run(self.archive, self.clock),
+        )
+        self.durables.load_interest()
+        self.real.on_commit(self.durables.feeding.announce_from_thread)
+        self._held: Event | None = None
+        self._holding: Thread | None = None
+
+    def run(self) -> None:
+        """Do all that is to be done now; what commits and reads bring about as well, unless they
+        are held.
+        """
+        rounds = 0
+        while True:
+            rounds += 1
+            assert rounds < _ROUNDS_MAX, "the broker does not come to rest"
+            self.shell.run()
+            if self._held is None:
+                self.flush_commits()
+                if self.shell.works:
+                    self.shell.finish_works()
+                    continue
+            if not self.shell.acts:
+                return
+
+    def flush_commits(self) -> None:
+        """Let everything that was handed to the archive be durable, or fail."""
+        with suppress(SiltstoneError):
+            self._queue.order(lambda: None)
+
+    def hold(self) -> None:
+        """Let commits of sessions take their time from now on, and reads of the store too."""
+        if self._held is None:
+            began, self._held = Event(), Event()
+            self._holding = Thread(target=_hold, args=(self._queue.order, began, self._held))
+            self._holding.start()
+            began.wait()
+
+    def let_go(self) -> None:
+        """Let commits happen, without a look at what follows from that."""
+        held, self._held = self._held, None
+        if held is not None and self._holding is not None:
+            held.set()
+            self._holding.join()
+            self.flush_commits()
+
+    def break_commits(self) -> None:
+        """Let no commit of a session succeed any more."""
+
+        def fail(_: object) -> None:
+            raise DiskError(PATH, "write", "scripted", errno=5)
+
+        for engine in self.disk.engines.values():
+            engine.write = fail  # type: ignore[method-assign,assignment]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold commits for a while."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    @property
+    def is_held(self) -> bool:
+        return self._held is not None
+
+    def crash(self, rng: Random | None = None, **changes: Any) -> DurableCore:
+        """Return the core that finds what a power cut now would leave."""
+        disk = self.disk.crashed(rng)
+        self.close()
+        return DurableCore(disk, **(self.others | changes))
+
+    def connected(self) -> list[str]:
+        """Return the sessions that are connected, as far as the disk knows."""
+        return [each.client_id for each in self.archive.list() if each.connected]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.let_go()
+        with suppress(SiltstoneError):
+            self.store.close()
+
+    def peek(self, client_id: str) -> SavedSession | None:
+        """Return what is on disk of a session."""
+        return self.archive.peek(client_id)
+
+    def stored(self) -> list[bytes]:
+        """Return the values in the store, in order of time."""
+        return [row.value for row in read_rows(self.real, "#")]
+
+
+def _hold(order: Any, began: Event, go: Event) -> None:
+    def wait() -> None:
+        began.set()
+        go.wait()
+
+    order(wait)

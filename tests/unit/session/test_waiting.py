@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from siltstone.session.delivery import Budget, Delivery
+from siltstone.session.progress import Progress
+from siltstone.session.waiting import Waiting
+
+SIZE = Delivery(b"t", b"p", 1, b"", 0.0).size()
+
+
+def one(payload: bytes = b"p", flags: int = 1) -> Delivery:
+    return Delivery(b"t", payload, flags, b"", 0.0)
+
+
+def row(progress: Progress, serial: int) -> Delivery:
+    delivery = one(b"%d" % serial)
+    delivery.lane = progress.lane(0)
+    delivery.serial = serial
+    return delivery
+
+
+def payloads(waiting: Waiting) -> list[bytes]:
+    return [delivery.payload for delivery in waiting.messages()]
+
+
+def queue(
+    messages: int = 4, size_bytes: int = 100 * SIZE, budget: Budget | None = None, **policy: bool
+) -> Waiting:
+    drop_old = policy.get("drop_old", False)
+    return Waiting(budget or Budget(100 * SIZE), messages, size_bytes, drop_old)
+
+
+class TestLimits:
+    def test_what_does_not_fit_is_dropped(self) -> None:
+        waiting = queue(messages=2)
+        assert [waiting.add(one(payload)) for payload in (b"1", b"2", b"3")] == [False] * 3
+        assert (payloads(waiting), waiting.dropped) == ([b"1", b"2"], 1)
+
+    def test_or_the_oldest_make_room(self) -> None:
+        waiting = queue(messages=2, drop_old=True)
+        assert [waiting.add(one(payload)) for payload in (b"1", b"2", b"3")] == [False, False, True]
+        assert (payloads(waiting), waiting.dropped) == ([b"2", b"3"], 1)
+
+    def test_nothing_is_dropped_in_vain(self) -> None:
+        waiting = queue(size_bytes=3 * SIZE, drop_old=True)
+        waiting.add(one(b"1"))
+        assert not waiting.add(one(b"x" * 3 * SIZE))
+        assert (payloads(waiting), waiting.dropped) == ([b"1"], 1)
+
+    def test_bytes_are_limited_for_one_and_for_all(self) -> None:
+        budget = Budget(3 * SIZE)
+        first, second = queue(budget=budget), queue(budget=budget, size_bytes=SIZE)
+        for waiting in (first, second):
+            waiting.add(one())
+            waiting.add(one())
+        assert (len(first), len(second), second.dropped) == (2, 1, 1)
+        first.add(one())
+        assert (len(first), first.dropped, budget.used) == (2, 1, 3 * SIZE)
+
+    def test_where_all_hold_too_much_each_may_replace_what_it_has(self) -> None:
+        budget = Budget(SIZE)
+        waiting = queue(budget=budget, drop_old=True)
+        waiting.add(one(b"1"))
+        assert waiting.add(one(b"2"))
+        assert (payloads(waiting), budget.used) == ([b"2"], SIZE)
+
+    def test_rows_of_the_store_always_fit(self) -> None:
+        waiting = queue(messages=1, size_bytes=SIZE)
+        for serial in range(3):
+            waiting.add_row(row(Progress(), serial))
+        assert (len(waiting), waiting.dropped) == (3, 0)
+
+    def test_how_full_it_is(self) -> None:
+        waiting = queue(messages=4)
+        seen = []
+        for _ in range(4):
+            seen.append((waiting.is_short(), waiting.is_long()))
+            waiting.add(one())
+        assert seen == [(True, False), (True, False), (False, False), (False, True)]
+
+
+class TestTaking:
+    def test_what_came_first_goes_first(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one(b"1", 2))
+        waiting.add(one(b"2", 1))
+        assert (waiting.first_flags(), waiting.pop().payload, waiting.first_flags()) == (2, b"1", 1)
+        assert budget.used == SIZE
+
+    def test_without_a_connection_qos_0_is_of_no_use(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        for number, flags in enumerate((0, 1, 4, 2)):
+            waiting.add(one(b"%d" % number, flags))
+        waiting.keep_acknowledged()
+        assert (payloads(waiting), budget.used) == ([b"1", b"3"], 2 * SIZE)
+
+    def test_the_rows_of_one_owner_are_taken_out(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        mine, other = Progress(), Progress()
+        waiting.add_row(row(mine, 1))
+        waiting.add_row(row(other, 2))
+        waiting.add(one(b"n"))
+        waiting.add_row(row(mine, 3))
+        assert [delivery.serial for delivery in waiting.take_rows(mine)] == [1, 3]
+        assert (payloads(waiting), budget.used) == ([b"2", b"n"], 2 * SIZE)
+
+    def test_what_is_no_row_is_taken_out(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one(b"no row"))
+        waiting.add_row(row(Progress(), 1))
+        assert [delivery.payload for delivery in waiting.take_others()] == [b"no row"]
+        assert (payloads(waiting), budget.used) == ([b"1"], SIZE)
+
+    def test_some_are_taken_out_wherever_they_are(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        rows = [row(Progress(), serial) for serial in range(4)]
+        for delivery in rows:
+            waiting.add_row(delivery)
+        waiting.remove({rows[1], rows[3]})
+        assert (payloads(waiting), budget.used) == ([b"0", b"2"], 2 * SIZE)
+
+    def test_all_are_forgotten(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one())
+        waiting.clear()
+        assert (len(waiting), budget.used) == (0, 0)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from siltstone.session.wish import Wish
+
+
+def wish(guard: Callable[[bytes], bool] | None) -> Wish:
+    return Wish(qos=1, no_local=False, keeps_retain=False, identifier=b"", since={}, guard=guard)
+
+
+def test_without_a_guard_everything_may_be_read() -> None:
+    assert wish(None).may_receive(b"secret")
+
+
+def test_the_guard_decides_by_topic() -> None:
+    made = wish(lambda topic: topic == b"open")
+    assert (made.may_receive(b"open"), made.may_receive(b"secret")) == (True, False)
