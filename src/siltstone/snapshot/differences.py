@@ -1,0 +1,99 @@
+"""What two snapshots do not have in common, by topic, client id, path and key.
+
+Of each thing a digest is kept, not the thing, so that large snapshots can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from siltstone.fs.api import File
+from siltstone.snapshot.codec import encode_record
+from siltstone.snapshot.contents import Contents
+from siltstone.snapshot.loader import SnapshotReader
+from siltstone.snapshot.records import (
+    OWNERS,
+    KeyValueFamily,
+    KeyValuePair,
+    LearnedStructure,
+    Position,
+    Record,
+    RetainedMessage,
+    SessionState,
+    StoredFile,
+)
+
+Change = Literal["added", "removed", "changed"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Difference:
+    """One thing that is not the same: what kind of thing, its name, and how it differs."""
+
+    kind: str
+    name: str
+    change: Change
+
+
+def find_differences(
+    old: File, new: File, contents_of_old: Contents, contents_of_new: Contents
+) -> list[Difference]:
+    """Return what is different, sorted. Raises: CorruptionError."""
+    before = _digests(SnapshotReader(old, contents_of_old))
+    after = _digests(SnapshotReader(new, contents_of_new))
+    found = [Difference(*key, "removed") for key in before.keys() - after.keys()]
+    found += [Difference(*key, "added") for key in after.keys() - before.keys()]
+    found += [
+        Difference(*key, "changed")
+        for key in before.keys() & after.keys()
+        if before[key] != after[key]
+    ]
+    return sorted(found)
+
+
+def _digests(reader: SnapshotReader) -> dict[tuple[str, str], bytes]:
+    digests: dict[tuple[str, str], bytes] = {}
+    for key, record in _named(reader.records()):
+        digest = blake2b(digests.get(key, b""), digest_size=16)
+
+        def put(content: bytes, digest: blake2b = digest) -> int:
+            digest.update(b"%d " % len(content))
+            digest.update(content)
+            return 0
+
+        digest.update(encode_record(record, put)[1])
+        digests[key] = digest.digest()
+    return digests
+
+
+def _named(records: Iterator[Record]) -> Iterator[tuple[tuple[str, str], Record]]:
+    """Yield each record with the thing that it is, or is a part of."""
+    owner = ("", "")
+    family = ""
+    for record in records:
+        key = owner
+        match record:
+            case RetainedMessage():
+                key = ("retained message", record.topic.decode("utf-8", "replace"))
+            case SessionState():
+                key = ("session", record.client_id)
+            case StoredFile():
+                key = ("file", record.path)
+            case Position():
+                key = ("position", f"{record.owner} {record.name}")
+            case LearnedStructure():
+                slab = f"{record.database} {record.shard}/{record.generation}"
+                key = ("structure", f"{slab} {record.pattern}")
+            case KeyValueFamily():
+                family = f"{record.database} {record.family}"
+                key = ("family", family)
+            case KeyValuePair():
+                key = ("pair", f"{family} {record.key.hex()}")
+            case _:
+                pass
+        if type(record) not in OWNERS:
+            owner = key
+        yield key, record

@@ -1,0 +1,152 @@
+"""A file to records: first all of it is checked, then it is read once more and handed on.
+
+Nothing is handed on before the end record was seen to be right, so that a damaged snapshot changes
+nothing. Memory is a buffer and what `Contents` keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import File
+from siltstone.snapshot.codec import CONTENT, FIELDS, RecordError, decode_record
+from siltstone.snapshot.contents import Contents, NoContents
+from siltstone.snapshot.records import OWNERS, About, Record, StateSink
+from siltstone.snapshot.stream import PART, RecordReader
+from siltstone.snapshot.writer import CONTENT_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A snapshot that was found to be whole; counts are by the names of the records."""
+
+    about: About
+    contents: int
+    content_bytes: int
+    size_bytes: int
+    plain_bytes: int
+    digest: bytes
+    counts: dict[str, int] = field(hash=False)
+
+
+class SnapshotReader:
+    """The records of one file, in order."""
+
+    def __init__(self, file: File, contents: Contents) -> None:
+        """Read up to the first record. Raises: CorruptionError; UsageError for a newer version."""
+        self._file = file
+        self._stream = RecordReader(file)
+        self._contents = contents
+        self._finished = 0
+        self._under_way = 0
+        self._content_bytes = 0
+        self._owners: set[type[Record]] = set()
+        self.about = self._read_about()
+
+    def records(self) -> Iterator[Record]:
+        """Yield all records; raises CorruptionError at the first that is wrong, at the latest at
+        the end of a file that is not whole.
+        """
+        while (found := self._stream.next()) is not None:
+            kind, body = found
+            if kind == CONTENT:
+                self._take_part(body)
+                continue
+            record = self._decode(kind, body)
+            assert not isinstance(record, About), "the stream lets one pass, which comes first"
+            owner = OWNERS.get(type(record))
+            if owner is not None and owner not in self._owners:
+                raise self._stream.corrupt(f"a record without its {owner.__name__}")
+            self._owners.add(type(record))
+            yield record
+        totals = self._stream.totals
+        assert totals is not None, "the stream ends with them"
+        if self._under_way or (totals.contents, totals.content_bytes) != (
+            self._finished,
+            self._content_bytes,
+        ):
+            raise self._stream.corrupt("the contents are not those that were written")
+
+    def summary(self) -> Summary:
+        """Return what was found, once all records were read."""
+        totals = self._stream.totals
+        assert totals is not None, "all records were read"
+        return Summary(
+            about=self.about,
+            contents=totals.contents,
+            content_bytes=totals.content_bytes,
+            size_bytes=self._file.size(),
+            plain_bytes=self._stream.plain_bytes,
+            digest=totals.digest,
+            counts={
+                FIELDS[kind][0].__name__: count
+                for kind, count in sorted(totals.counts.items())
+                if kind in FIELDS and FIELDS[kind][0] is not About
+            },
+        )
+
+    def _read_about(self) -> About:
+        found = self._stream.next()
+        about = None if found is None else self._decode(*found)
+        if not isinstance(about, About):
+            raise self._stream.corrupt("the snapshot does not say what it is")
+        return about
+
+    def _decode(self, kind: int, body: bytes) -> About | Record:
+        try:
+            return decode_record(kind, body, self._content)
+        except RecordError as exc:
+            raise self._stream.corrupt(str(exc)) from exc
+
+    def _content(self, number: int) -> bytes:
+        if number > self._finished:
+            raise RecordError(f"a record refers to a content that did not come: number={number}")
+        return self._contents.get(number)
+
+    def _take_part(self, body: bytes) -> None:
+        if len(body) <= PART.size:
+            raise self._stream.corrupt("a content without bytes")
+        number, is_last = PART.unpack_from(body)
+        part = body[PART.size :]
+        self._under_way += len(part)
+        if number != self._finished + 1 or is_last > 1 or self._under_way > CONTENT_BYTES_MAX:
+            raise self._stream.corrupt(f"a content is out of order: number={number}")
+        self._contents.append(part)
+        self._content_bytes += len(part)
+        if is_last:
+            self._contents.finish()
+            self._finished += 1
+            self._under_way = 0
+
+
+def verify_snapshot(file: File) -> Summary:
+    """Check all of a snapshot. Raises: CorruptionError; UsageError for a newer version."""
+    reader = SnapshotReader(file, NoContents())
+    for _ in reader.records():
+        pass
+    return reader.summary()
+
+
+def load_snapshot(file: File, contents: Contents, sink: StateSink) -> Summary:
+    """Check all of a snapshot, then hand its records on.
+
+    Raises: CorruptionError, and then the sink has seen nothing, unless the file has changed
+    meanwhile; UsageError for a newer version.
+    """
+    checked = verify_snapshot(file)
+    apply_snapshot(file, contents, sink, checked)
+    return checked
+
+
+def apply_snapshot(file: File, contents: Contents, sink: StateSink, checked: Summary) -> None:
+    """Hand on the records of a snapshot that was checked before.
+
+    Raises: CorruptionError when it has changed since; the sink has seen a part of it then.
+    """
+    reader = SnapshotReader(file, contents)
+    for record in reader.records():
+        sink.apply(record)
+    if reader.summary() != checked:
+        raise CorruptionError("the snapshot changed while it was loaded", path=file.path)

@@ -1,0 +1,209 @@
+"""Records of a data directory to a new one.
+
+The order: all of the file is checked before anything is made; then the files, the key-value
+databases, and the state of a broker; VERSION comes last, so that a directory whose restoring was
+cut short is none. Contents wait in a file beside the new data, which then takes as much space once
+more for a time; memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import PurePath, PurePosixPath
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.directory import VERSION
+from siltstone.errors import CorruptionError, ExistsError
+from siltstone.fs.api import EntryKind, File, FileSystem
+from siltstone.fs.publish import create_directories, remove_file, remove_tree, replace_file
+from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
+from siltstone.snapshot.backup import COMMITS, SNAPSHOTS, SPOOL
+from siltstone.snapshot.contents import ContentsInFile
+from siltstone.snapshot.keeper import Keeper
+from siltstone.snapshot.loader import SnapshotReader, Summary, verify_snapshot
+from siltstone.snapshot.records import (
+    FilePart,
+    KeyValueFamily,
+    KeyValuePair,
+    LearnedStructure,
+    Record,
+    StoredFile,
+)
+from siltstone.store.manifest import MANIFEST, read_manifest
+
+_CONTENTS: Final = "contents.tmp"
+_FILES: Final = frozenset({"data", SPOOL})
+_ENGINES: Final = frozenset({"kv", COMMITS})
+_WRITE_BYTES: Final = 1024 * 1024
+_OF_STORE: Final = StoredFile | FilePart | KeyValueFamily | KeyValuePair | LearnedStructure
+
+
+class DirectorySink:
+    """Writes files and key-value databases below a directory; `close` makes them durable."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath, open_engine: EngineOpener) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._open_engine = open_engine
+        self._made: set[PurePath] = set()
+        self._file: File | None = None
+        self._database = ""
+        self._engine: Engine | None = None
+        self._family = ""
+        self._changes = Changes()
+        self._changed_bytes = 0
+
+    def apply(self, record: Record) -> None:
+        """Take one record. Raises: CorruptionError for a path that leads elsewhere; what the file
+        system and the engine raise.
+        """
+        match record:
+            case StoredFile():
+                self._begin_file(record)
+            case FilePart():
+                assert self._file is not None, "the loader has seen its file"
+                self._file.write_at(record.offset, record.data)
+            case KeyValueFamily():
+                self._begin_family(record)
+            case KeyValuePair():
+                self._changes.put(self._family, record.key, record.value)
+                self._changed_bytes += len(record.key) + len(record.value)
+                if self._changed_bytes >= _WRITE_BYTES:
+                    self._write_pairs()
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Make everything durable."""
+        self._end_file()
+        self._end_database()
+        for directory in self._made:
+            self._fs.sync_directory(directory)
+
+    def release(self) -> None:
+        """Let go of what is open, durable or not."""
+        if self._file is not None:
+            self._file.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _begin_file(self, record: StoredFile) -> None:
+        self._end_file()
+        target = self._below(record.path, _FILES)
+        if target.parent not in self._made:
+            create_directories(self._fs, target.parent)
+            self._made.add(target.parent)
+        self._file = self._fs.create(target)
+        self._file.truncate(record.size_bytes)
+
+    def _below(self, text: str, tops: frozenset[str]) -> PurePath:
+        """Return a path of the new directory. Raises: CorruptionError for one that leads out."""
+        path = PurePosixPath(text)
+        if path.is_absolute() or ".." in path.parts or not tops.intersection(path.parts[:1]):
+            raise CorruptionError(
+                f"a path that is no part of a data directory: {text!r}", path=self._directory
+            )
+        return self._directory / path
+
+    def _end_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                file.sync()
+
+    def _begin_family(self, record: KeyValueFamily) -> None:
+        self._write_pairs()
+        if self._engine is None or record.database != self._database:
+            self._end_database()
+            directory = self._below(record.database, _ENGINES)
+            create_directories(self._fs, directory)
+            self._engine = self._open_engine(directory)
+            self._database = record.database
+        self._family = record.family
+        if record.family != DEFAULT_FAMILY:
+            self._engine.create_family(record.family)
+
+    def _write_pairs(self) -> None:
+        if self._engine is not None and self._changes.values:
+            self._engine.write(self._changes)
+        self._changes = Changes()
+        self._changed_bytes = 0
+
+    def _end_database(self) -> None:
+        self._write_pairs()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+def restore_directory(
+    fs: FileSystem, clock: Clock, source: File, directory: PurePath, open_engine: EngineOpener
+) -> Summary:
+    """Make a data directory of a backup, where there is none or an empty one.
+
+    Raises: CorruptionError, ExistsError, StorageFullError, DiskError; what was made until then is
+    no data directory, and may be removed.
+    """
+    if fs.exists(directory) and any(entry.name != "LOCK" for entry in fs.list(directory)):
+        raise ExistsError(f"{directory} is not empty; a backup is restored to a new directory")
+    checked = verify_snapshot(source)
+    create_directories(fs, directory)
+    with ExitStack() as closing:
+        lock = fs.lock(directory / "LOCK")
+        closing.callback(lock.release)
+        spill = closing.enter_context(fs.create(directory / _CONTENTS))
+        sink = DirectorySink(fs, directory, open_engine)
+        closing.callback(sink.release)
+        for name in ("data", COMMITS):
+            create_directories(fs, directory / name)
+        for record in SnapshotReader(source, ContentsInFile(spill)).records():
+            sink.apply(record)
+        sink.close()
+        _remove_dropped(fs, directory / "data")
+        _restore_state(fs, clock, source, directory, spill)
+        remove_file(fs, directory / _CONTENTS)
+        replace_file(fs, directory / "VERSION", VERSION)
+    return checked
+
+
+def _remove_dropped(fs: FileSystem, data: PurePath) -> None:
+    """Remove the slabs that no manifest names: they were dropped while the backup was made."""
+    for entry in fs.list(data):
+        directory = data / entry.name
+        if entry.kind is not EntryKind.DIRECTORY or not fs.exists(directory / MANIFEST):
+            continue
+        slabs = read_manifest(fs, directory).slabs
+        known = {(str(slab.shard), str(slab.generation)) for slab in slabs}
+        for shard in fs.list(directory):
+            if shard.kind is not EntryKind.DIRECTORY or not shard.name.isdecimal():
+                continue
+            for generation in fs.list(directory / shard.name):
+                if (shard.name, generation.name) not in known:
+                    remove_tree(fs, directory / shard.name / generation.name)
+
+
+def _restore_state(
+    fs: FileSystem, clock: Clock, source: File, directory: PurePath, spill: File
+) -> None:
+    """Let what a broker had in memory be the first snapshot of the new directory."""
+    spill.truncate(0)
+    state = _state_records(SnapshotReader(source, ContentsInFile(spill)))
+    first = next(state, None)
+    if first is None:
+        return
+    keeper = Keeper(fs, clock, directory / SNAPSHOTS, directory / "quarantine")
+    try:
+        keeper.save(_chained(first, state), source="broker")
+    finally:
+        keeper.close()
+
+
+def _state_records(reader: SnapshotReader) -> Iterator[Record]:
+    return (record for record in reader.records() if not isinstance(record, _OF_STORE))
+
+
+def _chained(first: Record, rest: Iterator[Record]) -> Iterator[Record]:
+    yield first
+    yield from rest

@@ -1,0 +1,251 @@
+"""The stream of a snapshot: one gzip member that holds a head, records, and an end.
+
+    head     8  magic `SILTSNAP`
+             4  version, 1
+    record   4  length of the body, at most 1 MiB
+             4  CRC-32C of kind and body
+             1  kind
+                body
+
+    content (2)   4  number: 1 for the first content, 2 for the next one
+                  1  1 for its last part, 0 where another part follows as the next record
+                     up to 256 KiB of it
+    end (255)     4  number of contents
+                  8  their bytes
+                 32  BLAKE2b-256 of all before this record, the head included
+                  2  number of kinds that there are records of
+                     kind (1), number of records (8); by kind
+
+Invariants: nothing is kept but a buffer, whichever way it goes; no length is believed before it was
+compared with its limit; a stream that is not whole up to the end record, or goes on behind it, is
+corrupt. gzip alone would not tell: an empty file, one followed by zeros and two in a row are fine
+with it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError, UsageError
+from siltstone.fs.api import File
+from siltstone.snapshot.codec import ABOUT, CONTENT, END
+
+MAGIC: Final = b"SILTSNAP"
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<8sI")
+RECORD: Final = struct.Struct("<IIB")
+PART: Final = struct.Struct("<IB")
+_END: Final = struct.Struct("<IQ32sH")
+_COUNT: Final = struct.Struct("<BQ")
+BODY_BYTES_MAX: Final = 1024 * 1024
+PART_BYTES: Final = 256 * 1024
+_BUFFER_BYTES: Final = 64 * 1024
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_LEVEL: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the end record says: records by kind, contents and their bytes, and the digest."""
+
+    contents: int
+    content_bytes: int
+    digest: bytes
+    counts: dict[int, int] = field(hash=False)
+
+    def encode(self) -> bytes:
+        """Return the body of the end record."""
+        head = _END.pack(self.contents, self.content_bytes, self.digest, len(self.counts))
+        return head + b"".join(_COUNT.pack(kind, self.counts[kind]) for kind in sorted(self.counts))
+
+    @classmethod
+    def decode(cls, body: bytes) -> Totals:
+        """Read the body of an end record. Raises: struct.error."""
+        contents, content_bytes, digest, kinds = _END.unpack_from(body)
+        counts = [_COUNT.unpack_from(body, _END.size + _COUNT.size * n) for n in range(kinds)]
+        return cls(
+            contents=contents, content_bytes=content_bytes, digest=digest, counts=dict(counts)
+        )
+
+
+class RecordWriter:
+    """Writes records to a new file, from its start. What is buffered is written by `finish`."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._size = 0
+        self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._digest = blake2b(digest_size=32)
+        self._counts: Counter[int] = Counter()
+        self._buffer: list[bytes] = [HEAD.pack(MAGIC, VERSION)]
+        self._buffered = HEAD.size
+
+    def write(self, kind: int, body: bytes) -> None:
+        """Add one record. Raises: UsageError when it is too long; what File.write raises."""
+        if len(body) > BODY_BYTES_MAX:
+            raise UsageError(
+                f"too much for one record of a snapshot: size_bytes={len(body)} "
+                f"max={BODY_BYTES_MAX} kind={kind}"
+            )
+        self._counts[kind] += 1
+        self._put(kind, body)
+
+    def write_content(self, number: int, content: bytes) -> None:
+        """Add the parts of a content that is not empty."""
+        for start in range(0, len(content), PART_BYTES):
+            part = content[start : start + PART_BYTES]
+            is_last = start + PART_BYTES >= len(content)
+            self.write(CONTENT, PART.pack(number, is_last) + part)
+
+    def finish(self, *, contents: int, content_bytes: int) -> Totals:
+        """Write the end record and all that is buffered; the file is whole, and not synced."""
+        self._empty()
+        totals = Totals(
+            contents=contents,
+            content_bytes=content_bytes,
+            digest=self._digest.digest(),
+            counts=dict(self._counts),
+        )
+        self._put(END, totals.encode())
+        self._empty()
+        self._store(self._deflate.flush())
+        return totals
+
+    def _put(self, kind: int, body: bytes) -> None:
+        crc = crc32c(body, crc32c(bytes((kind,))))
+        self._buffer.append(RECORD.pack(len(body), crc, kind))
+        self._buffer.append(body)
+        self._buffered += RECORD.size + len(body)
+        if self._buffered >= _BUFFER_BYTES:
+            self._empty()
+
+    def _empty(self) -> None:
+        data = b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffered = 0
+        self._digest.update(data)
+        self._store(self._deflate.compress(data))
+
+    def _store(self, data: bytes) -> None:
+        if data:
+            self._file.write_at(self._size, data)
+            self._size += len(data)
+
+
+class RecordReader:
+    """Reads the records of a file in order; raises CorruptionError at the first that is wrong."""
+
+    def __init__(self, file: File) -> None:
+        """Read the head. Raises: UsageError for a version that is newer than this program."""
+        self._file = file
+        self._offset = 0
+        self._inflate = zlib.decompressobj(_GZIP)
+        self._plain = b""
+        self._at = 0
+        self._before = 0
+        self._digest = blake2b(digest_size=32)
+        self._counts: Counter[int] = Counter()
+        self.totals: Totals | None = None
+        head = self._take(HEAD.size)
+        self._digest.update(head)
+        magic, version = HEAD.unpack(head)
+        if magic != MAGIC:
+            raise self.corrupt("this is no snapshot")
+        if version > VERSION:
+            raise UsageError(
+                f"the snapshot was written by a newer version of Siltstone: path={file.path} "
+                f"version={version} known={VERSION}"
+            )
+        if version < 1:
+            raise self.corrupt("there is no such version")
+
+    @property
+    def plain_bytes(self) -> int:
+        """How much was read, as it is without compression."""
+        return self._before + self._at
+
+    def corrupt(self, reason: str) -> CorruptionError:
+        """Return the error for something wrong here; its offset is that without compression."""
+        return CorruptionError(reason, path=self._file.path, offset=self.plain_bytes)
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Return kind and body of the next record; None when the end was reached and is right."""
+        if self.totals is not None:
+            return None
+        head = self._take(RECORD.size)
+        length, crc, kind = RECORD.unpack(head)
+        if length > BODY_BYTES_MAX:
+            raise self.corrupt(f"a record is too long: length={length}")
+        body = self._take(length)
+        if crc32c(body, crc32c(bytes((kind,)))) != crc:
+            raise self.corrupt("a record is damaged")
+        if kind == END:
+            self._end(body)
+            return None
+        if (kind == ABOUT) is bool(self._counts):
+            raise self.corrupt("the first record, and no other, says what this is")
+        self._counts[kind] += 1
+        self._digest.update(head)
+        self._digest.update(body)
+        return kind, body
+
+    def _end(self, body: bytes) -> None:
+        try:
+            totals = Totals.decode(body)
+        except struct.error as exc:
+            raise self.corrupt("the end record is damaged") from exc
+        if totals.digest != self._digest.digest() or totals.counts != dict(self._counts):
+            raise self.corrupt("the records are not those that were written")
+        while not self._inflate.eof:
+            if self._fill():
+                raise self.corrupt("there is something behind the end record")
+        if self._at < len(self._plain) or self._inflate.unused_data:
+            raise self.corrupt("there is something behind the end record")
+        if self._file.read_at(self._offset, 1):
+            raise self.corrupt("there is something behind the end of the stream")
+        self.totals = totals
+
+    def _take(self, length: int) -> bytes:
+        """Return exactly so many bytes."""
+        parts: list[bytes] = []
+        missing = length
+        while missing > len(self._plain) - self._at:
+            parts.append(self._plain[self._at :])
+            missing -= len(parts[-1])
+            self._at = len(self._plain)
+            if not self._fill():
+                raise self.corrupt("the snapshot ends early")
+        part = self._plain[self._at : self._at + missing]
+        self._at += missing
+        if not parts:
+            return part
+        parts.append(part)
+        return b"".join(parts)
+
+    def _fill(self) -> bool:
+        """Get some more plain bytes in place of those that were taken; tell whether there are."""
+        self._before += self._at
+        self._plain = self._plain[self._at :]
+        self._at = 0
+        while not self._inflate.eof:
+            data = self._inflate.unconsumed_tail
+            if not data:
+                data = self._file.read_at(self._offset, _BUFFER_BYTES)
+                self._offset += len(data)
+            try:
+                plain = self._inflate.decompress(data, _BUFFER_BYTES)
+            except zlib.error as exc:
+                raise self.corrupt(f"not readable as gzip: {exc}") from exc
+            if plain:
+                self._plain += plain
+                return True
+            if not data:
+                raise self.corrupt("the snapshot ends early")
+        return False

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.clock import ManualClock
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.fs.faulty import Fault, FaultyFileSystem
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.segment import SEGMENT_HEADER_BYTES
+from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.keeper import Keeper
+from siltstone.snapshot.records import (
+    FilePart,
+    KeyValueFamily,
+    KeyValuePair,
+    LearnedStructure,
+    Record,
+    StoredFile,
+)
+from siltstone.store.manifest import Manifest
+from siltstone.store.rows import Row
+from siltstone.store.settings import DatabaseSettings
+from tests.support.engines import Engines
+from tests.support.snapshots import retained, session
+
+DATA = PurePath("/data")
+SMALL = DatabaseSettings(segment_bytes=64 * 1024)
+
+
+class Source:
+    """A data directory in memory."""
+
+    def __init__(self) -> None:
+        self.fs = MemoryFileSystem()
+        self.engines = Engines()
+        self.store = Store(
+            DATA, fs=self.fs, clock=ManualClock(), open_engine=self.engines.open_writing
+        )
+
+    def records(self, fs: MemoryFileSystem | FaultyFileSystem | None = None) -> list[Record]:
+        source = StoreSource(fs or self.fs, DATA, self.engines.open_reading)
+        return list(source.records())
+
+
+def paths(records: list[Record]) -> list[str]:
+    return [record.path for record in records if isinstance(record, StoredFile)]
+
+
+def manifest_of(records: list[Record]) -> Manifest:
+    """Return the one manifest, which must be the last file of its database."""
+    part = records[-1]
+    assert isinstance(part, FilePart)
+    assert paths(records)[-1] == "data/m/manifest"
+    return Manifest.decode(part.data, PurePath("manifest"))
+
+
+def test_a_directory_without_anything_has_no_records() -> None:
+    source = Source()
+    assert source.records() == []
+
+
+def test_where_there_is_no_data_directory_there_is_nothing_to_back_up() -> None:
+    with pytest.raises(NotFoundError):
+        StoreSource(MemoryFileSystem(), DATA, Engines().open_reading)
+
+
+def test_key_value_databases_come_before_the_rows_that_they_may_refer_to() -> None:
+    source = Source()
+    database = source.store.create("m", SMALL)
+    database.append([Row(topic="a", value=b"1")]).wait()
+    with source.store.keyvalue("s").transaction() as transaction:
+        transaction.write("x", b"1")
+        transaction.commit()
+    kinds = [type(record) for record in source.records()]
+    assert kinds.index(KeyValueFamily) < kinds.index(KeyValuePair) < kinds.index(StoredFile)
+    assert Counter(kinds)[KeyValueFamily] == 2
+
+
+def test_a_segment_is_taken_up_to_where_readers_may_read() -> None:
+    source = Source()
+    database = source.store.create("m", SMALL)
+    database.append([Row(topic="a/b", value=b"first")]).wait()
+    records = source.records()
+    (name,) = [path for path in paths(records) if path.endswith(".seg")]
+    at = records.index(StoredFile(path=name, size_bytes=64 * 1024))
+    head, frames = records[at + 1 : at + 3]
+    assert isinstance(head, FilePart)
+    assert isinstance(frames, FilePart)
+    assert (head.offset, len(head.data)) == (0, SEGMENT_HEADER_BYTES)
+    end = SEGMENT_HEADER_BYTES + len(frames.data)
+    assert [int.from_bytes(head.data[at : at + 8], "little") for at in (2048, 2112)] == [end, end]
+    assert source.fs.read(DATA / name)[SEGMENT_HEADER_BYTES:end] == frames.data
+
+
+def test_structure_is_told_and_what_has_no_meaning_elsewhere_is_left_out() -> None:
+    source = Source()
+    database = source.store.create("m", SMALL)
+    database.append([Row(topic="a/b", value=b"1"), Row(topic="a/b", value=b"2")]).wait()
+    source.fs.make_directory(DATA / "data" / "m" / "marks")
+    source.fs.create(DATA / "data" / "m" / "marks" / "tiered").close()
+    source.fs.create(DATA / "data" / "m" / "marks" / "half.tmp").close()
+    records = source.records()
+    (structure,) = [record for record in records if isinstance(record, LearnedStructure)]
+    assert (structure.pattern, structure.rows) == ("a/b", 2)
+    assert [path.rpartition("/")[2] for path in paths(records)] == [
+        f"{0:020d}.seg",
+        "tiered",
+        "manifest",
+    ]
+
+
+def test_a_sealed_segment_comes_with_its_index() -> None:
+    source = Source()
+    database = source.store.create("m", SMALL)
+    database.append([Row(topic="a", value=b"1")]).wait()
+    database.seal()
+    found = [path.removeprefix("data/m/0/") for path in paths(source.records())]
+    assert found == [
+        f"1/{0:020d}.seg",
+        f"1/{0:020d}.idx",
+        f"2/{1:020d}.seg",
+        "data/m/manifest",
+    ]
+
+
+class DroppingFileSystem(FaultyFileSystem):
+    """Drops a slab just before its segments are listed."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.fs)
+        self._source = source
+
+    def list(self, path: PurePath) -> list[object]:  # type: ignore[override]
+        if path == DATA / "data" / "m" / "0" / "1":
+            database = self._source.store.database("m")
+            for info in database.slabs()[:1]:
+                if info.slab.generation == 1:
+                    database.drop_slab(info.slab)
+        return super().list(path)  # type: ignore[return-value]
+
+
+def test_a_slab_that_is_dropped_meanwhile_is_left_out_of_the_manifest() -> None:
+    source = Source()
+    database = source.store.create("m", SMALL)
+    database.append([Row(topic="a", value=b"1")]).wait()
+    database.seal()
+    records = source.records(DroppingFileSystem(source))
+    assert [slab.generation for slab in manifest_of(records).slabs] == [2]
+
+
+def test_files_that_are_gone_without_a_drop_are_an_error() -> None:
+    source = Source()
+    source.store.create("m", SMALL)
+    fs = FaultyFileSystem(
+        source.fs,
+        Fault(operation="list", errno=errno.ENOENT, path_suffix="/m/0/1", repeat=True),
+    )
+    with pytest.raises(SlabDroppedError, match="files of slab 0/1 are gone"):
+        source.records(fs)
+
+
+def test_the_newest_state_of_a_broker_and_the_spool_are_part_of_it() -> None:
+    source = Source()
+    keeper = Keeper(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
+    keeper.save([session("old")], source="broker")
+    keeper.save([retained("a", b"1"), session("new")], source="broker")
+    source.fs.make_directory(DATA / "spool")
+    source.fs.make_directory(DATA / "spool" / "q")
+    with source.fs.create(DATA / "spool" / "q" / "entry") as file:
+        file.write(b"waits")
+    assert source.records() == [
+        StoredFile(path="spool/q/entry", size_bytes=5),
+        FilePart(offset=0, data=b"waits"),
+        retained("a", b"1"),
+        session("new"),
+    ]
+
+
+def test_a_snapshot_of_a_store_is_no_part_of_the_next_one() -> None:
+    source = Source()
+    keeper = Keeper(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
+    keeper.save([session("c")], source="store")
+    assert source.records() == []
