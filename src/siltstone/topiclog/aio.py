@@ -1,0 +1,308 @@
+"""A client of topic logs for asyncio: any number of requests on their way over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self, cast
+
+from siltstone.errors import ProtocolError, RetryError, SiltstoneError, UsageError
+from siltstone.topiclog.client import DEFAULT_PORT, FETCH_BYTES, lost
+from siltstone.topiclog.protocol import (
+    HEADER_BYTES,
+    Fetch,
+    Head,
+    Kind,
+    Status,
+    decode_bounds,
+    decode_count,
+    decode_head,
+    decode_hello,
+    decode_names,
+    decode_offset,
+    encode_commit,
+    encode_fetch,
+    encode_name,
+    encode_offset,
+    encode_version,
+    error_of,
+    request,
+    send_head,
+)
+from siltstone.topiclog.sending import pieces_of
+from siltstone.topiclog.subscription import Batch, Message, Subscription
+from siltstone.topiclog.tables import table_of_ends
+
+# Sends of one call that may be on their way at once.
+_WINDOW: Final = 16
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """Reads replies, each straight into a place of its own, and hands them to who waits."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.waiting: dict[int, tuple[Kind, asyncio.Future[memoryview]]] = {}
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self._head: Head | None = None
+        self._place = memoryview(bytearray(HEADER_BYTES))
+        self._got = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
+        return self._place[self._got :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._got += nbytes
+        if self._got < len(self._place):
+            return
+        try:
+            self._filled()
+        except ProtocolError as exc:
+            self._fail(exc)
+            if self.transport is not None:
+                self.transport.abort()
+
+    def _filled(self) -> None:
+        if self._head is None:
+            head = decode_head(self._place, 0)
+            if head.size > HEADER_BYTES:
+                self._head = head
+                self._next(head.size - HEADER_BYTES)
+                return
+            self._settle(head, memoryview(b""))
+        else:
+            self._settle(self._head, self._place)
+        self._head = None
+        self._next(HEADER_BYTES)
+
+    def _next(self, size: int) -> None:
+        self._place = memoryview(bytearray(size))
+        self._got = 0
+
+    def _settle(self, head: Head, payload: memoryview) -> None:
+        error: SiltstoneError | None = None
+        if head.status is not Status.OK:
+            error = error_of(head.status, bytes(payload).decode(errors="replace"))
+        if head.status is Status.MALFORMED:
+            # It is of no request in particular, and the last that is said.
+            self._fail(error)
+            return
+        _, future = self.waiting.pop(head.id, (head.kind, None))
+        if future is None or future.done():
+            # Its caller has given up.
+            return
+        if error is None:
+            future.set_result(payload)
+        else:
+            future.set_exception(error)
+
+    def _fail(self, error: SiltstoneError | None) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for kind, future in waiting.values():
+            if not future.done():
+                reason = ConnectionResetError("the server has closed the connection")
+                future.set_exception(error or lost(kind, reason))
+
+    def pause_writing(self) -> None:
+        self.ready.clear()
+
+    def resume_writing(self) -> None:
+        self.ready.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        self.transport = None
+        self.ready.set()
+        self._fail(None)
+
+
+class AsyncTopicLogClient:
+    """A connection to a server of topic logs; made by `connect`."""
+
+    def __init__(self, wire: _Wire) -> None:
+        self._wire = wire
+        self._next_id = 1
+        self._rows_max = 1
+        self._body_bytes_max = 0
+        self._subscription: Subscription | None = None
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
+        """Connect and greet. Raises: RetryError where nobody answers, ProtocolError."""
+        loop = asyncio.get_running_loop()
+        try:
+            _, wire = await loop.create_connection(_Wire, host, port)
+        except OSError as exc:
+            raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
+        client = cls(wire)
+        payload = await client._ask(Kind.HELLO, payload=encode_version())
+        _, client._body_bytes_max, client._rows_max = decode_hello(payload)
+        return client
+
+    async def __aenter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._wire.transport is not None:
+            self._wire.transport.close()
+
+    async def create_topic(self, topic: str) -> None:
+        """Create a topic, durably. Raises: ExistsError, UsageError for a name that is no topic."""
+        await self._ask(Kind.CREATE, topic)
+
+    async def topics(self) -> list[str]:
+        """Return all topics, in the order of their creation."""
+        return decode_names(await self._ask(Kind.TOPICS))
+
+    async def send(self, topic: str, value: bytes) -> int:
+        """Store a message and return its offset, once it would survive a power cut. See the client
+        that waits.
+        """
+        return (await self.send_many(topic, [value] if value else [])).start
+
+    async def send_many(self, topic: str, values: Iterable[bytes]) -> range:
+        """Store messages, empty ones left out, and return their offsets."""
+        first: int | None = None
+        end = 0
+        waiting: deque[tuple[asyncio.Future[memoryview], int]] = deque()
+        for piece in pieces_of(values, rows_max=self._rows_max, bytes_max=self._body_bytes_max):
+            waiting.append((await self._send(topic, piece), len(piece)))
+            if len(waiting) >= _WINDOW:
+                first, end = await _acknowledged(waiting, first)
+        while waiting:
+            first, end = await _acknowledged(waiting, first)
+        assert first is not None
+        return range(first, end)
+
+    async def end_offset(self, topic: str) -> int:
+        """Return the offset that the next message will have. Raises: NotFoundError."""
+        return (await self.bounds(topic)).stop
+
+    async def bounds(self, topic: str) -> range:
+        """Return the offsets of the messages that are there. Raises: NotFoundError."""
+        return decode_bounds(await self._ask(Kind.BOUNDS, topic))
+
+    async def message_length(self, topic: str, offset: int) -> int:
+        """Return how long a message is, 0 where there is none. Raises: NotFoundError."""
+        return decode_count(await self._ask(Kind.LENGTH, topic, encode_offset(offset)))
+
+    async def subscribe(self, topics: Sequence[str]) -> int:
+        """Read these topics from their ends on; return how many of them exist. Raises: UsageError
+        when there is a subscription already.
+        """
+        if self._subscription is not None:
+            raise UsageError("there is a subscription, unsubscribe first")
+        known = set(await self.topics())
+        wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
+        ends = {topic: await self.end_offset(topic) for topic in wanted}
+        self._subscription = Subscription(ends)
+        return len(wanted)
+
+    def unsubscribe(self) -> None:
+        """Read nothing more. Raises: UsageError when there is no subscription."""
+        self._subscribed()
+        self._subscription = None
+
+    def position(self, topic: str) -> int:
+        """Return the offset that comes next. Raises: NotFoundError where it is not read."""
+        return self._subscribed().position(topic)
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Go on from another offset, also from before the subscription. Raises: NotFoundError."""
+        self._subscribed().seek(topic, offset)
+
+    async def poll(self, timeout: float = 0.0) -> Message | None:  # noqa: ASYNC109 - the server's
+        """Return the next message, of each topic in turn; None when none came in time."""
+        subscription = self._subscribed()
+        message = subscription.next_message()
+        if message is None and await self._fetch(subscription, timeout, FETCH_BYTES):
+            message = subscription.next_message()
+        return message
+
+    async def poll_batch(
+        self,
+        timeout: float = 0.0,  # noqa: ASYNC109 - the server's
+        bytes_max: int = FETCH_BYTES,
+    ) -> Batch | None:
+        """Return the next messages of one topic, of each topic in turn; None when none came."""
+        subscription = self._subscribed()
+        batch = subscription.next_batch()
+        if batch is None and await self._fetch(subscription, timeout, bytes_max):
+            batch = subscription.next_batch()
+        return batch
+
+    async def commit(self, client: str, topic: str, offset: int) -> None:
+        """Keep, durably, from which offset a client is to go on. Raises: NotFoundError,
+        UsageError for an offset behind the end.
+        """
+        await self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
+
+    async def committed(self, client: str, topic: str) -> int:
+        """Return from which offset a client is to go on. Raises: NotFoundError."""
+        return decode_offset(await self._ask(Kind.COMMITTED, topic, encode_name(client)))
+
+    def _subscribed(self) -> Subscription:
+        if self._subscription is None:
+            raise UsageError("there is no subscription")
+        return self._subscription
+
+    async def _fetch(self, subscription: Subscription, seconds: float, bytes_max: int) -> bool:
+        places = subscription.places()
+        if not places:
+            return False
+        fetch = Fetch(places=places, bytes_max=bytes_max, wait_ms=max(0, int(seconds * 1000)))
+        payload = await self._ask(Kind.FETCH, payload=encode_fetch(fetch))
+        subscription.take_in(places, payload)
+        return True
+
+    async def _send(self, topic: str, values: Sequence[bytes]) -> asyncio.Future[memoryview]:
+        request_id = self._id()
+        data = values[0] if len(values) == 1 else b"".join(values)
+        head = send_head(request_id, topic, table=table_of_ends(values), data_bytes=len(data))
+        return await self._write(Kind.SEND, request_id, [head, data])
+
+    def _id(self) -> int:
+        self._next_id = self._next_id % 0xFFFF_FFFF + 1
+        return self._next_id
+
+    async def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
+        request_id = self._id()
+        parts = [request(kind, request_id, topic, payload)]
+        return await (await self._write(kind, request_id, parts))
+
+    async def _write(
+        self, kind: Kind, request_id: int, parts: Sequence[bytes]
+    ) -> asyncio.Future[memoryview]:
+        """Write a request, when the connection takes more; return what its reply will be."""
+        await self._wire.ready.wait()
+        transport = self._wire.transport
+        if transport is None:
+            raise lost(kind, ConnectionResetError("the connection is closed"))
+        future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self._wire.waiting[request_id] = (kind, future)
+        transport.writelines([part for part in parts if part])
+        return future
+
+
+async def _acknowledged(
+    waiting: deque[tuple[asyncio.Future[memoryview], int]], first: int | None
+) -> tuple[int, int]:
+    future, count = waiting.popleft()
+    offset = decode_offset(await future)
+    return offset if first is None else first, offset + count

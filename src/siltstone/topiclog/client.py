@@ -1,0 +1,309 @@
+"""A client of topic logs for programs that wait: one socket, one thread at a time."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
+from siltstone.topiclog.protocol import (
+    HEADER_BYTES,
+    Fetch,
+    Head,
+    Kind,
+    Place,
+    Status,
+    decode_bounds,
+    decode_count,
+    decode_head,
+    decode_hello,
+    decode_names,
+    decode_offset,
+    encode_batch_heads,
+    encode_commit,
+    encode_fetch,
+    encode_name,
+    encode_offset,
+    encode_version,
+    error_of,
+    request,
+    send_head,
+)
+from siltstone.topiclog.sending import pieces_of
+from siltstone.topiclog.subscription import Batch, Message, Subscription
+from siltstone.topiclog.tables import table_of_ends
+
+DEFAULT_PORT: Final = 9410
+FETCH_BYTES: Final = 1024 * 1024
+# Sends that may be on their way at once.
+_WINDOW: Final = 16
+# After these nothing is known when the connection is lost.
+_CHANGES: Final = (Kind.CREATE, Kind.SEND, Kind.COMMIT)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """A fetch that was asked for before it was wanted, and its reply once that was read."""
+
+    id: int
+    places: tuple[Place, ...]
+    reply: tuple[Head, memoryview] | None = None
+
+
+class TopicLogClient:
+    """A connection to a server of topic logs. Not for several threads at once."""
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout: float = 30.0
+    ) -> None:
+        """Connect and greet. Raises: RetryError where nobody answers, ProtocolError."""
+        self._timeout = timeout
+        self._next_id = 1
+        self._subscription: Subscription | None = None
+        self._ahead: _Ahead | None = None
+        try:
+            self._socket = socket.create_connection((host, port), timeout)
+        except OSError as exc:
+            raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        payload = self._ask(Kind.HELLO, payload=encode_version())
+        _, self._body_bytes_max, self._rows_max = decode_hello(payload)
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._socket.close()
+
+    def create_topic(self, topic: str) -> None:
+        """Create a topic, durably. Raises: ExistsError, UsageError for a name that is no topic."""
+        self._ask(Kind.CREATE, topic)
+
+    def topics(self) -> list[str]:
+        """Return all topics, in the order of their creation."""
+        return decode_names(self._ask(Kind.TOPICS))
+
+    def send(self, topic: str, value: bytes) -> int:
+        """Store a message and return its offset, once it would survive a power cut.
+
+        An empty one is not stored; the offset is then that of the next. Raises: NotFoundError,
+        RetryError when there is no room, OutcomeUnknownError.
+        """
+        return self.send_many(topic, [value] if value else []).start
+
+    def send_many(self, topic: str, values: Iterable[bytes]) -> range:
+        """Store messages, empty ones left out, and return their offsets.
+
+        They are stored in order, those of other clients maybe in between the requests that they
+        are cut into. Raises: as `send`.
+        """
+        first: int | None = None
+        end = 0
+        waiting: deque[tuple[int, int]] = deque()
+        pieces = pieces_of(values, rows_max=self._rows_max, bytes_max=self._body_bytes_max)
+        for piece in pieces:
+            waiting.append((self._send(topic, piece), len(piece)))
+            if len(waiting) >= _WINDOW:
+                first, end = self._acknowledged(waiting, first)
+        while waiting:
+            first, end = self._acknowledged(waiting, first)
+        assert first is not None
+        return range(first, end)
+
+    def end_offset(self, topic: str) -> int:
+        """Return the offset that the next message will have. Raises: NotFoundError."""
+        return self.bounds(topic).stop
+
+    def bounds(self, topic: str) -> range:
+        """Return the offsets of the messages that are there. Raises: NotFoundError."""
+        return decode_bounds(self._ask(Kind.BOUNDS, topic))
+
+    def message_length(self, topic: str, offset: int) -> int:
+        """Return how long a message is, 0 where there is none. Raises: NotFoundError."""
+        return decode_count(self._ask(Kind.LENGTH, topic, encode_offset(offset)))
+
+    def subscribe(self, topics: Sequence[str]) -> int:
+        """Read these topics from their ends on; those that do not exist are left out. Return how
+        many they are. Raises: UsageError when there is a subscription already.
+        """
+        if self._subscription is not None:
+            raise UsageError("there is a subscription, unsubscribe first")
+        known = set(self.topics())
+        wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
+        self._subscription = Subscription({topic: self.end_offset(topic) for topic in wanted})
+        return len(wanted)
+
+    def unsubscribe(self) -> None:
+        """Read nothing more. Raises: UsageError when there is no subscription."""
+        self._subscribed()
+        self._subscription = None
+
+    def position(self, topic: str) -> int:
+        """Return the offset that comes next. Raises: NotFoundError where it is not read."""
+        return self._subscribed().position(topic)
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Go on from another offset, also from before the subscription. Raises: NotFoundError."""
+        self._subscribed().seek(topic, offset)
+
+    def poll(self, timeout: float = 0.0) -> Message | None:
+        """Return the next message, of each topic in turn; None when none came in time."""
+        subscription = self._subscribed()
+        message = subscription.next_message()
+        if message is None and self._fetch(subscription, timeout, FETCH_BYTES):
+            message = subscription.next_message()
+        return message
+
+    def poll_batch(self, timeout: float = 0.0, bytes_max: int = FETCH_BYTES) -> Batch | None:
+        """Return the next messages of one topic, of each topic in turn; None when none came."""
+        subscription = self._subscribed()
+        batch = subscription.next_batch()
+        if batch is None and self._fetch(subscription, timeout, bytes_max):
+            batch = subscription.next_batch()
+        return batch
+
+    def commit(self, client: str, topic: str, offset: int) -> None:
+        """Keep, durably, from which offset a client is to go on. Raises: NotFoundError,
+        UsageError for an offset behind the end.
+        """
+        self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
+
+    def committed(self, client: str, topic: str) -> int:
+        """Return from which offset a client is to go on. Raises: NotFoundError."""
+        return decode_offset(self._ask(Kind.COMMITTED, topic, encode_name(client)))
+
+    def _subscribed(self) -> Subscription:
+        if self._subscription is None:
+            raise UsageError("there is no subscription")
+        return self._subscription
+
+    def _fetch(self, subscription: Subscription, timeout: float, bytes_max: int) -> bool:
+        places = subscription.places()
+        if not places:
+            return False
+        wait_ms = max(0, int(timeout * 1000))
+        fetch = Fetch(places=places, bytes_max=bytes_max, wait_ms=wait_ms)
+        self._socket.settimeout(self._timeout + timeout)
+        payload = self._asked_ahead(places)
+        if payload is None:
+            payload = self._ask(Kind.FETCH, payload=encode_fetch(fetch))
+        subscription.take_in(places, payload)
+        if len(payload) >= bytes_max // 2:
+            self._ask_ahead(subscription, bytes_max)
+        return True
+
+    def _ask_ahead(self, subscription: Subscription, bytes_max: int) -> None:
+        """Let the server look for what follows while the caller has its hands full."""
+        place = subscription.place_ahead()
+        if place is not None:
+            ahead = _Ahead(self._id(), (place,))
+            fetch = Fetch(places=ahead.places, bytes_max=bytes_max, wait_ms=0)
+            self._write(Kind.FETCH, [request(Kind.FETCH, ahead.id, payload=encode_fetch(fetch))])
+            self._ahead = ahead
+
+    def _asked_ahead(self, places: tuple[Place, ...]) -> memoryview | None:
+        """Return what was asked for ahead; None where it was something else, or nothing came."""
+        self._settle_ahead()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.places != places or ahead.reply is None:
+            return None
+        payload = _payload(ahead.reply, Kind.FETCH, ahead.id)
+        return payload if len(payload) > len(encode_batch_heads([])) else None
+
+    def _settle_ahead(self) -> None:
+        """Read what was asked for ahead: a server that cannot write to us would not read either."""
+        if self._ahead is not None and self._ahead.reply is None:
+            self._ahead.reply = self._read_frame(Kind.FETCH)
+
+    def _send(self, topic: str, values: Sequence[bytes]) -> int:
+        """Write a send, its data as it is where it is one message; return the id."""
+        self._settle_ahead()
+        request_id = self._id()
+        data = values[0] if len(values) == 1 else b"".join(values)
+        table = table_of_ends(values)
+        head = send_head(request_id, topic, table=table, data_bytes=len(data))
+        self._write(Kind.SEND, [head, data])
+        return request_id
+
+    def _acknowledged(self, waiting: deque[tuple[int, int]], first: int | None) -> tuple[int, int]:
+        request_id, count = waiting.popleft()
+        offset = decode_offset(self._read(Kind.SEND, request_id))
+        return offset if first is None else first, offset + count
+
+    def _id(self) -> int:
+        self._next_id = self._next_id % 0xFFFF_FFFF + 1
+        return self._next_id
+
+    def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
+        self._settle_ahead()
+        request_id = self._id()
+        self._write(kind, [request(kind, request_id, topic, payload)])
+        return self._read(kind, request_id)
+
+    def _write(self, kind: Kind, parts: Sequence[bytes]) -> None:
+        try:
+            views = [memoryview(part) for part in parts if part]
+            while views:
+                sent = self._socket.sendmsg(views)
+                while views and sent >= len(views[0]):
+                    sent -= len(views[0])
+                    del views[0]
+                if sent:
+                    views[0] = views[0][sent:]
+        except OSError as exc:
+            raise lost(kind, exc) from exc
+
+    def _read(self, kind: Kind, request_id: int) -> memoryview:
+        """Return the payload of the reply. Raises: what the reply says."""
+        return _payload(self._read_frame(kind), kind, request_id)
+
+    def _read_frame(self, kind: Kind) -> tuple[Head, memoryview]:
+        head = decode_head(self._receive(kind, HEADER_BYTES), 0)
+        return head, self._receive(kind, head.size - HEADER_BYTES)
+
+    def _receive(self, kind: Kind, size: int) -> memoryview:
+        view = memoryview(bytearray(size))
+        got = 0
+        try:
+            while got < size:
+                read = self._socket.recv_into(view[got:])
+                if not read:
+                    raise ConnectionResetError("the server has closed the connection")
+                got += read
+        except OSError as exc:
+            raise lost(kind, exc) from exc
+        return view
+
+
+def _payload(frame: tuple[Head, memoryview], kind: Kind, request_id: int) -> memoryview:
+    """Return what a reply to this request holds. Raises: what the reply says."""
+    head, payload = frame
+    if head.status is not Status.OK:
+        raise error_of(head.status, bytes(payload).decode(errors="replace"))
+    if (head.kind, head.id) != (kind, request_id):
+        raise OutcomeUnknownError(
+            f"the reply is of another request: kind={head.kind.name} id={head.id}"
+        )
+    return payload
+
+
+def lost(kind: Kind, error: OSError) -> OutcomeUnknownError | RetryError:
+    """Return what a lost connection means for a request."""
+    if kind in _CHANGES:
+        return OutcomeUnknownError(f"the connection was lost, it may have happened: {error}")
+    return RetryError(f"the connection was lost: {error}")

@@ -1,0 +1,377 @@
+"""What a server does with requests, without sockets: it answers a peer, which writes.
+
+Everything runs on the loop, whose time and threads come through the shell. Blocking work, which is
+only the creation of a topic, goes to a thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, SiltstoneError
+from siltstone.segment.room import Room
+from siltstone.store.block_log import Run
+from siltstone.store.outcome import Ticket
+from siltstone.topiclog.gather import Lane
+from siltstone.topiclog.log import Log, TopicLogs
+from siltstone.topiclog.protocol import (
+    VERSION,
+    BatchHead,
+    Fetch,
+    Head,
+    Kind,
+    decode_commit,
+    decode_fetch,
+    decode_name,
+    decode_offset,
+    decode_version,
+    encode_batch_heads,
+    encode_bounds,
+    encode_count,
+    encode_hello,
+    encode_names,
+    encode_offset,
+    refusal,
+    reply,
+    reply_head,
+    status_of,
+)
+from siltstone.topiclog.tables import table_of_offsets
+
+Act = Callable[[], None]
+
+FETCH_BYTES_MAX: Final = 64 * 1024 * 1024
+WAITING_MAX: Final = 100_000
+
+
+class Shell(Protocol):
+    """What the hub needs of the loop that it runs in."""
+
+    def soon(self, act: Act) -> None:
+        """Run something when the current work is done."""
+
+    def soon_from_thread(self, act: Act) -> None:
+        """Run something on the loop, called from any thread."""
+
+    def in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        """Run work in a thread, then something on the loop, with what it raised."""
+
+    def later(self, seconds: float, act: Act) -> Act:
+        """Run something after some time; return what forgets it."""
+
+
+class Publisher(Protocol):
+    """Who gives messages on that were stored."""
+
+    def rule(self, topic: str) -> object | None:
+        """Say whether those of a topic are wanted at all."""
+
+    def publish(self, topic: str, values: list[bytes]) -> None:
+        """Take messages of a topic."""
+
+
+class Peer(Protocol):
+    """Who has asked."""
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write these, one behind the other, and keep them unchanged until they are gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubLimits:
+    """How much a server takes: of one send, waiting for the disk, and on its way in."""
+
+    body_bytes_max: int = 256 * 1024 * 1024
+    pending_bytes_max: int = 64 * 1024 * 1024
+    reserved_bytes_max: int = 1024 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A fetch that waits for a message."""
+
+    peer: Peer
+    id: int
+    fetch: Fetch
+    forget: Act = field(default=lambda: None)
+
+
+class Hub:
+    """All state of a running server of topic logs."""
+
+    def __init__(
+        self,
+        logs: TopicLogs,
+        shell: Shell,
+        limits: HubLimits,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._logs = logs
+        self._shell = shell
+        self.limits = limits
+        self._publisher = publisher
+        self._lanes: dict[str, Lane] = {}
+        self._waiting: dict[str, list[_Waiter]] = {}
+        self._waiting_count = 0
+        self._room_waits: list[Act] = []
+        self.pending_bytes = 0
+        self.reserved_bytes = 0
+        # Sends that have arrived and are not yet acknowledged.
+        self.storing = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the disk that sockets should not be read."""
+        return self.pending_bytes >= self.limits.pending_bytes_max
+
+    def when_room(self, resume: Act) -> None:
+        """Call back once when there is room again."""
+        self._room_waits.append(resume)
+
+    def handle(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> None:
+        """Answer a request that is no send. Raises: ProtocolError."""
+        try:
+            answer = self._answer(peer, head, topic, payload)
+        except ProtocolError:
+            raise
+        except SiltstoneError as exc:
+            self.refuse(peer, head.kind, head.id, exc)
+            return
+        if answer is not None:
+            peer.send([reply(head.kind, head.id, answer)])
+
+    def _answer(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> bytes | None:
+        """Return what to reply, None where that comes later."""
+        match head.kind:
+            case Kind.HELLO:
+                if (version := decode_version(payload)) != VERSION:
+                    raise ProtocolError(f"version {version} is not spoken here, but {VERSION}")
+                return encode_hello(body_bytes_max=self.limits.body_bytes_max)
+            case Kind.CREATE:
+                self._create(peer, head.id, topic)
+            case Kind.TOPICS:
+                return encode_names(self._logs.topics())
+            case Kind.BOUNDS:
+                return encode_bounds(self._logs.log(topic).bounds())
+            case Kind.LENGTH:
+                return encode_count(self._logs.log(topic).length(decode_offset(payload)))
+            case Kind.FETCH:
+                self._fetch(peer, head.id, decode_fetch(payload))
+            case Kind.COMMIT:
+                client, offset = decode_commit(payload)
+                done = partial(self._committed, peer, head.id)
+                self._logs.commit(client, topic, offset, done)
+            case Kind.COMMITTED:
+                return encode_offset(self._logs.committed(decode_name(bytes(payload)), topic))
+            case Kind.SEND:
+                raise ProtocolError("a send came another way")
+        return None
+
+    def refuse(self, peer: Peer, kind: Kind, request_id: int, error: Exception) -> None:
+        """Say what went wrong."""
+        peer.send([refusal(kind, request_id, status_of(error), str(error))])
+
+    def find(self, topic: str) -> Log:
+        """Return the log of a topic. Raises: NotFoundError."""
+        return self._logs.log(topic)
+
+    def send(self, peer: Peer, request_id: int, topic: str, offsets: bytes, values: bytes) -> None:
+        """Store a small send, together with others."""
+        try:
+            log = self._logs.log(topic)
+        except NotFoundError as exc:
+            self.refuse(peer, Kind.SEND, request_id, exc)
+            return
+        if not values:
+            # Nothing to store, which is no mistake.
+            self._acknowledge(peer, request_id, log.bounds().stop)
+            return
+        lane = self._lanes.get(topic)
+        if lane is None:
+            lane = Lane(log, self._shell.soon, self._shell.soon_from_thread)
+            self._lanes[topic] = lane
+        self.pending_bytes += len(values)
+        self.storing += 1
+
+        def settle(outcome: int | Exception) -> None:
+            self.storing -= 1
+            self._release(len(values))
+            self._stored(peer, request_id, log, offsets, memoryview(values), outcome)
+
+        lane.add(offsets, values, settle)
+
+    def reserve(
+        self, log: Log, size: int, rows: int, then: Callable[[Room | Exception], None]
+    ) -> None:
+        """Take a place for a large send; `then` gets it from any thread, or why there is none.
+        Either way it is given up or committed afterwards.
+        """
+        self.reserved_bytes += size
+        if self.reserved_bytes > self.limits.reserved_bytes_max:
+            then(OverloadedError(f"too much is on its way: reserved_bytes={self.reserved_bytes}"))
+            return
+        try:
+            log.take_room(size, rows, then)
+        except SiltstoneError as exc:
+            then(exc)
+
+    def give_up(self, log: Log, size: int, room: Room | None) -> None:
+        """Take back a place, or the wish for one."""
+        self.reserved_bytes -= size
+        if room is not None:
+            log.give_up_room(room)
+
+    def commit_room(
+        self, peer: Peer, request_id: int, log: Log, offsets: bytes, room: Room
+    ) -> None:
+        """Store a large send that has arrived."""
+        try:
+            ticket = log.append_room(offsets, room, timeout=0.0)
+        except SiltstoneError as exc:
+            self.give_up(log, room.size, room)
+            self.refuse(peer, Kind.SEND, request_id, exc)
+            return
+
+        self.storing += 1
+
+        def settle(ticket: Ticket) -> None:
+            self.storing -= 1
+            self.give_up(log, room.size, None if ticket.error is None else room)
+            outcome = ticket.error or ticket.first_serial()
+            self._stored(peer, request_id, log, offsets, room.contents(), outcome)
+
+        ticket.on_done(
+            lambda ticket: self._shell.soon_from_thread(lambda: settle(ticket)),
+        )
+
+    def forget(self, peer: Peer) -> None:
+        """Let go of a peer that is gone."""
+        for waiters in list(self._waiting.values()):
+            for waiter in [each for each in waiters if each.peer is peer]:
+                self._end_wait(waiter)
+
+    def _create(self, peer: Peer, request_id: int, topic: str) -> None:
+        def then(error: Exception | None) -> None:
+            if error is None:
+                peer.send([reply(Kind.CREATE, request_id)])
+            else:
+                self.refuse(peer, Kind.CREATE, request_id, error)
+
+        self._shell.in_thread(partial(self._logs.create_topic, topic), then)
+
+    def _committed(self, peer: Peer, request_id: int, error: Exception | None) -> None:
+        def tell() -> None:
+            if error is None:
+                peer.send([reply(Kind.COMMIT, request_id)])
+            else:
+                self.refuse(peer, Kind.COMMIT, request_id, error)
+
+        self._shell.soon_from_thread(tell)
+
+    def _acknowledge(self, peer: Peer, request_id: int, offset: int) -> None:
+        peer.send([reply(Kind.SEND, request_id, encode_offset(offset))])
+
+    def _stored(
+        self,
+        peer: Peer,
+        request_id: int,
+        log: Log,
+        offsets: bytes,
+        values: memoryview,
+        outcome: int | Exception,
+    ) -> None:
+        if isinstance(outcome, Exception):
+            self.refuse(peer, Kind.SEND, request_id, outcome)
+            return
+        self._acknowledge(peer, request_id, outcome)
+        self._wake(log.topic)
+        publisher = self._publisher
+        if publisher is not None and publisher.rule(log.topic) is not None:
+            publisher.publish(log.topic, values_of(offsets, values))
+
+    def _release(self, size: int) -> None:
+        self.pending_bytes -= size
+        if self._room_waits and not self.is_full:
+            waits, self._room_waits = self._room_waits, []
+            for resume in waits:
+                resume()
+
+    def _fetch(self, peer: Peer, request_id: int, fetch: Fetch) -> None:
+        parts = self._read(request_id, fetch)
+        if parts is not None or not fetch.wait_ms:
+            peer.send(parts or [reply(Kind.FETCH, request_id, encode_batch_heads([]))])
+            return
+        if self._waiting_count >= WAITING_MAX:
+            raise OverloadedError(f"too many fetches wait: waiting={self._waiting_count}")
+        waiter = _Waiter(peer=peer, id=request_id, fetch=fetch)
+        for topic in {place.topic for place in fetch.places}:
+            self._waiting.setdefault(topic, []).append(waiter)
+        self._waiting_count += 1
+        waiter.forget = self._shell.later(
+            fetch.wait_ms / 1000, partial(self._answer_waiter, waiter)
+        )
+
+    def _answer_waiter(self, waiter: _Waiter) -> None:
+        self._end_wait(waiter)
+        try:
+            parts = self._read(waiter.id, waiter.fetch)
+        except SiltstoneError as exc:
+            self.refuse(waiter.peer, Kind.FETCH, waiter.id, exc)
+            return
+        waiter.peer.send(parts or [reply(Kind.FETCH, waiter.id, encode_batch_heads([]))])
+
+    def _end_wait(self, waiter: _Waiter) -> None:
+        waiter.forget()
+        self._waiting_count -= 1
+        for topic in {place.topic for place in waiter.fetch.places}:
+            waiters = self._waiting[topic]
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiting[topic]
+
+    def _wake(self, topic: str) -> None:
+        for waiter in list(self._waiting.get(topic, ())):
+            self._answer_waiter(waiter)
+
+    def _read(self, request_id: int, fetch: Fetch) -> list[bytes | memoryview] | None:
+        """Return the reply to a fetch, as pieces that stand in the map; None for nothing.
+
+        Of several places each gets its part, in their order, until enough is found.
+        """
+        left = min(fetch.bytes_max, FETCH_BYTES_MAX)
+        share = max(1, left // max(1, len(fetch.places)))
+        heads: list[BatchHead] = []
+        parts: list[bytes | memoryview] = []
+        for number, place in enumerate(fetch.places):
+            log = self._logs.log(place.topic)
+            bounds = log.bounds()
+            offset = min(max(place.offset, bounds.start), bounds.stop)
+            runs = log.read(offset, bytes_max=share) if left > 0 else []
+            if not runs and offset != place.offset:
+                # Told at once where it may go on.
+                heads.append(_head(number, offset, bounds.stop, None))
+                parts.append(bytes(4))
+            for run in runs:
+                heads.append(_head(number, run.first_offset, bounds.stop, run))
+                parts += (table_of_offsets(run.offsets), run.data)
+                left -= len(run.data)
+        if not heads:
+            return None
+        packed = encode_batch_heads(heads)
+        size = len(packed) + sum(map(len, parts))
+        return [reply_head(Kind.FETCH, request_id, size) + packed, *parts]
+
+
+def _head(place: int, first: int, end: int, run: Run | None) -> BatchHead:
+    count, data_bytes = (0, 0) if run is None else (run.count, len(run.data))
+    return BatchHead(place=place, first=first, end=end, count=count, data_bytes=data_bytes)
+
+
+def values_of(offsets: bytes, values: memoryview) -> list[bytes]:
+    """Return messages one by one, copied out of what holds them."""
+    ends = array("i", offsets)
+    return [bytes(values[ends[i] : ends[i + 1]]) for i in range(len(ends) - 1)]

@@ -1,0 +1,161 @@
+"""Topic logs: topics that are created, messages by offset, and the offsets that clients commit.
+
+Each topic is a shard of one database, `topics`, so that its messages are rows of the store like any
+others. A message's offset is its serial: from 0 on, without a gap. Committed offsets are in the
+key-value database of all positions. Everything that is acknowledged survives a power cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.keyvalue import KeyValueDatabase
+from siltstone.segment.room import Room
+from siltstone.store.block_log import Run
+from siltstone.store.outcome import Ticket
+from siltstone.store.settings import DatabaseSettings
+from siltstone.topic.grammar import check_topic
+from siltstone.tx.settings import KeyValueSettings
+
+DATABASE: Final = "topics"
+COMMITS: Final = "commits"
+CLIENT_BYTES_MAX: Final = 1024
+_OFFSET_BYTES: Final = 8
+
+Done = Callable[[Exception | None], None]
+
+
+class Log(Protocol):
+    """The messages of one topic, in order."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
+        """Store messages; the ticket tells when they are durable, and their first serial."""
+        ...
+
+    def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
+        """Take a place that messages are put into by whoever receives them."""
+        ...
+
+    def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
+        """Store what was put into a place."""
+        ...
+
+    def give_up_room(self, room: Room) -> None:
+        """Take back a place that nothing will stand in."""
+        ...
+
+    def bounds(self) -> range:
+        """Return the offsets that are there."""
+        ...
+
+    def length(self, offset: int) -> int:
+        """Return how long a message is, 0 where there is none."""
+        ...
+
+    def read(self, offset: int, *, bytes_max: int, rows_max: int = ...) -> list[Run]:
+        """Return what stands from an offset on."""
+        ...
+
+
+class Logs(Protocol):
+    """The logs of all topics."""
+
+    def topics(self) -> list[str]: ...
+
+    def add(self, topic: str) -> Log: ...
+
+    def find(self, topic: str) -> Log | None: ...
+
+
+class Commits:
+    """The offsets that clients have committed, each durable when it is acknowledged."""
+
+    def __init__(self, database: KeyValueDatabase) -> None:
+        self._database = database
+
+    def put(self, client: str, topic: str, offset: int, done: Done) -> None:
+        """Keep an offset; `done` hears of it, from whatever thread."""
+        key = _key(client, topic)
+        transaction = self._database.transaction(key=key)
+        transaction.write(key, offset.to_bytes(_OFFSET_BYTES, "big"))
+        transaction.submit().on_done(lambda ticket: done(ticket.error))
+
+    def get(self, client: str, topic: str) -> int | None:
+        """Return what a client has committed for a topic, None where it has nothing."""
+        key = _key(client, topic)
+        value = self._database.get(key, key=key)
+        return None if value is None else int.from_bytes(value, "big")
+
+
+class TopicLogs:
+    """The front end: what the server, and whoever has the store itself, asks for."""
+
+    def __init__(self, logs: Logs, commits: Commits) -> None:
+        self._logs = logs
+        self._commits = commits
+
+    def create_topic(self, topic: str) -> None:
+        """Create a topic, durably. Raises: ExistsError, InvalidTopicError, StorageFullError."""
+        check_topic(topic.encode())
+        self._logs.add(topic)
+
+    def topics(self) -> list[str]:
+        """Return the topics in the order of their creation."""
+        return self._logs.topics()
+
+    def log(self, topic: str) -> Log:
+        """Return the log of a topic. Raises: NotFoundError."""
+        found = self._logs.find(topic)
+        if found is None:
+            raise NotFoundError(f"there is no topic {topic!r}")
+        return found
+
+    def commit(self, client: str, topic: str, offset: int, done: Done) -> None:
+        """Keep how far a client has come: the offset of the message that it wants next.
+
+        Raises: NotFoundError, UsageError for an offset behind the end or a client that is none.
+        """
+        end = self.log(topic).bounds().stop
+        if offset > end:
+            raise UsageError(f"nothing is there to be committed: offset={offset} end={end}")
+        self._commits.put(client, topic, offset, done)
+
+    def committed(self, client: str, topic: str) -> int:
+        """Return how far a client has come; the end of the topic where that is further back, after
+        a copy of the data was restored. Raises: NotFoundError, UsageError.
+        """
+        end = self.log(topic).bounds().stop
+        offset = self._commits.get(client, topic)
+        if offset is None:
+            raise NotFoundError(f"client {client!r} has committed nothing for topic {topic!r}")
+        return min(offset, end)
+
+
+def open_topic_logs(store: Store, settings: DatabaseSettings) -> tuple[TopicLogs, Database]:
+    """Open the topic logs of a data directory; the settings are for a database yet to be made.
+
+    Everything is recovered when this returns. Raises: CorruptionError, UsageError.
+    """
+    database = store.ensure(DATABASE, settings)
+    commits = store.keyvalue(COMMITS, KeyValueSettings(timed=False))
+    return TopicLogs(database.block_logs(), Commits(commits)), database
+
+
+def _key(client: str, topic: str) -> str:
+    """Return where an offset is kept: under a name that no client or topic can break out of."""
+    encoded = client.encode()
+    if not 0 < len(encoded) <= CLIENT_BYTES_MAX:
+        raise UsageError(
+            f"a client's name has 1 to {CLIENT_BYTES_MAX} bytes: size_bytes={len(encoded)}"
+        )
+    digest = blake2b(topic.encode(), digest_size=16).hexdigest()
+    return f"topiclog/{digest}/{quote(client, safe='')}"

@@ -1,0 +1,118 @@
+"""The listener of topic logs, beside the broker's or alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.logs import log
+from siltstone.topiclog.channel import Channel
+from siltstone.topiclog.hub import Act, Hub, HubLimits, Publisher
+from siltstone.topiclog.log import TopicLogs
+
+_LOG: Final = logging.getLogger("siltstone.topiclog")
+_BACKLOG: Final = 1024
+_DRAIN_STEP: Final = 0.005
+
+
+class LoopShell:
+    """The hub's way to the loop and to threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(1, "siltstone-topics")
+
+    def soon(self, act: Act) -> None:
+        self._loop.call_soon(act)
+
+    def soon_from_thread(self, act: Act) -> None:
+        # A shard that resolves its last tickets may outlive the loop.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act)
+
+    def in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                work()
+            except SiltstoneError as exc:
+                error = exc
+            self.soon_from_thread(lambda: then(error))
+
+        self._executor.submit(run)
+
+    def later(self, seconds: float, act: Act) -> Act:
+        return self._loop.call_later(seconds, act).cancel
+
+    def close(self) -> None:
+        """Begin nothing new in a thread."""
+        self._executor.shutdown(wait=True)
+
+
+class TopicLogServer:
+    """A server of topic logs on one address."""
+
+    def __init__(
+        self,
+        logs: TopicLogs,
+        *,
+        limits: HubLimits | None = None,
+        body_timeout: float = 30.0,
+        connections_max: int = 10_000,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._shell = LoopShell(self._loop)
+        self._hub = Hub(logs, self._shell, limits or HubLimits(), publisher)
+        self._body_timeout = body_timeout
+        self._connections_max = connections_max
+        self._channels: set[Channel] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Take connections from now on; return the port. Raises: UsageError."""
+        try:
+            self._server = await self._loop.create_server(
+                self._accept, host, port, backlog=_BACKLOG
+            )
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            raise UsageError(f"cannot listen for topic logs on {host}:{port}: {reason}") from exc
+        found: int = self._server.sockets[0].getsockname()[1]
+        log(_LOG, logging.INFO, "listening", address=f"topiclog://{host}:{found}")
+        return found
+
+    async def close(self, drain_timeout: float = 2.0) -> None:
+        """Take no more connections; let what has arrived be stored and told, then end the rest."""
+        if self._server is not None:
+            self._server.close()
+        for channel in self._channels:
+            channel.stop_reading()
+        deadline = self._loop.time() + drain_timeout
+        await self._until(lambda: not self._hub.storing, deadline)
+        for channel in list(self._channels):
+            channel.close()
+        await self._until(lambda: not self._channels, deadline)
+        for channel in list(self._channels):
+            channel.abort()
+        self._shell.close()
+
+    async def _until(self, holds: Callable[[], bool], deadline: float) -> None:
+        # What is waited for is told by threads and peers, to nobody in particular.
+        while not holds() and self._loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_STEP)
+
+    def _accept(self) -> Channel:
+        channel = Channel(
+            self._loop, self._hub, body_timeout=self._body_timeout, gone=self._channels.discard
+        )
+        self._channels.add(channel)
+        if len(self._channels) > self._connections_max:
+            log(_LOG, logging.WARNING, "too many connections", max=self._connections_max)
+            self._loop.call_soon(channel.abort)
+        return channel

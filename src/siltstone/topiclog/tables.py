@@ -1,0 +1,147 @@
+"""Where messages end: the tables of the protocol (u32, big endian) and of the store (i32, little).
+
+A table of ends of the protocol has one number a message; a table of offsets has one more, the first
+being where the data begins. Both turn as a whole, not number by number; the machine is little
+endian, as the store needs it to be. Messages of one length, as devices mostly send them, are told
+by their first and last; then none is looked at for itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from struct import Struct
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import ProtocolError
+
+# Where calling Arrow costs less than looking at each number.
+_MANY: Final = 64
+# Messages of one length that are cut out by one call.
+_GROUP: Final = 64
+
+
+def ends_of(values: Sequence[bytes]) -> Sequence[int]:
+    """Return where each message ends, counted from the first."""
+    size = _size_of_all(values)
+    if size:
+        return range(size, size * len(values) + 1, size)
+    return list(accumulate(map(len, values)))
+
+
+def table_of_ends(values: Sequence[bytes]) -> bytes:
+    """Return where each message ends, as the protocol has it."""
+    size = _size_of_all(values)
+    if size:
+        return _even_table(size, len(values))
+    return _turned(array("I", accumulate(map(len, values))))
+
+
+def offsets_of_ends(table: bytes | memoryview) -> bytes:
+    """Return the offsets of the store for a table of ends.
+
+    Raises: ProtocolError where a message would be empty or of less than nothing.
+    """
+    ends = array("I", bytes(4) + table)
+    ends.byteswap()
+    if not _rises(ends):
+        raise ProtocolError("a message of a send ends where it begins, or before")
+    return ends.tobytes()
+
+
+def joined_offsets(tables: Sequence[bytes], sizes: Sequence[int]) -> bytes:
+    """Return the offsets of the store for data put together of pieces with these offsets."""
+    if len(tables) == 1:
+        return tables[0]
+    joined = array("i", bytes(4))
+    base = 0
+    for table, size in zip(tables, sizes, strict=True):
+        offsets = array("i", table)[1:]
+        if base == 0:
+            joined += offsets
+        elif len(offsets) < _MANY:
+            joined.extend([base + offset for offset in offsets])
+        else:
+            moved = pc.add(_arrow(offsets), pa.scalar(base, pa.int32()))
+            joined.frombytes(memoryview(moved.buffers()[1])[: 4 * len(offsets)])
+        base += size
+    return joined.tobytes()
+
+
+def table_of_offsets(offsets: memoryview) -> bytes:
+    """Return offsets of the store as the protocol has them."""
+    return _turned(array("I", offsets.tobytes()))
+
+
+def offsets_of_table(table: memoryview) -> Sequence[int]:
+    """Return the offsets of a reply, counted from its data. Raises: ProtocolError."""
+    offsets = array("I", bytes(table))
+    offsets.byteswap()
+    first = offsets[0]
+    if first:
+        offsets = array("I", [offset - first for offset in offsets])
+    if len(offsets) > 1 and not _rises(offsets):
+        raise ProtocolError("the table of a reply does not rise")
+    return offsets
+
+
+def values_at(offsets: Sequence[int], data: memoryview) -> list[bytes]:
+    """Return the messages that stand in the data at these offsets, which rise."""
+    count = len(offsets) - 1
+    size = offsets[1] - offsets[0] if count >= _MANY else 0
+    even = size > 0 and offsets[0] == 0 and offsets[count] == size * count
+    if even and offsets == _even_offsets(size, count):
+        return _even_values(size, data[: size * count])
+    copied = bytes(data)
+    return [copied[start:end] for start, end in pairwise(offsets)]
+
+
+def _even_values(size: int, data: memoryview) -> list[bytes]:
+    whole = len(data) - len(data) % (size * _GROUP)
+    values = list(chain.from_iterable(_group_of(size).iter_unpack(data[:whole])))
+    values += [bytes(data[start : start + size]) for start in range(whole, len(data), size)]
+    return values
+
+
+@lru_cache(maxsize=64)
+def _group_of(size: int) -> Struct:
+    return Struct(f"{size}s" * _GROUP)
+
+
+@lru_cache(maxsize=8)
+def _even_offsets(size: int, count: int) -> array[int]:
+    return array("I", range(0, size * count + 1, size))
+
+
+@lru_cache(maxsize=8)
+def _even_table(size: int, count: int) -> bytes:
+    return _turned(array("I", range(size, size * count + 1, size)))
+
+
+def _size_of_all(values: Sequence[bytes]) -> int:
+    """Return the length that all messages have, 0 where they are few or differ."""
+    if len(values) < _MANY or len(values[0]) != len(values[-1]):
+        return 0
+    sizes = set(map(len, values))
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _turned(numbers: array[int]) -> bytes:
+    numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _rises(numbers: array[int]) -> bool:
+    if len(numbers) < _MANY:
+        return all(before < after for before, after in pairwise(numbers))
+    column = pa.Array.from_buffers(pa.uint32(), len(numbers), [None, pa.py_buffer(numbers)])
+    return bool(pc.all(pc.less(column.slice(0, len(numbers) - 1), column.slice(1))).as_py())
+
+
+def _arrow(numbers: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from siltstone.errors import (
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RetryError,
+    UsageError,
+)
+from siltstone.topiclog.aio import AsyncTopicLogClient
+from siltstone.topiclog.protocol import (
+    Kind,
+    Status,
+    decode_head,
+    encode_bounds,
+    encode_hello,
+    encode_names,
+    encode_offset,
+    refusal,
+    reply,
+)
+
+
+class Scripted:
+    """A transport whose server answers by a table, in the order that it is told."""
+
+    def __init__(self, answers: dict[Kind, Callable[[int], bytes]]) -> None:
+        self.answers = answers
+        self.asked: list[Kind] = []
+        self.held: list[bytes] = []
+        self.hold = False
+        self.is_aborted = False
+        self.protocol: Any = None
+
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        head = decode_head(b"".join(parts), 0)
+        self.asked.append(head.kind)
+        self.held.append(self.answers[head.kind](head.id))
+        if not self.hold:
+            asyncio.get_running_loop().call_soon(self.release)
+
+    def release(self) -> None:
+        held, self.held = self.held, []
+        for data in held:
+            self.say(data)
+
+    def say(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            view = self.protocol.get_buffer(-1)
+            count = min(len(view), len(left), 7)
+            view[:count] = left[:count]
+            left = left[count:]
+            self.protocol.buffer_updated(count)
+
+    def close(self) -> None:
+        self.protocol.connection_lost(None)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.close()
+
+
+ANSWERS: dict[Kind, Callable[[int], bytes]] = {
+    Kind.HELLO: lambda number: reply(Kind.HELLO, number, encode_hello(body_bytes_max=1 << 20)),
+    Kind.CREATE: lambda number: reply(Kind.CREATE, number),
+    Kind.TOPICS: lambda number: reply(Kind.TOPICS, number, encode_names(["t"])),
+    Kind.BOUNDS: lambda number: reply(Kind.BOUNDS, number, encode_bounds(range(3))),
+    Kind.SEND: lambda number: reply(Kind.SEND, number, encode_offset(number)),
+    Kind.COMMITTED: lambda number: refusal(Kind.COMMITTED, number, Status.NOT_FOUND, "nothing"),
+    Kind.FETCH: lambda number: reply(Kind.FETCH, number, b"\0\0"),
+    Kind.COMMIT: lambda number: reply(Kind.COMMIT, number),
+}
+
+
+def run(talk: Callable[[AsyncTopicLogClient, Scripted], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        line = Scripted(ANSWERS)
+
+        async def connect(make: Callable[[], Any], *_: object) -> tuple[object, object]:
+            line.protocol = make()
+            line.protocol.connection_made(line)
+            return line, line.protocol
+
+        loop.create_connection = connect  # type: ignore[method-assign,assignment]
+        client = await AsyncTopicLogClient.connect()
+        await talk(client, line)
+
+    asyncio.run(main())
+
+
+def test_replies_find_their_requests_in_whatever_order_they_come() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.hold = True
+        sends = [asyncio.ensure_future(client.send("t", b"x")) for _ in range(3)]
+        topics = asyncio.ensure_future(client.topics())
+        while len(line.held) < 4:
+            await turn()
+        line.held.reverse()
+        line.release()
+        assert await topics == ["t"]
+        offsets = [await sent for sent in sends]
+        assert offsets == sorted(set(offsets))
+
+    run(talk)
+
+
+async def turn() -> None:
+    passed = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(passed.set_result, None)
+    await passed
+
+
+def test_a_subscription_asks_for_ends_and_polls() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        async with client:
+            await client.create_topic("t")
+            assert await client.subscribe(["t", "no"]) == 1
+            with pytest.raises(UsageError):
+                await client.subscribe(["t"])
+            assert client.position("t") == 3
+            assert await client.poll(1.0) is None
+            assert await client.poll_batch() is None
+            client.seek("t", 0)
+            await client.commit("c", "t", 1)
+            with pytest.raises(NotFoundError, match="nothing"):
+                await client.committed("c", "t")
+            client.unsubscribe()
+            with pytest.raises(UsageError):
+                client.position("t")
+        assert line.asked.count(Kind.FETCH) == 2
+
+    run(talk)
+
+
+def test_a_lost_connection_ends_all_that_waits() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.hold = True
+        waiting = [
+            asyncio.ensure_future(client.send("t", b"x")),
+            asyncio.ensure_future(client.topics()),
+        ]
+        while len(line.held) < 2:
+            await turn()
+        line.protocol.connection_lost(None)
+        with pytest.raises(OutcomeUnknownError):
+            await waiting[0]
+        with pytest.raises(RetryError):
+            await waiting[1]
+        with pytest.raises(RetryError, match="the connection is closed"):
+            await client.topics()
+        client.close()
+
+    run(talk)
+
+
+def test_a_server_that_talks_nonsense_is_left() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.hold = True
+        waiting = asyncio.ensure_future(client.topics())
+        while not line.held:
+            await turn()
+        line.say(bytes(12))
+        with pytest.raises(ProtocolError):
+            await waiting
+        assert line.is_aborted
+
+    run(talk)
+
+
+def test_what_breaks_the_rules_is_told_to_all_that_wait() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.hold = True
+        waiting = asyncio.ensure_future(client.topics())
+        while not line.held:
+            await turn()
+        line.say(refusal(Kind.HELLO, 0, Status.MALFORMED, "not so"))
+        with pytest.raises(ProtocolError, match="not so"):
+            await waiting
+
+    run(talk)
+
+
+def test_a_reply_that_nobody_waits_for_any_more_is_let_go() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.say(reply(Kind.TOPICS, 999, encode_names([])))
+        assert await client.topics() == ["t"]
+
+    run(talk)
+
+
+def test_writing_waits_while_the_connection_is_full() -> None:
+    async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
+        line.protocol.pause_writing()
+        asked = asyncio.ensure_future(client.topics())
+        await turn()
+        assert line.asked == [Kind.HELLO]
+        line.protocol.resume_writing()
+        assert await asked == ["t"]
+
+    run(talk)
+
+
+def test_nobody_there_is_told_with_the_address() -> None:
+    async def main() -> None:
+        async def refuse(*_: object) -> None:
+            raise ConnectionRefusedError("refused")
+
+        asyncio.get_running_loop().create_connection = cast("Any", refuse)  # type: ignore[method-assign]
+        with pytest.raises(RetryError, match="answers at h:1: refused"):
+            await AsyncTopicLogClient.connect("h", 1)
+
+    asyncio.run(main())

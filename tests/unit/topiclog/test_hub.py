@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from siltstone.errors import ProtocolError
+from siltstone.topiclog import hub as hub_module
+from siltstone.topiclog.hub import values_of
+from siltstone.topiclog.protocol import (
+    HEADER_BYTES,
+    Fetch,
+    Head,
+    Kind,
+    Place,
+    Status,
+    decode_batches,
+    decode_bounds,
+    decode_count,
+    decode_head,
+    decode_names,
+    decode_offset,
+    encode_commit,
+    encode_fetch,
+    encode_name,
+    encode_offset,
+)
+from tests.support.topiclog import offsets_of
+from tests.support.topiclog_wire import Wired, wired
+
+
+class Asker:
+    """A peer that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.said: list[Sequence[bytes | memoryview]] = []
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.said.append(parts)
+
+    def last(self) -> tuple[Kind, Status, int, memoryview]:
+        data = b"".join(self.said[-1])
+        head = decode_head(data, 0)
+        assert head.size == len(data)
+        return head.kind, head.status, head.id, memoryview(data)[HEADER_BYTES:]
+
+
+def ask(
+    server: Wired,
+    peer: Asker,
+    kind: Kind,
+    topic: str = "",
+    payload: bytes = b"",
+    *,
+    number: int = 7,
+) -> None:
+    head = Head(size=0, kind=kind, status=Status.OK, name_size=0, id=number)
+    server.hub.handle(peer, head, topic, memoryview(payload))
+    server.loop.turn()
+
+
+def send(server: Wired, peer: Asker, topic: str, *values: bytes) -> None:
+    before = len(peer.said)
+    server.hub.send(peer, 9, topic, offsets_of(values), b"".join(values))
+    server.loop.turn_until(lambda: len(peer.said) > before)
+
+
+def fetch(*places: tuple[str, int], bytes_max: int = 1000, wait_ms: int = 0) -> bytes:
+    wanted = tuple(Place(topic=topic, offset=offset) for topic, offset in places)
+    return encode_fetch(Fetch(places=wanted, bytes_max=bytes_max, wait_ms=wait_ms))
+
+
+def batches(peer: Asker) -> list[tuple[int, int, int, bytes]]:
+    kind, status, _, payload = peer.last()
+    assert (kind, status) == (Kind.FETCH, Status.OK)
+    found = decode_batches(payload)
+    return [(head.place, head.first, head.count, bytes(data)) for head, _, data in found]
+
+
+@pytest.fixture
+def peer() -> Asker:
+    return Asker()
+
+
+def test_topics_bounds_and_lengths_are_answered(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        assert peer.last()[:3] == (Kind.CREATE, Status.OK, 7)
+        ask(server, peer, Kind.CREATE, "t")
+        assert peer.last()[1] is Status.EXISTS
+        send(server, peer, "t", b"abc", b"de")
+        assert decode_offset(peer.last()[3]) == 0
+        ask(server, peer, Kind.TOPICS)
+        assert decode_names(peer.last()[3]) == ["t"]
+        ask(server, peer, Kind.BOUNDS, "t")
+        assert decode_bounds(peer.last()[3]) == range(2)
+        ask(server, peer, Kind.LENGTH, "t", encode_offset(1))
+        assert decode_count(peer.last()[3]) == 2
+        ask(server, peer, Kind.BOUNDS, "no")
+        assert peer.last()[1] is Status.NOT_FOUND
+
+
+def test_commits_are_answered_when_they_are_durable(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, Kind.COMMIT, "t", encode_commit("c", 0))
+        server.loop.turn_until(lambda: len(peer.said) == 2)
+        assert peer.last()[:2] == (Kind.COMMIT, Status.OK)
+        ask(server, peer, Kind.COMMITTED, "t", encode_name("c"))
+        assert decode_offset(peer.last()[3]) == 0
+        ask(server, peer, Kind.COMMIT, "t", encode_commit("c", 5))
+        assert peer.last()[1] is Status.INVALID
+
+
+def test_a_fetch_gets_what_stands_in_the_map_and_no_copy_of_it(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        send(server, peer, "t", b"a", b"bb", b"ccc")
+        ask(server, peer, Kind.FETCH, payload=fetch(("t", 1)))
+        assert batches(peer) == [(0, 1, 2, b"bbccc")]
+        data = peer.said[-1][-1]
+        assert isinstance(data, memoryview)
+        assert isinstance(data.obj, bytearray)
+        assert data.obj[:4] == b"KASK"
+
+
+def test_of_several_topics_each_gets_its_part(peer: Asker) -> None:
+    with wired() as server:
+        for topic in ("1", "2", "3"):
+            ask(server, peer, Kind.CREATE, topic)
+        for topic in ("1", "3"):
+            send(server, peer, topic, *[topic.encode() * 10] * 9)
+        ask(server, peer, Kind.FETCH, payload=fetch(("3", 0), ("2", 0), ("1", 4), bytes_max=90))
+        assert batches(peer) == [(0, 0, 3, b"3" * 30), (2, 4, 3, b"1" * 30)]
+        ask(server, peer, Kind.FETCH, payload=fetch(("1", 0), ("3", 0), bytes_max=1))
+        assert batches(peer) == [(0, 0, 1, b"1" * 10)]
+
+
+def test_an_offset_that_is_not_there_is_told_where_to_go_on(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        send(server, peer, "t", b"a")
+        ask(server, peer, Kind.FETCH, payload=fetch(("t", 50), wait_ms=1000))
+        assert batches(peer) == [(0, 1, 0, b"")]
+        ask(server, peer, Kind.FETCH, payload=fetch(("t", 1)))
+        assert batches(peer) == []
+        ask(server, peer, Kind.FETCH, payload=fetch(("no", 1)))
+        assert peer.last()[1] is Status.NOT_FOUND
+
+
+def test_a_fetch_waits_for_a_message_of_any_of_its_topics_or_its_time(peer: Asker) -> None:
+    with wired() as server:
+        for topic in ("1", "2"):
+            ask(server, peer, Kind.CREATE, topic)
+        waiting = Asker()
+        ask(server, waiting, Kind.FETCH, payload=fetch(("1", 0), ("2", 0), wait_ms=2500))
+        assert waiting.said == []
+        assert [timer.seconds for timer in server.loop.timers] == [2.5]
+        send(server, peer, "2", b"x")
+        assert batches(waiting) == [(1, 0, 1, b"x")]
+        assert server.loop.timers[0].is_cancelled
+        ask(server, waiting, Kind.FETCH, payload=fetch(("1", 0), wait_ms=10))
+        server.loop.pass_time()
+        assert batches(waiting) == []
+        assert len(waiting.said) == 2
+
+
+def test_a_peer_that_is_gone_waits_for_nothing(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        waiting = Asker()
+        ask(server, waiting, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        server.hub.forget(waiting)
+        send(server, peer, "t", b"x")
+        assert waiting.said == []
+
+
+def test_so_many_may_wait_and_no_more(peer: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "WAITING_MAX", 1)
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        ask(server, peer, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        assert peer.last()[1] is Status.OVERLOADED
+
+
+def test_messages_are_given_on_where_they_are_wanted(peer: Asker) -> None:
+    class Press:
+        def __init__(self) -> None:
+            self.given: list[tuple[str, list[bytes]]] = []
+
+        def rule(self, topic: str) -> object | None:
+            return self if topic == "wanted" else None
+
+        def publish(self, topic: str, values: list[bytes]) -> None:
+            self.given.append((topic, values))
+
+    press = Press()
+    with wired(publisher=press) as server:
+        for topic in ("wanted", "other"):
+            ask(server, peer, Kind.CREATE, topic)
+            send(server, peer, topic, b"a", b"bb")
+    assert press.given == [("wanted", [b"a", b"bb"])]
+
+
+def test_a_send_by_the_common_way_is_a_mistake(peer: Asker) -> None:
+    with wired() as server, pytest.raises(ProtocolError, match="another way"):
+        ask(server, peer, Kind.SEND)
+
+
+def test_messages_are_told_apart_by_their_offsets() -> None:
+    assert values_of(offsets_of([b"a", b"bb"]), memoryview(b"abb")) == [b"a", b"bb"]
