@@ -1,0 +1,132 @@
+"""MQTT properties as a map of text and back, once for each different value.
+
+MQTT's own are named as in the standard after `mqtt.`: mqtt.content_type, mqtt.response_topic,
+mqtt.message_expiry_interval, mqtt.payload_format_indicator, mqtt.subscription_identifiers, and
+mqtt.correlation_data in base64. User properties have their own names; where one stands more than
+once its values follow each other, a line each. What is no properties of MQTT is kept as
+mqtt.undecoded, in base64.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from siltstone.errors import PeerError, UsageError
+from siltstone.mqtt.properties import Properties, decode_properties, encode_properties
+from siltstone.mqtt.wire import PacketType, Reader, Writer
+
+_PREFIX: Final = "mqtt."
+UNDECODED: Final = "mqtt.undecoded"
+_NAMES: Final = (
+    "payload_format_indicator",
+    "message_expiry_interval",
+    "content_type",
+    "response_topic",
+)
+_EMPTY_ROWS: Final = 1 << 16
+
+
+def property_maps(encoded: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a map for each row of encoded properties."""
+    distinct = encoded.dictionary_encode()
+    decoded = [list(decode(value)) for value in distinct.dictionary.to_pylist()]
+    return pa.array(decoded, kind).take(distinct.indices)
+
+
+def empty_maps(count: int, kind: pa.DataType) -> pa.Array:
+    """Return so many empty maps; they share one buffer as far as it goes."""
+    if count <= _EMPTY_ROWS:
+        return _empty(kind).slice(0, count)
+    return pa.array([[]], kind).take(pa.repeat(pa.scalar(0, pa.int8()), count))
+
+
+@lru_cache(maxsize=4)
+def _empty(kind: pa.DataType) -> pa.Array:
+    return pa.array([[]] * _EMPTY_ROWS, kind)
+
+
+@lru_cache(maxsize=65_536)
+def decode(encoded: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the names and values of properties as they were received, without their length."""
+    if not encoded:
+        return ()
+    writer = Writer()
+    writer.variable(len(encoded))
+    writer.raw(encoded)
+    try:
+        properties = decode_properties(Reader(bytes(writer.data)), PacketType.PUBLISH)
+    except PeerError:
+        return ((UNDECODED, b64encode(encoded).decode()),)
+    return tuple(_named(properties).items())
+
+
+def _named(properties: Properties) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for name in _NAMES:
+        value = getattr(properties, name)
+        if value is not None:
+            named[_PREFIX + name] = str(value)
+    if properties.correlation_data is not None:
+        named[f"{_PREFIX}correlation_data"] = b64encode(properties.correlation_data).decode()
+    if properties.subscription_identifiers:
+        identifiers = ",".join(map(str, properties.subscription_identifiers))
+        named[f"{_PREFIX}subscription_identifiers"] = identifiers
+    for name, value in properties.user_properties:
+        named[name] = f"{named[name]}\n{value}" if name in named else value
+    return named
+
+
+@lru_cache(maxsize=65_536)
+def encode(named: tuple[tuple[str, str], ...]) -> bytes:
+    """Return names and values as a PUBLISH has them, without their length. Raises: UsageError.
+
+    Other names than those of MQTT are user properties.
+    """
+    if not named:
+        return b""
+    own = {name: value for name, value in named if name.startswith(_PREFIX)}
+    fields: dict[str, Any] = {
+        "user_properties": tuple(item for item in named if item[0] not in own)
+    }
+    for name, value in own.items():
+        field = name.removeprefix(_PREFIX)
+        if field not in _READ:
+            known = ", ".join(_PREFIX + each for each in _READ)
+            raise UsageError(f"no property of a message: {name}; there are {known}")
+        fields[field] = _READ[field](name, value)
+    writer = Writer()
+    encode_properties(writer, Properties(**fields), PacketType.PUBLISH)
+    reader = Reader(bytes(writer.data))
+    reader.variable()
+    return reader.rest()
+
+
+def _as_number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise UsageError(f"property {name} must be a number: {name}={value!r}")
+    return int(value)
+
+
+def _from_base64(name: str, value: str) -> bytes:
+    try:
+        return b64decode(value, validate=True)
+    except ValueError as exc:
+        raise UsageError(f"property {name} must be base64") from exc
+
+
+def _as_text(_: str, value: str) -> str:
+    return value
+
+
+_READ: Final[Mapping[str, Callable[[str, str], object]]] = {
+    "payload_format_indicator": _as_number,
+    "message_expiry_interval": _as_number,
+    "content_type": _as_text,
+    "response_topic": _as_text,
+    "correlation_data": _from_base64,
+}

@@ -1,0 +1,55 @@
+"""Topics to lists of their words, for many rows of few topics.
+
+Where all topics of a frame have as many levels, the words of a row are bytes that stand together:
+they are copied at once, and only where each word ends is worked out for itself.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_ROWS_MAX: Final = 1 << 16
+
+
+def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the words of each row's topic, which the numbers name, as lists of this type."""
+    split = pc.split_pattern(topics, "/")
+    lengths = pc.min_max(pc.list_value_length(split)).as_py()
+    if not 0 < len(numbers) <= _ROWS_MAX or lengths["min"] != lengths["max"]:
+        taken = split.take(numbers)
+        return pa.ListArray.from_arrays(taken.offsets, taken.values, type=kind)
+    levels: int = lengths["min"]
+    words = split.values
+    starts = _offsets(words)
+    # Without the separators the words of a topic are one text.
+    texts = starts.take(split.offsets)
+    joined = _texts(texts, words.buffers()[2]).take(numbers)
+    first = texts.take(pc.list_parent_indices(split))
+    within = pa.FixedSizeListArray.from_arrays(
+        pc.subtract(starts.slice(0, len(words)), first), levels
+    )
+    # One row more: where its first word would begin the last word ends.
+    places = within.take(pa.concat_arrays([numbers, numbers.slice(0, 1)]))
+    begun = _offsets(joined).take(pc.list_parent_indices(places))
+    offsets = pc.add(places.flatten(), begun).slice(0, len(numbers) * levels + 1)
+    bounds = _multiples(levels).slice(0, len(numbers) + 1)
+    return pa.ListArray.from_arrays(bounds, _texts(offsets, joined.buffers()[2]), type=kind)
+
+
+@lru_cache(maxsize=16)
+def _multiples(number: int) -> pa.Array:
+    return pa.array(range(0, number * _ROWS_MAX + 1, number), pa.int32())
+
+
+def _offsets(texts: pa.Array) -> pa.Array:
+    """Return where each text of an array begins, and where the last one ends."""
+    buffers = [None, texts.buffers()[1]]
+    return pa.Array.from_buffers(pa.int32(), len(texts) + 1, buffers, offset=texts.offset)
+
+
+def _texts(offsets: pa.Array, data: pa.Buffer) -> pa.Array:
+    return pa.StringArray.from_buffers(len(offsets) - 1, offsets.buffers()[1], data)

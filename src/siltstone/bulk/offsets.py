@@ -1,0 +1,149 @@
+"""Positions in a database: for each shard the serial of the next row, to and from JSON.
+
+    {"version": 1, "shards": {"0": 1200, "1": 1187}}
+
+This is what Spark keeps in a checkpoint. Users write it too, as startingOffsets and endingOffsets,
+where -2 stands for the earliest and -1 for the latest row, as Kafka's users know them. A shard that
+a position does not name is at its earliest row: shards may appear while a query runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from siltstone.errors import UsageError
+from siltstone.store.selection import SlabExtent
+
+VERSION: Final = 1
+EARLIEST: Final = -2
+LATEST: Final = -1
+_SERIAL_MAX: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Serials by shard; shards that are not named stand at `default`."""
+
+    serials: Mapping[int, int]
+    default: int = EARLIEST
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, in the order of the shards: Spark compares positions as text."""
+        return {
+            "version": VERSION,
+            "shards": {str(shard): serial for shard, serial in sorted(self.serials.items())},
+        }
+
+    def to_text(self) -> str:
+        """Return them as an option that `parse_offsets` reads again."""
+        if not self.serials:
+            return "latest" if self.default == LATEST else "earliest"
+        return json.dumps(self.to_json())
+
+
+AT_EARLIEST: Final = Offsets({}, EARLIEST)
+AT_LATEST: Final = Offsets({}, LATEST)
+
+
+def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
+    """Read what a user wrote as an option. Raises: UsageError."""
+    word = text.strip()
+    if word.lower() == "earliest":
+        return AT_EARLIEST
+    if word.lower() == "latest":
+        return AT_LATEST
+    try:
+        values = json.loads(word)
+    except json.JSONDecodeError as exc:
+        raise UsageError(
+            f"{name} must be earliest, latest, or JSON like "
+            f'{{"version": 1, "shards": {{"0": 1200}}}}: {name}={text!r}'
+        ) from exc
+    return read_offsets(values, name, default=default)
+
+
+def read_offsets(values: object, name: str, *, default: int = EARLIEST) -> Offsets:
+    """Read plain values, as they are in a checkpoint. Raises: UsageError."""
+    if not isinstance(values, dict) or set(values) != {"version", "shards"}:
+        raise UsageError(f"{name} must have version and shards, and nothing else: {values!r}")
+    if values["version"] != VERSION:
+        raise UsageError(f"{name} are of an unknown version: version={values['version']!r}")
+    shards = values["shards"]
+    if not isinstance(shards, dict):
+        raise UsageError(f"{name} must give a serial for each shard: shards={shards!r}")
+    serials: dict[int, int] = {}
+    for shard, serial in shards.items():
+        if not (isinstance(shard, str) and shard.isdecimal()):
+            raise UsageError(f"{name} must name shards by their numbers: shard={shard!r}")
+        if type(serial) is not int or not EARLIEST <= serial < _SERIAL_MAX:
+            raise UsageError(
+                f"{name} must give a serial, -2 for earliest or -1 for latest: "
+                f"shard={shard} serial={serial!r}"
+            )
+        serials[int(shard)] = serial
+    return Offsets(serials, default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Serials that were asked for and that no slab has any more, or not yet."""
+
+    shard: int
+    serials: range
+
+    def __str__(self) -> str:
+        return f"shard {self.shard}, serials {self.serials.start} to {self.serials.stop - 1}"
+
+
+def bounds_of(extents: Sequence[SlabExtent]) -> dict[int, range]:
+    """Return for each shard the serials from its oldest row to behind its newest."""
+    bounds: dict[int, range] = {}
+    for extent in extents:
+        shard, serials = extent.slab.shard, extent.serials
+        known = bounds.get(shard, serials)
+        bounds[shard] = range(min(known.start, serials.start), max(known.stop, serials.stop))
+    return bounds
+
+
+def resolve(offsets: Offsets, extents: Sequence[SlabExtent]) -> dict[int, int]:
+    """Return the serial of each shard that offsets stand for, given what there is now.
+
+    Raises: UsageError for a shard that does not exist.
+    """
+    bounds = bounds_of(extents)
+    if unknown := sorted(set(offsets.serials) - set(bounds)):
+        raise UsageError(
+            f"offsets name a shard that the database has not: shard={unknown[0]} "
+            f"shards={len(bounds)}"
+        )
+    words = {
+        shard: {EARLIEST: serials.start, LATEST: serials.stop} for shard, serials in bounds.items()
+    }
+    return {
+        shard: words[shard].get(serial, serial)
+        for shard in sorted(bounds)
+        for serial in [offsets.serials.get(shard, offsets.default)]
+    }
+
+
+def find_losses(
+    start: Mapping[int, int], end: Mapping[int, int], extents: Sequence[SlabExtent]
+) -> list[Loss]:
+    """Return what lies between two positions and in no slab: dropped, or never there."""
+    losses: list[Loss] = []
+    for shard, stop in sorted(end.items()):
+        reached = start.get(shard, stop)
+        held = sorted(
+            (extent.serials for extent in extents if extent.slab.shard == shard),
+            key=lambda serials: serials.start,
+        )
+        for serials in held:
+            if reached < min(serials.start, stop):
+                losses.append(Loss(shard=shard, serials=range(reached, min(serials.start, stop))))
+            reached = max(reached, serials.stop)
+        if reached < stop:
+            losses.append(Loss(shard=shard, serials=range(reached, stop)))
+    return losses

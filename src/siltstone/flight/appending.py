@@ -1,0 +1,105 @@
+"""Rows that come in by Flight: appended to a database, and told to whom it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+
+import pyarrow as pa
+
+from siltstone.bulk.columns import store_columns
+from siltstone.bulk.staging import Committed, Staging, WriteBatch
+from siltstone.database import Database, Durability
+from siltstone.errors import UsageError
+from siltstone.flight.gate import Visitor
+from siltstone.store.outcome import Ticket
+from siltstone.store.partition import Columns
+
+# Hears of rows that were stored: the name of the database, and the rows. Called from any thread.
+Announce = Callable[[str, Columns], None]
+
+
+def append_rows(
+    database: Database,
+    rows: pa.RecordBatch,
+    *,
+    visitor: Visitor,
+    announce: Announce,
+    durability: Durability = "synced",
+    producer: tuple[str, int] | None = None,
+) -> Ticket:
+    """Append rows of ROWS_SCHEMA, and announce those that were not there before.
+
+    Raises: UsageError for a topic that the visitor may not write; what `Database.append` raises.
+    """
+    columns = store_columns(rows)
+    check_writable(columns.topics, visitor)
+    ticket = database.append(columns, durability=durability, producer=producer)
+
+    def tell(done: Ticket) -> None:
+        if done.error is None:
+            fresh = _fresh(columns, done, producer)
+            if fresh is not None:
+                announce(database.name, fresh)
+
+    ticket.on_done(tell)
+    return ticket
+
+
+def check_writable(topics: Iterable[bytes], visitor: Visitor) -> None:
+    """Refuse topics that the visitor may not write. Raises: UsageError."""
+    if visitor.unlimited:
+        return
+    refused = visitor.unwritable(set(topics))
+    if refused:
+        topic = min(refused).decode(errors="replace")
+        raise UsageError(f"you may not write to this topic: topic={topic!r}")
+
+
+def _fresh(columns: Columns, ticket: Ticket, producer: tuple[str, int] | None) -> Columns | None:
+    """Return the rows that this call has stored; None where an earlier one had stored them all."""
+    if producer is None:
+        return columns
+    rows = [row for row, time in enumerate(ticket.timestamps()) if time]
+    if len(rows) == columns.count:
+        return columns
+    return _picked(columns, rows) if rows else None
+
+
+def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
+    publisher, flags, properties = columns.publisher, columns.flags, columns.properties
+    return Columns(
+        [columns.topics[row] for row in rows],
+        [columns.values[row] for row in rows],
+        publisher if isinstance(publisher, bytes) else [publisher[row] for row in rows],
+        flags if isinstance(flags, int) else [flags[row] for row in rows],
+        None if properties is None else [properties[row] for row in rows],
+    )
+
+
+class Commits:
+    """Commits staged rows, one batch after the other."""
+
+    def __init__(self, staging: Staging, announce: Announce) -> None:
+        self.staging = staging
+        self._announce = announce
+        self._mutex = Lock()
+
+    def commit(
+        self,
+        database: Database,
+        batch: WriteBatch,
+        names: Sequence[str],
+        *,
+        visitor: Visitor,
+        forget: bool,
+    ) -> Committed:
+        """Append the files of a batch exactly once. Raises: SiltstoneError; then commit again."""
+
+        def append(rows: pa.RecordBatch, producer: tuple[str, int]) -> Ticket:
+            return append_rows(
+                database, rows, visitor=visitor, announce=self._announce, producer=producer
+            )
+
+        with self._mutex:
+            return self.staging.commit(batch, names, append, forget=forget)

@@ -1,0 +1,123 @@
+"""One connection to a node: calls with the login, answers as values, errors as our own."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from siltstone.bulk.node import Node
+from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
+from siltstone.flight.wire import dump, error_from, load
+from siltstone.fs.posix import PosixFileSystem
+
+
+class NodeClient:
+    """Calls to a node; a connection is made by the first of them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        with _translated(node):
+            self._client = flight.FlightClient(node.url, **_trust(node))
+        headers = []
+        if node.username:
+            login = b64encode(f"{node.username}:{node.password}".encode())
+            headers.append((b"authorization", b"Basic " + login))
+        self._options = flight.FlightCallOptions(headers=headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def act(self, name: str, request: object) -> dict[str, Any]:
+        """Let the node do something; return its answer."""
+        with _translated(self.node):
+            answers = list(
+                self._client.do_action(flight.Action(name, dump(request)), self._options)
+            )
+        return load(answers[0].body.to_pybytes(), "answer")
+
+    def flights(self, criteria: bytes = b"") -> list[flight.FlightInfo]:
+        """Return what there is: databases, or the streams of one."""
+        with _translated(self.node):
+            return [*self._client.list_flights(criteria, self._options)]
+
+    def plan(self, request: object) -> flight.FlightInfo:
+        """Let the node plan a read."""
+        descriptor = flight.FlightDescriptor.for_command(dump(request))
+        with _translated(self.node):
+            return self._client.get_flight_info(descriptor, self._options)
+
+    def get(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a ticket."""
+        with _translated(self.node):
+            reader = self._client.do_get(flight.Ticket(ticket), self._options)
+            for chunk in reader:
+                yield chunk.data
+
+    def put(
+        self, request: object, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> list[dict[str, Any]]:
+        """Send rows; return what the node answers, in order."""
+        descriptor = flight.FlightDescriptor.for_command(dump(request))
+        with _translated(self.node):
+            writer, answers = self._client.do_put(descriptor, schema, self._options)
+            with writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                writer.done_writing()
+                found = []
+                while (answer := answers.read()) is not None:
+                    found.append(load(answer.to_pybytes(), "answer"))
+            return found
+
+
+def _trust(node: Node) -> dict[str, Any]:
+    """Return whose certificates are believed."""
+    if not node.root_certificates:
+        return {}
+    return {"tls_root_certs": PosixFileSystem().read(PurePath(node.root_certificates))}
+
+
+@contextmanager
+def _translated(node: Node) -> Iterator[None]:
+    """Let errors of Flight leave as ours, with the sentence that the node gave."""
+    try:
+        yield
+    except flight.FlightError as exc:
+        told = error_from(exc.extra_info or b"")
+        if told is not None:
+            raise told from None
+        raise _untold(exc, node) from exc
+    except (pa.ArrowException, OSError) as exc:
+        raise SiltstoneError(f"the node at {node.url} did not answer as expected: {exc}") from exc
+
+
+def _untold(error: flight.FlightError, node: Node) -> SiltstoneError:
+    text = str(error).partition(". gRPC client debug context")[0]
+    match error:
+        case flight.FlightUnavailableError():
+            return RetryError(f"no node answers at {node.url}: {text}")
+        case flight.FlightUnauthenticatedError() | flight.FlightUnauthorizedError():
+            return UsageError(f"the node at {node.url} refuses this: {text}")
+        case flight.FlightTimedOutError() | flight.FlightCancelledError():
+            return OutcomeUnknownError(f"the node at {node.url} did not answer: {text}")
+        case _:
+            return SiltstoneError(f"the node at {node.url} failed: {text}")

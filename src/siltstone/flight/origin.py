@@ -1,0 +1,96 @@
+"""The rows of a query that a node has: planned there, and fetched by ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from siltstone.bulk.batches import complete, fetched_columns
+from siltstone.bulk.node import Node
+from siltstone.bulk.options import ReadOptions, request_options
+from siltstone.bulk.planner import Admitted
+from siltstone.bulk.survey import Plan, PlanReport
+from siltstone.flight.client import NodeClient
+from siltstone.flight.wire import extents_from_json, load, positions_in
+from siltstone.fs.api import FileSystem
+from siltstone.store.selection import SlabExtent
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePortion:
+    """The rows of one ticket; whoever reads it connects to the node that the options name."""
+
+    ticket: bytes
+
+    def batches(
+        self, fs: FileSystem, options: ReadOptions, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Fetch the rows, and make of them here what the node leaves to its readers."""
+        del fs
+        assert options.node is not None
+        with NodeClient(options.node) as client:
+            for batch in client.get(self.ticket):
+                yield complete(batch, schema)
+
+
+class NodeOrigin:
+    """A database of a node; one connection is held until `close`."""
+
+    def __init__(self, node: Node, options: ReadOptions) -> None:
+        self._node = node
+        fetched = replace(options, columns=fetched_columns(options.columns))
+        self._request = request_options(fetched)
+        self._client: NodeClient | None = None
+
+    def extents(self) -> list[SlabExtent]:
+        return extents_from_json(self._act("extents", {"options": self._request})["extents"])
+
+    def plan_batch(self) -> Plan[RemotePortion]:
+        return self._plan(self._request)
+
+    def plan_micro_batch(
+        self, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> Plan[RemotePortion]:
+        between = {"start": _by_text(start), "end": _by_text(end)}
+        return self._plan(self._request | {"between": between})
+
+    def admit(
+        self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
+    ) -> Admitted:
+        request = {
+            "options": self._request,
+            "start": _by_text({shard: serials.start for shard, serials in sought.items()}),
+            "end": _by_text({shard: serials.stop for shard, serials in sought.items()}),
+            "rows": rows_max,
+            "bytes": bytes_max,
+        }
+        answer = self._act("admit", request)
+        return Admitted(ends=positions_in(answer["ends"]), rows=answer["rows"])
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _plan(self, request: Mapping[str, Any]) -> Plan[RemotePortion]:
+        info = self._connected().plan(request)
+        report = load(info.app_metadata, "report")
+        return Plan(
+            partitions=[RemotePortion(endpoint.ticket.ticket) for endpoint in info.endpoints],
+            report=PlanReport(**report),
+        )
+
+    def _act(self, name: str, request: object) -> dict[str, Any]:
+        return self._connected().act(name, request)
+
+    def _connected(self) -> NodeClient:
+        if self._client is None:
+            self._client = NodeClient(self._node)
+        return self._client
+
+
+def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(shard): number for shard, number in numbers.items()}

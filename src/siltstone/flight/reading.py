@@ -1,0 +1,169 @@
+"""Reads that are asked for over Flight: options become a plan of tickets, tickets become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import flight
+
+from siltstone.bulk.options import ReadOptions, parse_options, request_options
+from siltstone.bulk.planner import Limits, SlabFrames, pack
+from siltstone.bulk.portion import Portion
+from siltstone.bulk.schema import table_schema
+from siltstone.bulk.survey import (
+    Plan,
+    choose,
+    find_database,
+    plan_batch,
+    plan_micro_batch,
+)
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import UsageError
+from siltstone.flight.gate import Visitor
+from siltstone.flight.wire import (
+    ReadTicket,
+    SerialSpan,
+    decode_ticket,
+    dump,
+    options_in,
+    positions_in,
+)
+from siltstone.fs.api import FileSystem
+from siltstone.store.manifest import SlabId
+from siltstone.store.selection import SlabExtent
+
+_EVERYTHING: Final = Limits(bytes_max=1 << 62)
+_NODE_ONLY: Final = ("path", "url")
+
+
+class Reads:
+    """Plans and answers reads of one store, for visitors that may have them."""
+
+    def __init__(self, fs: FileSystem, store: Store) -> None:
+        self._fs = fs
+        self._store = store
+
+    def options(self, values: object, visitor: Visitor) -> ReadOptions:
+        """Read the options of a request, and ask whether the visitor may. Raises: UsageError."""
+        given = options_in(values)
+        if named := [name for name in given if name.lower() in _NODE_ONLY]:
+            raise UsageError(f"option {named[0]} is for who connects, not for the node")
+        options = parse_options(given | {"path": str(self._store.path)})
+        if options.decode != "raw":
+            raise UsageError("a node sends payloads as they are: decode them where they arrive")
+        refused = visitor.may_read(options.filters)
+        if refused is not None:
+            raise UsageError(f"you may not read this: filter={refused!r}")
+        return options
+
+    def database(self, options: ReadOptions) -> Database:
+        """Open the database that options name. Raises: NotFoundError, UsageError."""
+        return find_database(self._store, options.database)
+
+    def plan(
+        self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: Visitor
+    ) -> flight.FlightInfo:
+        """Plan a read; its endpoints are what one reader each may take. Raises: SiltstoneError."""
+        between = request.pop("between", None)
+        options = self.options(request, visitor)
+        database = self.database(options)
+        plan = _planned(database, options, between)
+        asked = request_options(replace(options, database=database.name))
+        endpoints = [
+            flight.FlightEndpoint(ReadTicket(options=asked, spans=_spans(portion)).encode(), [])
+            for portion in plan.partitions
+        ]
+        return flight.FlightInfo(
+            table_schema(options.columns),
+            descriptor,
+            endpoints,
+            -1,
+            plan.report.bytes_read,
+            app_metadata=dump(asdict(plan.report)),
+        )
+
+    def get(self, encoded: bytes, visitor: Visitor) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Return the rows of a ticket. Raises: SiltstoneError, also while they are read."""
+        ticket = decode_ticket(encoded)
+        options = self.options(ticket.options, visitor)
+        schema = table_schema(options.columns)
+        rows = self._rows(options, ticket.spans, schema, visitor)
+        return schema, rows
+
+    def _rows(
+        self,
+        options: ReadOptions,
+        spans: tuple[SerialSpan, ...],
+        schema: pa.Schema,
+        visitor: Visitor,
+    ) -> Iterator[pa.RecordBatch]:
+        database = self.database(options)
+        portions = self._portions(database, options, spans)
+        if visitor.unlimited:
+            for portion in portions:
+                yield from portion.batches(self._fs, options, schema)
+            return
+        known: dict[bytes, bool] = {}
+        with_topic = table_schema([*dict.fromkeys(["topic", *options.columns])])
+        for portion in portions:
+            for batch in portion.batches(self._fs, options, with_topic):
+                allowed = _allowed(batch, visitor, known)
+                if allowed.num_rows:
+                    yield allowed.select(options.columns)
+
+    def _portions(
+        self, database: Database, options: ReadOptions, spans: tuple[SerialSpan, ...]
+    ) -> list[Portion]:
+        chosen: list[SlabFrames] = []
+        for span in spans:
+            extent = SlabExtent(slab=span.slab, serials=span.serials, since_us=0, until_us=None)
+            choice = choose(database, options, extent, span.serials)
+            if choice is not None:
+                chosen.append(
+                    SlabFrames(
+                        slab=span.slab,
+                        wanted=choice.wanted,
+                        serials=span.serials,
+                        frames=choice.frames,
+                    )
+                )
+        directory = PurePath(options.path) / "data" / database.name
+        return pack(chosen, _EVERYTHING, str(directory)).partitions
+
+
+def _planned(database: Database, options: ReadOptions, between: object) -> Plan[Portion]:
+    if between is None:
+        return plan_batch(database, options)
+    if not isinstance(between, Mapping):
+        raise UsageError("between must be a JSON object with start and end")
+    start, end = positions_in(between.get("start")), positions_in(between.get("end"))
+    return plan_micro_batch(database, options, start, end)
+
+
+def _spans(portion: Portion) -> tuple[SerialSpan, ...]:
+    """Return the serials of a portion by slab; those between belong to it, or to nobody."""
+    bounds: dict[SlabId, range] = {}
+    for run in portion.runs:
+        first = bounds.get(run.slab, range(run.start_serial, run.start_serial)).start
+        bounds[run.slab] = range(first, run.stop_serial)
+    return tuple(SerialSpan(slab=slab, serials=serials) for slab, serials in bounds.items())
+
+
+def _allowed(batch: pa.RecordBatch, visitor: Visitor, known: dict[bytes, bool]) -> pa.RecordBatch:
+    """Return the rows of a batch whose topics the visitor may read."""
+    topics = batch.column("topic")
+    distinct = [topic.encode() for topic in topics.unique().to_pylist()]
+    unknown = [topic for topic in distinct if topic not in known]
+    if unknown:
+        refused = visitor.unreadable(unknown)
+        known.update({topic: topic not in refused for topic in unknown})
+    readable = pa.array([topic.decode() for topic in distinct if known[topic]], pa.string())
+    if len(readable) == len(distinct):
+        return batch
+    return batch.filter(pc.is_in(topics, readable))

@@ -1,0 +1,196 @@
+"""The Flight server: calls in, values out; what they mean is decided elsewhere.
+
+Calls come on threads of gRPC. A caller shows its login with every call; nothing is remembered of
+it here. Errors leave with their class and sentence, so that clients raise the same ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from siltstone.bulk.schema import SCHEMA
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.flight.desk import ACTIONS, Desk
+from siltstone.flight.gate import Caller, Gate, Visitor
+from siltstone.flight.wire import dump, error_info, load
+from siltstone.logs import log
+
+_LOG: Final = logging.getLogger("siltstone.flight")
+_LOGIN: Final = "login"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """What a server that speaks TLS shows, as PEM, and whose clients it takes; b"" for all."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes = b""
+
+
+class FlightServer:
+    """Serves a desk at one address until it is closed."""
+
+    def __init__(
+        self, location: str, desk: Desk, gate: Gate, certificates: Certificates | None = None
+    ) -> None:
+        """Listen. Raises: UsageError when the address cannot be had."""
+        options: dict[str, Any] = {"middleware": {_LOGIN: _Logins()}}
+        if certificates is not None:
+            options["tls_certificates"] = [(certificates.certificate, certificates.key)]
+            if certificates.client_ca:
+                options["verify_client"] = True
+                options["root_certificates"] = certificates.client_ca
+        try:
+            self._calls = _Calls(location, desk, gate, options)
+        except (OSError, pa.ArrowException) as exc:
+            raise UsageError(f"cannot serve Flight at {location}: {exc}") from exc
+        self.port: int = self._calls.port
+
+    def close(self, timeout: float) -> bool:
+        """Take no more calls, and wait for those that run; tell whether all have ended."""
+        # Who does not read what it asked for would hold us up for ever.
+        closing = Thread(target=self._calls.shutdown, name="siltstone-flight-end", daemon=True)
+        closing.start()
+        closing.join(timeout)
+        return not closing.is_alive()
+
+
+class _Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
+    """The login of one call, as its header has it."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+
+
+class _Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
+    """Keeps the login of each call for whoever answers it."""
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> _Login:
+        del info
+        return _Login(next(iter(headers.get("authorization", [])), ""))
+
+
+class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shipped
+    """The calls of Flight, each of them with the visitor that makes it."""
+
+    def __init__(self, location: str, desk: Desk, gate: Gate, options: Mapping[str, Any]) -> None:
+        super().__init__(location, **options)
+        self._desk = desk
+        self._gate = gate
+
+    def list_flights(
+        self, context: flight.ServerCallContext, criteria: bytes
+    ) -> Iterator[flight.FlightInfo]:
+        with _told(context):
+            return iter([*self._desk.flights(criteria.decode(), self._visitor(context))])
+
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        with _told(context):
+            visitor = self._visitor(context)
+            return self._desk.reads.plan(descriptor, _request(descriptor), visitor)
+
+    def get_schema(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.SchemaResult:
+        with _told(context):
+            self._visitor(context)
+            del descriptor
+            return flight.SchemaResult(SCHEMA)
+
+    def do_get(
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
+    ) -> flight.FlightDataStream:
+        with _told(context):
+            schema, rows = self._desk.reads.get(ticket.ticket, self._visitor(context))
+            return flight.GeneratorStream(schema, _telling(context, rows))
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        with _told(context):
+            visitor = self._visitor(context)
+            batches = (chunk.data for chunk in reader)
+            for answer in self._desk.put(_request(descriptor), batches, visitor):
+                writer.write(dump(answer))
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        del context
+        return list(ACTIONS.items())
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        with _told(context):
+            visitor = self._visitor(context)
+            request = load(action.body.to_pybytes(), "request")
+            return [dump(self._desk.act(action.type, request, visitor))]
+
+    def _visitor(self, context: flight.ServerCallContext) -> Visitor:
+        """Let the caller in. Raises: FlightUnauthenticatedError."""
+        header = context.get_middleware(_LOGIN).header
+        username, password = _login(header)
+        address = _address(context.peer())
+        caller = Caller(address=address, username=username, password=password)
+        answer = self._gate.enter(caller)
+        if isinstance(answer, str):
+            raise flight.FlightUnauthenticatedError(answer, error_info(UsageError(answer)))
+        return answer
+
+
+def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
+    """Return what a descriptor asks for. Raises: UsageError."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return load(descriptor.command, "command")
+    path = [part.decode() for part in descriptor.path or []]
+    if len(path) not in {1, 2}:
+        raise UsageError("a path has a database, and a topic filter maybe")
+    return dict(zip(["database", "filter"], path, strict=False))
+
+
+def _login(header: str) -> tuple[str | None, bytes | None]:
+    """Return user and password of an authorization header; None where there are none."""
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None, None
+    try:
+        user, _, password = b64decode(encoded, validate=True).partition(b":")
+        return user.decode(), password
+    except ValueError:
+        return None, None
+
+
+def _address(peer: str) -> str:
+    """Return the host of what gRPC calls a peer, such as ipv4:127.0.0.1:4711."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else peer
+
+
+@contextmanager
+def _told(context: flight.ServerCallContext) -> Iterator[None]:
+    """Let errors of ours leave as Flight's, with what makes them ours again."""
+    try:
+        yield
+    except SiltstoneError as exc:
+        log(_LOG, logging.INFO, "call failed", peer=context.peer(), error=str(exc))
+        raise flight.FlightServerError(str(exc), error_info(exc)) from exc
+
+
+def _telling(
+    context: flight.ServerCallContext, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    with _told(context):
+        yield from rows

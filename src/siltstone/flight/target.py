@@ -1,0 +1,168 @@
+"""Where rows are staged and committed: a data directory, or a node.
+
+A directory has one writer. Where nobody has it open, whoever commits opens it for that long; where
+a broker has, it is asked through the socket that it serves in the directory, so that subscribers
+get the rows too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from siltstone.bulk.columns import ROWS_SCHEMA
+from siltstone.bulk.node import Node
+from siltstone.bulk.staging import Committed, Staging, WriteBatch
+from siltstone.bulk.survey import find_database
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import LockedError, OutcomeUnknownError, RetryError
+from siltstone.flight.appending import Commits
+from siltstone.flight.client import NodeClient
+from siltstone.flight.gate import Anybody
+from siltstone.fs.api import FileSystem
+from siltstone.store.partition import Columns
+
+SOCKET: Final = "flight.sock"
+DATABASE: Final = "messages"
+# A node that restarts is back by then, and another writer has closed the directory.
+_PATIENCE_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.1
+T = TypeVar("T")
+
+
+class Target(Protocol):
+    """Takes rows of ROWS_SCHEMA in two steps: many stage, one commits."""
+
+    def prepare(self) -> None:
+        """Make sure that rows can be staged; called once, before any are."""
+        ...
+
+    def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
+        """Write rows where they survive; return their name, None for no rows."""
+        ...
+
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+        """Append what was staged, exactly once. Raises: SiltstoneError; then commit again."""
+        ...
+
+    def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
+        """Remove what was staged and will not be committed."""
+        ...
+
+
+class NodeTarget:
+    """A node that serves Flight."""
+
+    def __init__(self, node: Node, database: str) -> None:
+        self._node = node
+        self._database = database
+
+    def prepare(self) -> None:
+        pass
+
+    def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
+        request = {"stage": {"write": batch.write, "batch": batch.number}}
+        with NodeClient(self._node) as client:
+            (answer,) = client.put(request, ROWS_SCHEMA, rows)
+        name: str | None = answer["name"]
+        return name
+
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+        return _patiently(lambda: self.commit_once(batch, names, forget=forget))
+
+    def commit_once(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+        """Commit without waiting for a node that does not answer. Raises: RetryError."""
+        answer = self._act("commit", batch, names, forget=forget)
+        return Committed(rows=answer["rows"], repeated=answer["repeated"])
+
+    def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
+        self._act("discard", batch, names)
+
+    def _act(
+        self, name: str, batch: WriteBatch, names: Sequence[str], *, forget: bool = False
+    ) -> dict[str, Any]:
+        request = {
+            "database": self._database,
+            "write": batch.write,
+            "batch": batch.number,
+            "names": list(names),
+            "forget": forget,
+        }
+        with NodeClient(self._node) as client:
+            return client.act(name, request)
+
+
+class DirectoryTarget:
+    """A data directory, created with its database where there is none."""
+
+    def __init__(self, fs: FileSystem, path: PurePath, database: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._database = database
+        self._staging = Staging(fs, path)
+
+    def prepare(self) -> None:
+        """Create the data directory, unless it is there or somebody else does."""
+        if not self._fs.exists(self._path / "VERSION"):
+            with suppress(LockedError), Store(self._path, fs=self._fs) as store:
+                self._opened(store)
+
+    def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
+        return self._staging.stage(batch, rows)
+
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+        return _patiently(lambda: self.commit_once(batch, names, forget=forget))
+
+    def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
+        self._staging.discard(batch, names)
+
+    def commit_once(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+        """Commit without waiting for another writer to end. Raises: LockedError, RetryError."""
+        try:
+            with Store(self._path, fs=self._fs) as store:
+                return Commits(self._staging, _unheard).commit(
+                    self._opened(store), batch, names, visitor=Anybody(), forget=forget
+                )
+        except LockedError as exc:
+            if not self._fs.exists(self._path / SOCKET):
+                raise LockedError(
+                    f"another process writes this directory, and it does not take rows of others: "
+                    f"set flight.enabled where the broker runs: path={self._path}"
+                ) from exc
+        broker = NodeTarget(socket_node(self._path), self._database)
+        return broker.commit_once(batch, names, forget=forget)
+
+    def _opened(self, store: Store) -> Database:
+        if not self._database and not [name for name in store.names() if name[0] != "_"]:
+            return store.ensure(DATABASE)
+        if self._database:
+            return store.ensure(self._database)
+        return find_database(store, "")
+
+
+def socket_node(data: PurePath) -> Node:
+    """Return the node that a broker serves in its data directory."""
+    return Node(url=f"grpc+unix://{quote(str(data / SOCKET))}")
+
+
+def _unheard(database: str, rows: Columns) -> None:
+    """Tell nobody: where no broker runs there are no subscribers."""
+
+
+def _patiently(commit: Callable[[], T]) -> T:
+    """Try again while it may help; committing twice is as committing once."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return commit()
+        except (LockedError, OutcomeUnknownError, RetryError):
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,179 @@
+"""What goes over Flight beside the rows: requests, tickets and errors, as JSON.
+
+    a read          descriptor command: the options of the Spark source, as {"filter": "plant/#"};
+                    or descriptor path: database, or database and topic filter
+    a step          the same with "between": {"start": offsets, "end": offsets}
+    a ticket        {"version": 1, "options": {…}, "spans": [[shard, generation, start, stop], …]}
+    an append       descriptor command: {"append": {"database", "durability", "producer",
+                    "sequence"}}; each batch is answered by {"rows", "duplicate"}
+    rows to stage   {"stage": {"write", "batch"}}; answered by {"name"}
+    an error        extra info: {"error": class, "text": sentence}
+
+A ticket names rows by their serials, so it means the same rows after a restart, and its holder
+gains nothing by it: rights are asked again when it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from siltstone import errors
+from siltstone.bulk.planner import Admitted
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.store.manifest import SlabId
+from siltstone.store.selection import SlabExtent
+
+VERSION: Final = 1
+_SPAN_FIELDS: Final = 4
+# Those that take a sentence and nothing else: the others come as the class above them.
+_ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.ClosedError,
+        errors.ExistsError,
+        errors.InvalidTopicError,
+        errors.LockedError,
+        errors.NotFoundError,
+        errors.OutcomeUnknownError,
+        errors.OverloadedError,
+        errors.PoisonedError,
+        errors.RetryError,
+        errors.SlabDroppedError,
+        errors.UsageError,
+    )
+} | {"QuotaExceededError": errors.RetryError, "StorageFullError": errors.RetryError}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialSpan:
+    """Serials of one slab that belong to a ticket."""
+
+    slab: SlabId
+    serials: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTicket:
+    """Which rows one endpoint of a plan has."""
+
+    options: Mapping[str, str]
+    spans: tuple[SerialSpan, ...]
+
+    def encode(self) -> bytes:
+        """Return the ticket as it goes over the wire."""
+        spans = [
+            [span.slab.shard, span.slab.generation, span.serials.start, span.serials.stop]
+            for span in self.spans
+        ]
+        return dump({"version": VERSION, "options": dict(self.options), "spans": spans})
+
+
+def decode_ticket(encoded: bytes) -> ReadTicket:
+    """Read a ticket. Raises: UsageError."""
+    values = load(encoded, "ticket")
+    if values.get("version") != VERSION:
+        raise UsageError(f"ticket is of an unknown version: version={values.get('version')!r}")
+    spans = values.get("spans")
+    if not isinstance(spans, list) or not all(_is_span(span) for span in spans):
+        raise UsageError("ticket has no spans of serials")
+    return ReadTicket(
+        options=options_in(values.get("options")),
+        spans=tuple(
+            SerialSpan(slab=SlabId(span[0], span[1]), serials=range(span[2], span[3]))
+            for span in spans
+        ),
+    )
+
+
+def _is_span(span: object) -> bool:
+    return (
+        isinstance(span, list)
+        and len(span) == _SPAN_FIELDS
+        and all(type(number) is int and number >= 0 for number in span)
+    )
+
+
+def options_in(values: object) -> dict[str, str]:
+    """Return options as text, of JSON that may have numbers and lists. Raises: UsageError."""
+    if not isinstance(values, dict):
+        raise UsageError("a read must be asked for by a JSON object of options")
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
+
+
+def positions_in(values: object) -> dict[int, int]:
+    """Return numbers by shard. Raises: UsageError."""
+    if not isinstance(values, dict) or not all(
+        name.isdecimal() and type(number) is int for name, number in values.items()
+    ):
+        raise UsageError("a position must be a JSON object of serials by shard")
+    return {int(name): number for name, number in values.items()}
+
+
+def extents_to_json(extents: Iterable[SlabExtent]) -> list[list[int | None]]:
+    """Return extents as plain values."""
+    return [
+        [
+            extent.slab.shard,
+            extent.slab.generation,
+            extent.serials.start,
+            extent.serials.stop,
+            extent.since_us,
+            extent.until_us,
+        ]
+        for extent in extents
+    ]
+
+
+def extents_from_json(values: Iterable[list[Any]]) -> list[SlabExtent]:
+    """Read what `extents_to_json` wrote."""
+    return [
+        SlabExtent(
+            slab=SlabId(shard, generation),
+            serials=range(start, stop),
+            since_us=since_us,
+            until_us=until_us,
+        )
+        for shard, generation, start, stop, since_us, until_us in values
+    ]
+
+
+def admitted_to_json(admitted: Admitted) -> dict[str, Any]:
+    """Return how far a step goes as plain values."""
+    return {"ends": {str(key): end for key, end in admitted.ends.items()}, "rows": admitted.rows}
+
+
+def dump(values: object) -> bytes:
+    """Return plain values as JSON."""
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def load(encoded: bytes, what: str) -> dict[str, Any]:
+    """Read a JSON object. Raises: UsageError."""
+    try:
+        values = json.loads(encoded)
+    except ValueError as exc:
+        raise UsageError(f"{what} is no JSON: {exc}") from exc
+    if not isinstance(values, dict):
+        raise UsageError(f"{what} is no JSON object")
+    return values
+
+
+def error_info(error: SiltstoneError) -> bytes:
+    """Return an error as it travels."""
+    return dump({"error": type(error).__name__, "text": str(error)})
+
+
+def error_from(info: bytes) -> SiltstoneError | None:
+    """Return the error that travelled here; None where there is none."""
+    try:
+        values = json.loads(info)
+        name, text = values["error"], values["text"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return _ERRORS.get(name, SiltstoneError)(text)

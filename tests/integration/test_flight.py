@@ -1,0 +1,312 @@
+"""Arrow Flight beside a broker: rows out, rows in, users and rights, TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import siltstone
+from siltstone.bulk.columns import Given, rows_of
+from siltstone.bulk.schema import SCHEMA
+from siltstone.bulk.staging import WriteBatch
+from siltstone.errors import (
+    InvalidTopicError,
+    LockedError,
+    NotFoundError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.flight.connection import Appended, RemoteStream
+from siltstone.flight.target import DirectoryTarget
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.mqtt.packets import Publish
+from siltstone.store.rows import Row
+from tests.support.broker_process import (
+    BrokerProcess,
+    Settings,
+    broker_process,
+    run_command,
+    stored,
+)
+from tests.support.certificates import Authority
+from tests.support.mqtt_socket import connected
+
+PASSWORD = "rock"  # noqa: S105 - of a broker that lives as long as a test
+SERVED: Settings = {"flight.enabled": "true", "flight.port": 0}
+ACL = """
+user alice
+topic readwrite plant/#
+topic deny plant/keys/#
+topic subscribe #
+"""
+
+
+def url_of(broker: BrokerProcess) -> str:
+    """Return where a broker serves Flight, as of its last start."""
+    broker.wait_for("serving flight")
+    address: str = broker.events("serving flight")[-1]["address"]
+    return address
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("flight") / "data", settings=SERVED) as running:
+        yield running
+
+
+def test_what_mqtt_publishes_is_read_by_flight(broker: BrokerProcess) -> None:
+    with connected(broker.port, "p") as client:
+        client.publish("read/1/t", b"21")
+        client.publish("read/2/t", b"22")
+    with siltstone.connect(url_of(broker)) as node:
+        assert node.databases() == ["messages"]
+        assert RemoteStream(pattern="read/1/t", rows=1) in node.streams("messages")
+        rows = node.read("read/#", columns=["topic", "levels", "payload", "publisher", "qos"])
+        assert sorted(rows.arrow().to_pylist(), key=lambda row: str(row["topic"])) == [
+            {
+                "topic": f"read/{number}/t",
+                "levels": ["read", f"{number}", "t"],
+                "payload": b"2%d" % number,
+                "publisher": "p",
+                "qos": 1,
+            }
+            for number in (1, 2)
+        ]
+        assert node.read(["read/1/#", "read/+/t"]).arrow().num_rows == 2
+        assert node.read("read/#").arrow().schema == SCHEMA
+        assert node.read("nowhere/#").arrow().to_pylist() == []
+
+
+def test_rows_put_by_flight_are_stored_and_published(broker: BrokerProcess) -> None:
+    with connected(broker.port, "s") as subscriber, siltstone.connect(url_of(broker)) as node:
+        subscriber.subscribe("put/#", 1)
+        rows = [
+            {"topic": "put/a", "payload": b"1", "publisher": "me", "qos": 1},
+            {"topic": "put/b", "payload": "2", "properties": {"mqtt.content_type": "n", "k": "v"}},
+        ]
+        assert node.append(rows) == Appended(rows=2, duplicate=False)
+        first, second = subscriber.receive_many(Publish, 2)
+        assert (first.topic, first.payload, first.qos) == (b"put/a", b"1", 1)
+        assert (second.topic, second.payload, second.qos) == (b"put/b", b"2", 0)
+        assert second.properties.content_type == "n"
+        assert second.properties.user_properties == (("k", "v"),)
+        subscriber.acknowledge(first)
+        subscriber.disconnect()
+    assert stored(broker.data, "put/#") == [("put/a", b"1"), ("put/b", b"2")]
+
+
+def test_a_call_of_a_producer_is_stored_and_published_once(broker: BrokerProcess) -> None:
+    with connected(broker.port, "s1") as subscriber, siltstone.connect(url_of(broker)) as node:
+        subscriber.subscribe("once/#")
+        row = [{"topic": "once/a", "payload": b"1"}]
+        assert node.append(row, producer=("p", 7)) == Appended(rows=1, duplicate=False)
+        assert node.append(row, producer=("p", 7)) == Appended(rows=1, duplicate=True)
+        node.append([{"topic": "once/b", "payload": b"2"}], producer=("p", 8))
+        got = subscriber.receive_many(Publish, 2)
+        assert [each.topic for each in got] == [b"once/a", b"once/b"]
+    assert stored(broker.data, "once/#") == [("once/a", b"1"), ("once/b", b"2")]
+
+
+def test_a_retained_row_is_kept_for_later_subscribers(broker: BrokerProcess) -> None:
+    with siltstone.connect(url_of(broker)) as node, connected(broker.port, "s2") as before:
+        before.subscribe("kept/#")
+        node.append([{"topic": "kept/a", "payload": b"1", "retain": True}])
+        # When a subscriber has it, the broker has kept it too.
+        assert before.expect(Publish).payload == b"1"
+        with connected(broker.port, "s3") as later:
+            later.subscribe("kept/#")
+            assert later.expect(Publish).retain
+
+
+def test_staged_rows_of_a_directory_are_committed_by_the_broker_that_has_it(
+    broker: BrokerProcess,
+) -> None:
+    target = DirectoryTarget(PosixFileSystem(), broker.data, "")
+    batch = WriteBatch(write="w", number=0)
+    rows = pa.RecordBatch.from_pylist([{"topic": "staged/a", "payload": b"1"}])
+    with connected(broker.port, "s4") as subscriber:
+        subscriber.subscribe("staged/#")
+        name = target.stage(batch, rows_of(rows, Given()))
+        assert name is not None
+        assert target.commit(batch, [name], forget=False).rows == 1
+        assert target.commit(batch, [name], forget=False).repeated
+        assert subscriber.expect(Publish).topic == b"staged/a"
+    assert stored(broker.data, "staged/#") == [("staged/a", b"1")]
+
+
+def test_a_batch_is_committed_once_though_the_broker_is_killed_in_between(tmp_path: Path) -> None:
+    batch = WriteBatch(write="w", number=0)
+    rows = pa.RecordBatch.from_pylist([{"topic": "a", "payload": b"%d" % n} for n in range(3)])
+    target = DirectoryTarget(PosixFileSystem(), tmp_path / "data", "")
+    with broker_process(tmp_path / "data", settings=SERVED) as running:
+        url_of(running)
+        name = target.stage(batch, rows_of(rows, Given()))
+        assert name is not None
+        assert target.commit(batch, [name], forget=False).rows == 3
+        running.kill()
+        # Nobody has the directory now, though the socket is still there.
+        assert target.commit(batch, [name], forget=False).repeated
+        running.start()
+        assert target.commit(batch, [name], forget=False).repeated
+    assert [value for _, value in stored(tmp_path / "data")] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"filter": "a/#/b"}, UsageError, "filter is no MQTT topic filter"),
+        ({"database": "other"}, NotFoundError, "there is no database 'other'"),
+        ({"columns": ["colour"]}, UsageError, "no such column: colour"),
+        ({"since": "noon"}, UsageError, "startTime must be a time"),
+    ],
+    ids=str,
+)
+def test_a_wrong_read_is_refused_with_a_sentence(
+    broker: BrokerProcess, options: dict[str, str], error: type[SiltstoneError], message: str
+) -> None:
+    with siltstone.connect(url_of(broker)) as node, pytest.raises(error, match=message):
+        node.read(**options)
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        ({"topic": "a/+", "payload": b""}, InvalidTopicError, "topic has a wildcard"),
+        ({"topic": "a"}, UsageError, "column payload is missing"),
+        ({"topic": "a", "payload": None}, UsageError, "payload is null"),
+        ({"topic": "a", "payload": b"", "qos": 3}, UsageError, "qos must be 0, 1 or 2"),
+        ({"topic": "a", "payload": b"", "colour": 1}, UsageError, "unknown column colour"),
+        (
+            {"topic": "a", "payload": b"", "properties": {"mqtt.colour": "x"}},
+            UsageError,
+            "no property of a message: mqtt.colour",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_row_is_refused_with_a_sentence(
+    broker: BrokerProcess, row: dict[str, object], error: type[SiltstoneError], message: str
+) -> None:
+    with siltstone.connect(url_of(broker)) as node, pytest.raises(error, match=message):
+        node.append([row])
+
+
+def test_any_flight_client_can_plan_and_read(broker: BrokerProcess) -> None:
+    with siltstone.connect(url_of(broker)) as node:
+        node.append([{"topic": "any/1", "payload": b"x"}, {"topic": "any/2", "payload": b"y"}])
+    with flight.FlightClient(url_of(broker)) as client:
+        command = flight.FlightDescriptor.for_command(b'{"filter": "any/#", "columns": "payload"}')
+        path = flight.FlightDescriptor.for_path("messages", "any/1")
+        found = [
+            client.do_get(endpoint.ticket).read_all()
+            for descriptor in (command, path)
+            for endpoint in client.get_flight_info(descriptor).endpoints
+        ]
+        assert sorted(found[0].column("payload").to_pylist()) == [b"x", b"y"]
+        assert found[1].column("topic").to_pylist() == ["any/1"]
+        actions = [action.type for action in client.list_actions()]
+        assert actions == ["admit", "commit", "discard", "extents"]
+
+
+def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data") as quiet:
+        assert quiet.events("serving flight") == []
+        target = DirectoryTarget(PosixFileSystem(), quiet.data, "")
+        with pytest.raises(LockedError, match=r"set flight\.enabled where the broker runs"):
+            target.commit_once(WriteBatch(write="w", number=0), [], forget=False)
+    with (
+        siltstone.connect("grpc+tcp://127.0.0.1:1") as node,
+        pytest.raises(RetryError, match=r"no node answers at grpc\+tcp://127\.0\.0\.1:1"),
+    ):
+        node.databases()
+
+
+def test_who_does_not_read_what_it_asked_for_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", settings=SERVED) as running:
+        with siltstone.connect(url_of(running)) as node:
+            node.append([{"topic": "a", "payload": bytes(200_000)}] * 100)
+        with flight.FlightClient(url_of(running)) as client:
+            command = b'{"maxBytesPerPartition": "1g", "rowsPerBatch": 1}'
+            info = client.get_flight_info(flight.FlightDescriptor.for_command(command))
+            readers = [client.do_get(endpoint.ticket) for endpoint in info.endpoints]
+            assert readers[0].read_chunk().data.num_rows == 1
+            running.stop()
+            assert len(running.events("calls left behind")) == 1
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Authority]]:
+    """Yield a broker with users, rights and TLS, and with rows on four topics."""
+    directory = tmp_path_factory.mktemp("strict")
+    authority = Authority(directory)
+    server = authority.server()
+    (directory / "acl").write_text(ACL, "utf-8")
+    file = str(directory / "passwords")
+    for user in ("alice", "bob"):
+        done = run_command("passwd", file, user, "--stdin", stdin=PASSWORD.encode())
+        assert done.returncode == 0, done.stderr
+    with siltstone.open(directory / "data") as store:
+        topics = ("plant/1", "plant/keys/1", "office/1", "plant/2")
+        store.create("messages").append([Row(topic, b"x") for topic in topics]).wait()
+    settings: Settings = {
+        **SERVED,
+        "flight.certificate": server.certificate,
+        "flight.key": server.key,
+        "flight.allow_anonymous": "false",
+        "access.password_file": file,
+        "access.acl_file": str(directory / "acl"),
+        "access.login_delay": 0.05,
+    }
+    with broker_process(directory / "data", settings=settings) as running:
+        yield running, authority
+
+
+def test_a_user_reads_what_its_rights_allow(strict: tuple[BrokerProcess, Authority]) -> None:
+    broker, authority = strict
+    with siltstone.connect(
+        url_of(broker), username="alice", password=PASSWORD, root_certificates=authority.file
+    ) as node:
+        rows = node.read("#", columns=["topic"]).arrow()
+        assert sorted(rows.column("topic").to_pylist()) == ["plant/1", "plant/2"]
+        with pytest.raises(UsageError, match="you may not read this: filter='plant/keys/#'"):
+            node.read("plant/keys/#")
+        with pytest.raises(UsageError, match="you may not write to this topic: topic='office/2'"):
+            node.append([{"topic": "office/2", "payload": b""}])
+        assert node.append([{"topic": "plant/3", "payload": b""}]).rows == 1
+
+
+@pytest.mark.parametrize(
+    ("login", "message"),
+    [
+        ({"username": "bob", "password": "sand"}, "the user is unknown, or the password wrong"),
+        ({"username": "carol", "password": PASSWORD}, "the user is unknown, or the password wrong"),
+        ({}, "a login is needed"),
+    ],
+    ids=str,
+)
+def test_who_cannot_show_a_login_is_refused(
+    strict: tuple[BrokerProcess, Authority], login: dict[str, str], message: str
+) -> None:
+    broker, authority = strict
+    with (
+        siltstone.connect(url_of(broker), root_certificates=authority.file, **login) as node,
+        pytest.raises(UsageError, match=message),
+    ):
+        node.databases()
+
+
+def test_a_node_with_a_certificate_of_a_stranger_is_not_believed(
+    strict: tuple[BrokerProcess, Authority], tmp_path: Path
+) -> None:
+    broker, _ = strict
+    other = Authority(tmp_path, "other")
+    with (
+        siltstone.connect(url_of(broker), root_certificates=other.file) as node,
+        pytest.raises(RetryError, match="no node answers"),
+    ):
+        node.databases()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.bulk.node import Node, node_from, parse_node
+from siltstone.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("grpc://host", "grpc+tcp://host:8815"),
+        ("grpc+tcp://host:1/", "grpc+tcp://host:1"),
+        ("grpc+tls://host", "grpc+tls://host:8815"),
+        ("grpc+tcp://[::1]:2", "grpc+tcp://[::1]:2"),
+        ("grpc+unix:///data/flight.sock", "grpc+unix:///data/flight.sock"),
+    ],
+)
+def test_an_address_is_read(url: str, address: str) -> None:
+    assert parse_node(url) == Node(url=address)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://host", r"url must be like grpc\+tcp://host:8815"),
+        ("host:1", r"url must be like grpc\+tcp://host:8815"),
+        ("grpc+tcp://", "url must name a host"),
+        ("grpc+tcp://host:99999", "url must have a port from 0 to 65535"),
+        ("grpc+tcp://host/messages", "the database is an option"),
+        ("grpc+tcp://user:word@host", "give username and password"),
+        ("grpc+unix:a", "url must name a socket by its whole path"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_a_sentence(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_node(url)
+
+
+def test_a_password_needs_a_user_and_an_authority_needs_tls() -> None:
+    with pytest.raises(UsageError, match="password is given without username"):
+        parse_node("grpc://host", password="x")  # noqa: S106 - nobody's
+    with pytest.raises(UsageError, match=r"rootCertificates is only for grpc\+tls"):
+        parse_node("grpc://host", root_certificates="ca.pem")
+
+
+def test_options_that_name_no_node_have_no_login() -> None:
+    assert node_from({"path": "/data"}) is None
+    with pytest.raises(UsageError, match="username is only for a node that is reached by url"):
+        node_from({"path": "/data", "username": "u"})
+
+
+def test_the_password_is_in_no_text() -> None:
+    node = parse_node("grpc://host", username="u", password="secret")  # noqa: S106 - nobody's
+    assert "secret" not in repr(node)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.bulk.columns import Given, rows_of
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.flight.desk import ACTIONS, Desk
+from siltstone.flight.gate import Anybody
+from tests.support.builders import NAME, World, read_rows, rows_on, settings_of
+from tests.support.flight import desk_of
+from tests.support.visitors import Limited
+
+ANYBODY = Anybody()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def store(world: World) -> Iterator[Store]:
+    with world.store() as opened:
+        opened.create(NAME, settings_of())
+        opened.create("_own", settings_of())
+        yield opened
+
+
+@pytest.fixture
+def desk(world: World, store: Store) -> Desk:
+    return desk_of(store, world.fs)
+
+
+def batch(*payloads: bytes | None) -> pa.RecordBatch:
+    topics = ["t"] * len(payloads)
+    return pa.RecordBatch.from_pydict({"topic": topics, "payload": pa.array(payloads, "binary")})
+
+
+def put(desk: Desk, how: dict[str, Any], *batches: pa.RecordBatch) -> list[dict[str, Any]]:
+    return list(desk.put({"append": how}, batches, ANYBODY))
+
+
+def test_databases_and_streams_are_listed(store: Store, desk: Desk) -> None:
+    store.database(NAME).append(rows_on("a/1", "a/1", "no/1")).wait()
+    paths = [[part.decode() for part in info.descriptor.path] for info in desk.flights("", ANYBODY)]
+    assert paths == [[NAME]]
+    streams = {
+        info.descriptor.path[1].decode(): info.total_records for info in desk.flights(NAME, ANYBODY)
+    }
+    assert streams == {"a/1": 2, "no/1": 1}
+    limited = [info.descriptor.path[1] for info in desk.flights(NAME, Limited())]
+    assert limited == [b"a/1"]
+    with pytest.raises(NotFoundError, match="there is no database 'x'"):
+        list(desk.flights("x", ANYBODY))
+
+
+def test_batches_are_appended_and_answered_in_order(store: Store, desk: Desk) -> None:
+    batches = [batch(b"%d" % number) for number in range(20)]
+    assert put(desk, {}, *batches) == [{"rows": 1, "duplicate": False}] * 20
+    values = [row.value for row in read_rows(store.database(NAME))]
+    assert values == [b"%d" % number for number in range(20)]
+
+
+def test_a_put_of_a_producer_is_stored_once(store: Store, desk: Desk) -> None:
+    how = {"database": NAME, "producer": "p", "sequence": 4, "durability": "written"}
+    assert put(desk, how, batch(b"1"), batch(b"2")) == [{"rows": 1, "duplicate": False}] * 2
+    assert put(desk, how, batch(b"1"), batch(b"2")) == [{"rows": 1, "duplicate": True}] * 2
+    assert [row.value for row in read_rows(store.database(NAME))] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, "rows are sent to append or to stage"),
+        ({"append": {"durability": "maybe"}}, "durability must be one of"),
+        ({"append": {"producer": "p"}}, "producer and sequence go together"),
+        ({"append": {"producer": "p", "sequence": -1}}, "sequence must be a number of 0 or more"),
+        ({"append": {"database": "x"}}, "there is no database 'x'"),
+        ({"stage": {}}, "staged rows have a write and a batch"),
+        ({"stage": {"write": "w", "batch": 0}}, "rows to stage must be as they are stored"),
+    ],
+    ids=str,
+)
+def test_a_wrong_put_is_refused_with_a_sentence(
+    desk: Desk, request_: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(desk.put(request_, [batch(b"1")], ANYBODY))
+
+
+def test_rows_are_staged_then_committed_or_discarded(store: Store, desk: Desk) -> None:
+    which = {"write": "w", "batch": 0}
+    rows = list(rows_of(batch(b"1", b"2"), Given()))
+    names = [
+        answer["name"] for _ in range(2) for answer in desk.put({"stage": which}, rows, ANYBODY)
+    ]
+    assert desk.act("discard", which | {"names": names[1:]}, ANYBODY) == {}
+    commit = which | {"names": names[:1]}
+    assert desk.act("commit", commit, ANYBODY) == {"rows": 2, "repeated": False}
+    assert desk.act("commit", commit, ANYBODY) == {"rows": 0, "repeated": True}
+    assert [row.value for row in read_rows(store.database(NAME))] == [b"1", b"2"]
+
+
+def test_rows_that_may_not_be_written_are_not_staged(desk: Desk) -> None:
+    rows = list(rows_of(batch(b"1"), Given()))
+    request = {"stage": {"write": "w", "batch": 0}}
+    with pytest.raises(UsageError, match="you may not write to this topic: topic='t'"):
+        list(desk.put(request, rows, Limited(writes=b"mine/")))
+
+
+def test_a_stream_is_told_what_there_is_and_how_far_to_go(store: Store, desk: Desk) -> None:
+    store.database(NAME).append(rows_on("a", "b", "c")).wait()
+    ((shard, generation, start, stop, _, until_us),) = desk.act(
+        "extents", {"options": {}}, ANYBODY
+    )["extents"]
+    assert (shard, generation, start, stop, until_us) == (0, 1, 0, 3, None)
+    request = {"options": {}, "start": {"0": 0}, "end": {"0": 3}, "rows": 2}
+    assert desk.act("admit", request, ANYBODY) == {"ends": {"0": 2}, "rows": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "message"),
+    [
+        ("sing", {}, f"unknown action 'sing'; there are {', '.join(ACTIONS)}"),
+        ("admit", {"start": {"0": 0}, "end": {}}, "start and end must name the same shards"),
+        ("admit", {"start": 1, "end": {}}, "a position must be a JSON object"),
+        ("commit", {"write": "w", "batch": 0, "names": 1}, "names must be a list"),
+        ("extents", {}, "a JSON object of options"),
+    ],
+)
+def test_a_wrong_action_is_refused_with_a_sentence(
+    desk: Desk, name: str, request_: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        desk.act(name, request_, ANYBODY)

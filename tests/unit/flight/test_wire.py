@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.bulk.planner import Admitted
+from siltstone.errors import (
+    CorruptionError,
+    InvalidTopicError,
+    QuotaExceededError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.flight.wire import (
+    ReadTicket,
+    SerialSpan,
+    admitted_to_json,
+    decode_ticket,
+    error_from,
+    error_info,
+    extents_from_json,
+    extents_to_json,
+    load,
+    options_in,
+    positions_in,
+)
+from siltstone.store.manifest import SlabId
+from siltstone.store.selection import SlabExtent
+
+
+def test_a_ticket_goes_to_bytes_and_back() -> None:
+    ticket = ReadTicket(
+        options={"filter": "a/#"},
+        spans=(SerialSpan(slab=SlabId(1, 2), serials=range(3, 1 << 63)),),
+    )
+    assert ticket.encode() == (
+        b'{"version":1,"options":{"filter":"a/#"},"spans":[[1,2,3,9223372036854775808]]}'
+    )
+    assert decode_ticket(ticket.encode()) == ticket
+
+
+@pytest.mark.parametrize(
+    ("encoded", "message"),
+    [
+        (b"\xff", "ticket is no JSON"),
+        (b"[]", "ticket is no JSON object"),
+        (b'{"version": 2}', "unknown version: version=2"),
+        (b'{"version": 1, "options": {}}', "ticket has no spans"),
+        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3]]}', "ticket has no spans"),
+        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3, "4"]]}', "ticket has no spans"),
+        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3, -4]]}', "ticket has no spans"),
+        (b'{"version": 1, "options": 1, "spans": []}', "a JSON object of options"),
+    ],
+)
+def test_a_ticket_that_we_did_not_write_is_refused(encoded: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decode_ticket(encoded)
+
+
+def test_options_may_be_numbers_and_lists() -> None:
+    assert options_in({"filter": ["a", "b"], "rowsPerBatch": 5, "columns": "topic"}) == {
+        "filter": '["a", "b"]',
+        "rowsPerBatch": "5",
+        "columns": "topic",
+    }
+
+
+def test_extents_go_over_the_wire() -> None:
+    extents = [
+        SlabExtent(slab=SlabId(0, 1), serials=range(5), since_us=1, until_us=9),
+        SlabExtent(slab=SlabId(0, 2), serials=range(5, 7), since_us=9, until_us=None),
+    ]
+    assert extents_from_json(extents_to_json(extents)) == extents
+
+
+def test_positions_go_over_the_wire() -> None:
+    plain = admitted_to_json(Admitted(ends={0: 5, 3: 7}, rows=2))
+    assert plain == {"ends": {"0": 5, "3": 7}, "rows": 2}
+    assert positions_in(plain["ends"]) == {0: 5, 3: 7}
+    with pytest.raises(UsageError, match="serials by shard"):
+        positions_in({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (InvalidTopicError("bad"), InvalidTopicError),
+        (QuotaExceededError("d", used_bytes=2, quota_bytes=1), RetryError),
+        (CorruptionError("torn", path=PurePath("/x")), SiltstoneError),
+    ],
+)
+def test_an_error_is_raised_elsewhere_with_its_sentence(
+    error: SiltstoneError, kind: type[SiltstoneError]
+) -> None:
+    arrived = error_from(error_info(error))
+    assert (type(arrived), str(arrived)) == (kind, str(error))
+
+
+@pytest.mark.parametrize("info", [b"", b"x", b"[]", b"{}"])
+def test_an_error_of_others_is_none_of_ours(info: bytes) -> None:
+    assert error_from(info) is None
+
+
+def test_what_is_no_object_is_no_request() -> None:
+    with pytest.raises(UsageError, match="request is no JSON object"):
+        load(b"1", "request")
