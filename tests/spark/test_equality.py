@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from siltstone.bulk.node import Node
 from siltstone.database import Database
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from tests.support.builders import NOW_US, World
+from tests.support.flight import served
 from tests.support.pipeline import batch_rows, by_place, rows_in, stored_rows, stream_of
 
 WORDS = st.sampled_from(["", "a", "ä.*", "$x"])
@@ -84,6 +86,13 @@ def lived_through(settings: dict[str, Any], steps: list[Any]) -> Iterator[tuple[
         yield world, database
 
 
+@contextmanager
+def served_by_flight(world: World) -> Iterator[Node]:
+    """Serve what another process finds on the disk of a world."""
+    with world.store(read_only=True) as store, served(store, world.fs) as node:
+        yield node
+
+
 def drop_oldest(database: Database) -> None:
     sealed = [info.slab for info in database.slabs() if info.state == "sealed"]
     oldest = min((slab.generation for slab in sealed), default=0)
@@ -92,45 +101,103 @@ def drop_oldest(database: Database) -> None:
             database.drop_slab(SlabId(slab.shard, slab.generation))
 
 
+def bounds_of(span: tuple[int, int | None]) -> dict[str, Any]:
+    since_us = NOW_US + span[0]
+    until_us = None if span[1] is None else max(since_us, NOW_US + span[1])
+    return {"since_us": since_us, "until_us": until_us}
+
+
 @given(SETTINGS, STEPS, FILTERS, SPANS, SIZES)
 def test_a_batch_query_reads_what_the_store_reads(
-    settings: dict[str, Any],
+    database_settings: dict[str, Any],
     steps: list[Any],
     filters: tuple[str, ...],
     span: tuple[int, int | None],
     sizes: dict[str, Any],
 ) -> None:
-    since_us = NOW_US + span[0]
-    until_us = None if span[1] is None else max(since_us, NOW_US + span[1])
-    with lived_through(settings, steps) as (world, database):
-        found = batch_rows(world, filters=filters, since_us=since_us, until_us=until_us, **sizes)
-        expected = stored_rows(database, filters, since_us=since_us, until_us=until_us)
+    bounds = bounds_of(span)
+    with lived_through(database_settings, steps) as (world, database):
+        found = batch_rows(world, filters=filters, **bounds, **sizes)
+        expected = stored_rows(database, filters, **bounds)
     assert by_place(found) == expected
 
 
-@given(SETTINGS, STEPS, FILTERS, st.sampled_from([None, 1, 3]), st.sampled_from([None, 1, 400]))
+@settings(max_examples=30)
+@given(SETTINGS, STEPS, FILTERS, SPANS, SIZES)
+def test_a_batch_query_over_flight_reads_what_the_store_reads(
+    database_settings: dict[str, Any],
+    steps: list[Any],
+    filters: tuple[str, ...],
+    span: tuple[int, int | None],
+    sizes: dict[str, Any],
+) -> None:
+    bounds = bounds_of(span)
+    with (
+        lived_through(database_settings, steps) as (world, database),
+        served_by_flight(world) as node,
+    ):
+        found = batch_rows(world, node=node, filters=filters, **bounds, **sizes)
+        expected = stored_rows(database, filters, **bounds)
+    assert by_place(found) == expected
+
+
+ROWS_PER_TRIGGER = st.sampled_from([None, 1, 3])
+BYTES_PER_TRIGGER = st.sampled_from([None, 1, 400])
+
+
+@given(SETTINGS, STEPS, FILTERS, ROWS_PER_TRIGGER, BYTES_PER_TRIGGER)
 def test_micro_batches_add_up_to_what_the_store_reads(
-    settings: dict[str, Any],
+    database_settings: dict[str, Any],
     steps: list[Any],
     filters: tuple[str, ...],
     rows_per_trigger: int | None,
     bytes_per_trigger: int | None,
 ) -> None:
-    with lived_through(settings, steps) as (world, database):
-        stream = stream_of(
+    with lived_through(database_settings, steps) as (world, database):
+        found = followed(
             world,
             filters=filters,
             rows_per_trigger=rows_per_trigger,
             bytes_per_trigger=bytes_per_trigger,
-            fails_on_loss=False,
         )
-        position = stream.initialOffset()
-        found: list[Any] = []
-        while (end := stream.latestOffset(position, stream.getDefaultReadLimit())) != position:
-            rows = rows_in(stream, stream.partitions(position, end))
-            assert rows_per_trigger is None or len(rows) <= rows_per_trigger
-            found += rows
-            position = end
-        stream.stop()
         expected = stored_rows(database, filters)
     assert by_place(found) == expected
+
+
+@settings(max_examples=20)
+@given(SETTINGS, STEPS, FILTERS, ROWS_PER_TRIGGER, BYTES_PER_TRIGGER)
+def test_micro_batches_over_flight_add_up_to_what_the_store_reads(
+    database_settings: dict[str, Any],
+    steps: list[Any],
+    filters: tuple[str, ...],
+    rows_per_trigger: int | None,
+    bytes_per_trigger: int | None,
+) -> None:
+    with (
+        lived_through(database_settings, steps) as (world, database),
+        served_by_flight(world) as node,
+    ):
+        found = followed(
+            world,
+            node=node,
+            filters=filters,
+            rows_per_trigger=rows_per_trigger,
+            bytes_per_trigger=bytes_per_trigger,
+        )
+        expected = stored_rows(database, filters)
+    assert by_place(found) == expected
+
+
+def followed(world: World, **options: Any) -> list[Any]:
+    """Return what a stream reads up to its end, in micro-batches that keep to their limit."""
+    rows_max = options["rows_per_trigger"]
+    stream = stream_of(world, fails_on_loss=False, **options)
+    position = stream.initialOffset()
+    found: list[Any] = []
+    while (end := stream.latestOffset(position, stream.getDefaultReadLimit())) != position:
+        rows = rows_in(stream, stream.partitions(position, end))
+        assert rows_max is None or len(rows) <= rows_max
+        found += rows
+        position = end
+    stream.stop()
+    return found

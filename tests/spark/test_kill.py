@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
-from siltstone.pipeline.schema import COLUMNS
 from siltstone.store.rows import Row
 from tests.support.pipeline import by_place, stored_rows
 

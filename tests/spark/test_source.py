@@ -12,8 +12,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import Row as SparkSqlRow
 
+from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
-from siltstone.pipeline.schema import COLUMNS, spark_schema
+from siltstone.pipeline.schema import spark_schema
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from tests.support.pipeline import SparkRow, by_place, stored_rows

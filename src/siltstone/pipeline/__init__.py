@@ -3,5 +3,15 @@
 from siltstone.pipeline.answers import count, explain
 from siltstone.pipeline.session import start_session
 from siltstone.pipeline.source import SiltstoneSource, register
+from siltstone.pipeline.table import lake_table, lake_tables, table
 
-__all__ = ["SiltstoneSource", "count", "explain", "register", "start_session"]
+__all__ = [
+    "SiltstoneSource",
+    "count",
+    "explain",
+    "lake_table",
+    "lake_tables",
+    "register",
+    "start_session",
+    "table",
+]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from siltstone.bulk.offsets import AT_EARLIEST, AT_LATEST
+from siltstone.bulk.options import ReadOptions, parse_options
+from siltstone.bulk.survey import PlanReport, opened, plan_batch
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.offsets import AT_EARLIEST, AT_LATEST
-from siltstone.pipeline.options import ReadOptions, parse_options
-from siltstone.pipeline.survey import PlanReport, opened, plan_batch
 from siltstone.store.scan import Span
 
 

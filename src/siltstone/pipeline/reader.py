@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from siltstone.bulk.options import ReadOptions
+from siltstone.bulk.portion import Readable
+from siltstone.bulk.survey import Plan
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.batches import batches
-from siltstone.pipeline.options import ReadOptions
-from siltstone.pipeline.partitions import RunsPartition
+from siltstone.pipeline.origins import origin_of
+from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.schema import arrow_schema
-from siltstone.pipeline.survey import Plan, opened, plan_batch
-from siltstone.store.scan import Span
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -40,14 +41,14 @@ class SiltstoneReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return what the tasks read, up to one end for each shard."""
         plan = self.plan()
-        _LOG.info("planned a read of %s: %s", self._options.path, plan.report)
+        _LOG.info("planned a read of %s: %s", self._options.place, plan.report)
         # Without any, Spark would ask for a partition that nobody planned.
-        return list(plan.partitions) or [RunsPartition("", (), ())]
+        return [SourcePartition(portion) for portion in plan.partitions] or [SourcePartition(None)]
 
-    def plan(self) -> Plan:
+    def plan(self) -> Plan[Readable]:
         """Return the plan with its report. Raises: SiltstoneError."""
-        with opened(self._fs, self._options) as database:
-            return plan_batch(database, self._options)
+        with closing(origin_of(self._fs, self._options)) as origin:
+            return origin.plan_batch()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition. Raises: SlabDroppedError, CorruptionError."""
@@ -58,7 +59,7 @@ def read_partition(
     fs: FileSystem, options: ReadOptions, schema: pa.Schema, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition that one of our readers planned."""
-    assert isinstance(partition, RunsPartition), "a partition comes from our own plan"
-    span = Span(since_us=options.since_us, until_us=options.until_us)
-    pieces = partition.pieces(fs, span, fails_on_loss=options.fails_on_loss)
-    return batches(pieces, schema, options.rows_per_batch)
+    assert isinstance(partition, SourcePartition), "a partition comes from our own plan"
+    if partition.portion is None:
+        return iter(())
+    return partition.portion.batches(fs, options, schema)

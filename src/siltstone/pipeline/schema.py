@@ -35,9 +35,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from siltstone.bulk.schema import COLUMNS, PAYLOAD
 from siltstone.errors import UsageError
 
-PAYLOAD: Final = "payload"
 _TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "levels": ArrayType(StringType(), containsNull=False),
@@ -52,7 +52,6 @@ _TYPES: Final[dict[str, DataType]] = {
     "stream": LongType(),
     "serial": LongType(),
 }
-COLUMNS: Final = tuple(_TYPES)
 
 
 def spark_schema(columns: Sequence[str], payload: DataType | None = None) -> StructType:

@@ -7,6 +7,7 @@ nothing. What Spark needs on disk goes to a scratch directory that goes with the
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import sys
@@ -84,7 +85,26 @@ def start_session(
         raise
     atexit.register(_end, fs, scratch)
     register(spark)
+    # It writes a page of JSON for every query that is wrong; the error says the same in a line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return spark
+
+
+@contextmanager
+def spark_process() -> Iterator[dict[str, str]]:
+    """Yield the environment for a process of Spark's own tools, such as spark-pipelines.
+
+    What it needs on disk goes when the process has ended. Raises: UsageError.
+    """
+    check_pandas(metadata.version("pandas"))
+    fs = PosixFileSystem()
+    java = find_java(fs, os.environ)
+    scratch = make_scratch(fs, PurePath(os.environ.get("TMPDIR") or "/tmp"), java)  # noqa: S108 - a name of its own below it
+    try:
+        yield spark_environment(os.environ, master="local", scratch=scratch)
+    finally:
+        with suppress(SiltstoneError):
+            remove_tree(fs, scratch)
 
 
 def check_pandas(version: str) -> None:
@@ -107,6 +127,8 @@ def session_settings(
     }
     if master.startswith("local"):
         settings["spark.driver.host"] = "127.0.0.1"
+        # The default of 200 is for a cluster; here it is 200 small tasks for every shuffle.
+        settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * (os.cpu_count() or 2)))
         settings["spark.local.dir"] = str(scratch / "local")
     return settings
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructType
 
+from siltstone.bulk.options import ReadOptions, parse_options
+from siltstone.bulk.schema import PAYLOAD, table_schema
+from siltstone.bulk.survey import opened
+from siltstone.bulk.write_options import WriteOptions, parse_write_options
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.decode import infer_type
-from siltstone.pipeline.options import ReadOptions, parse_options
+from siltstone.pipeline.infer import infer_type
+from siltstone.pipeline.origins import origin_of
 from siltstone.pipeline.reader import SiltstoneReader
-from siltstone.pipeline.schema import PAYLOAD, schema_ddl, spark_schema, type_ddl
+from siltstone.pipeline.schema import schema_ddl, spark_schema, type_ddl
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
-from siltstone.pipeline.survey import opened
+from siltstone.pipeline.writer import (
+    SiltstoneStreamWriter,
+    SiltstoneWriter,
+    check_schema,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,11 +36,16 @@ _SAMPLE_ROWS: Final = 1000
 
 
 class SiltstoneSource(DataSource):
-    """A store as a table, to read and to follow."""
+    """A store as a table, to read, to follow and to append to."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.parsed = parse_options(dict(options))
+        self._given = dict(options)
+
+    @cached_property
+    def parsed(self) -> ReadOptions:
+        """The options of a read."""
+        return parse_options(self._given)
 
     @classmethod
     def name(cls) -> str:
@@ -54,6 +71,21 @@ class SiltstoneSource(DataSource):
         """Return the reader of a streaming query."""
         return SiltstoneStreamReader(self.parsed, schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> SiltstoneWriter:
+        """Return the writer of a batch query."""
+        return SiltstoneWriter(self._checked(schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SiltstoneStreamWriter:
+        """Return the writer of a streaming query."""
+        return SiltstoneStreamWriter(self._checked(schema, overwrite=overwrite))
+
+    def _checked(self, schema: StructType, *, overwrite: bool) -> WriteOptions:
+        """Read the options of a write, and check what can be before it begins."""
+        options = parse_write_options(self._given)
+        check_schema(schema, options, overwrite=overwrite)
+        target_of(options).prepare()
+        return options
+
 
 def register(spark: SparkSession) -> None:
     """Make the source known to a session; where Spark finds `pyspark_siltstone`, it is already."""
@@ -67,6 +99,8 @@ def _as_struct(ddl: str) -> str:
 
 def _inferred(options: ReadOptions) -> StructType:
     """Look at the first rows to see what their JSON is like. Raises: UsageError."""
+    if options.node is not None:
+        return infer_type(islice(_fetched(options), _SAMPLE_ROWS))
     with opened(PosixFileSystem(), options) as database:
         payloads = (
             payload
@@ -81,3 +115,13 @@ def _inferred(options: ReadOptions) -> StructType:
             for payload in batch.column(0).to_pylist()
         )
         return infer_type(islice(payloads, _SAMPLE_ROWS))
+
+
+def _fetched(options: ReadOptions) -> Iterator[bytes]:
+    """Yield payloads that a node has."""
+    asked = replace(options, columns=(PAYLOAD,), rows_per_batch=_SAMPLE_ROWS)
+    fs = PosixFileSystem()
+    with closing(origin_of(fs, asked)) as origin:
+        for portion in origin.plan_batch().partitions:
+            for batch in portion.batches(fs, asked, table_schema(asked.columns)):
+                yield from batch.column(0).to_pylist()

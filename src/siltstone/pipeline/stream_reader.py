@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,24 +23,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from siltstone.bulk.offsets import Loss, Offsets, read_offsets, resolve
+from siltstone.bulk.options import ReadOptions
+from siltstone.bulk.origin import Origin
+from siltstone.bulk.survey import refuse_losses
 from siltstone.clock import Clock, SystemClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.pipeline.offsets import Loss, Offsets, find_losses, read_offsets, resolve
-from siltstone.pipeline.options import ReadOptions
-from siltstone.pipeline.planner import Backlog, admit
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.origins import origin_of
+from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.reader import read_partition
 from siltstone.pipeline.schema import arrow_schema
-from siltstone.pipeline.survey import (
-    choose,
-    find_database,
-    plan_between,
-    refuse_losses,
-    wanted_serials,
-)
-from siltstone.store.selection import FramePlace, SlabExtent
+from siltstone.store.selection import SlabExtent
 
 _LOG: Final = logging.getLogger(__name__)
 Position = Mapping[int, int]
@@ -62,7 +55,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._fs = fs or PosixFileSystem()
         self._clock = clock or SystemClock()
         self._begins = options.stream_start()
-        self._store: Store | None = None
+        self._origin: Origin | None = None
         self._target: dict[int, int] | None = None
         # Here nothing was found that is wanted; it need not be looked for again.
         self._passed: dict[int, range] = {}
@@ -70,11 +63,11 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open behind: executors only read partitions."""
-        return self.__dict__ | {"_store": None}
+        return self.__dict__ | {"_origin": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where the query begins when it has no checkpoint."""
-        return Offsets(resolve(self._begins, self._database().extents())).to_json()
+        return Offsets(resolve(self._begins, self._opened().extents())).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the first limit that was set: Spark hands it back unless a trigger overrides it.
@@ -92,18 +85,18 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; start where there is nothing to read."""
-        extents = self._database().extents()
+        origin = self._opened()
+        extents = origin.extents()
         begin = self._checked_start(start, extents)
         end = self._end(begin, extents)
         limited = not isinstance(limit, ReadAllAvailable)
-        backlogs = {
-            shard: Backlog(serials=range(serial, end[shard]), frames=frames)
+        sought = {
+            shard: range(serial, end[shard])
             for shard, serial in self._sought_from(begin, end).items()
-            for frames in [self._frames(shard, serial, end[shard], extents)]
             if serial < end[shard]
         }
-        admitted = admit(
-            backlogs,
+        admitted = origin.admit(
+            sought,
             rows_max=self._options.rows_per_trigger if limited else None,
             bytes_max=self._options.bytes_per_trigger if limited else None,
         )
@@ -118,23 +111,19 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return where the store ends, for Spark's metrics."""
-        extents = self._database().extents()
-        return Offsets(_ends_of(extents)).to_json()
+        return Offsets(_ends_of(self._opened().extents())).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take the end of the store as the end of the query."""
-        self._target = _ends_of(self._database().extents())
+        self._target = _ends_of(self._opened().extents())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what the tasks of a micro-batch read. Raises: SlabDroppedError."""
-        database = self._database()
-        extents = database.extents()
-        begin = self._checked_start(start, extents)
-        stop = read_offsets(end, "offsets").serials
-        refuse_losses(find_losses(begin, stop, extents), self._options)
-        plan = plan_between(database, self._options, begin, stop, extents)
-        _LOG.info("planned a micro-batch of %s: %s", self._options.path, plan.report)
-        return list(plan.partitions)
+        origin = self._opened()
+        begin = self._checked_start(start, origin.extents())
+        plan = origin.plan_micro_batch(begin, read_offsets(end, "offsets").serials)
+        _LOG.info("planned a micro-batch of %s: %s", self._options.place, plan.report)
+        return [SourcePartition(portion) for portion in plan.partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition. Raises: SlabDroppedError, CorruptionError."""
@@ -145,14 +134,14 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Close the store."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        if self._origin is not None:
+            self._origin.close()
+            self._origin = None
 
-    def _database(self) -> Database:
-        if self._store is None:
-            self._store = Store(absolute_path(self._options.path), read_only=True, fs=self._fs)
-        return find_database(self._store, self._options.database)
+    def _opened(self) -> Origin:
+        if self._origin is None:
+            self._origin = origin_of(self._fs, self._options)
+        return self._origin
 
     def _checked_start(
         self, start: Mapping[str, Any], extents: Sequence[SlabExtent]
@@ -198,21 +187,6 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             begin[extent.slab.shard] < extent.serials.stop <= end[extent.slab.shard]
             for extent in extents
             if extent.until_us is not None
-        )
-
-    def _frames(
-        self, shard: int, start: int, stop: int, extents: Sequence[SlabExtent]
-    ) -> Iterator[FramePlace]:
-        """Yield the frames of a shard that may hold what is wanted, slab after slab."""
-        database, options = self._database(), self._options
-        own = [extent for extent in extents if extent.slab.shard == shard]
-        return chain.from_iterable(
-            choice.frames
-            for extent in sorted(own, key=lambda extent: extent.serials.start)
-            for serials in [wanted_serials(extent, options, {shard: start}, {shard: stop})]
-            if serials
-            for choice in [choose(database, options, extent, serials)]
-            if choice is not None
         )
 
     def _waits(self, rows: int) -> bool:

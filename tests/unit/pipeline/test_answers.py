@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from siltstone.bulk.offsets import Offsets
 from siltstone.pipeline.answers import count_read, explain_read
-from siltstone.pipeline.offsets import Offsets
 from tests.support.builders import NOW_US, World, rows_on
 from tests.support.pipeline import batch_rows, options_of
 

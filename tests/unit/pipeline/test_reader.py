@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 
 from siltstone.errors import CorruptionError, UsageError
-from siltstone.pipeline.partitions import RunsPartition
+from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.reader import SiltstoneReader
 from siltstone.pipeline.schema import spark_schema
 from siltstone.store.repair import mend_database
@@ -57,7 +57,7 @@ def test_an_empty_store_has_a_partition_without_rows() -> None:
         pass
     reader = reader_of(world)
     partitions = reader.partitions()
-    assert partitions == [RunsPartition("", (), ())]
+    assert partitions == [SourcePartition(None)]
     assert rows_in(reader, partitions) == []
 
 

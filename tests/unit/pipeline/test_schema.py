@@ -14,8 +14,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from siltstone.bulk.schema import COLUMNS
 from siltstone.errors import UsageError
-from siltstone.pipeline.schema import COLUMNS, arrow_schema, schema_ddl, spark_schema, type_ddl
+from siltstone.pipeline.schema import arrow_schema, schema_ddl, spark_schema, type_ddl
 
 POINT = StructType([StructField("x", DoubleType()), StructField("odd `name`", StringType())])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import PurePath
 
@@ -37,6 +38,7 @@ def test_spark_is_told_what_our_tables_need() -> None:
         "spark.driver.extraJavaOptions": f"{ARROW} -Xss4m",
         "spark.executor.extraJavaOptions": ARROW,
         "spark.local.dir": "/scratch/local",
+        "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 2))),
         "spark.sql.warehouse.dir": "/scratch/warehouse",
     }
 

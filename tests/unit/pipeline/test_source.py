@@ -5,9 +5,10 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StringType
 
 import pyspark_siltstone
+from siltstone.bulk.schema import COLUMNS
 from siltstone.errors import UsageError
 from siltstone.pipeline.reader import SiltstoneReader
-from siltstone.pipeline.schema import COLUMNS, spark_schema
+from siltstone.pipeline.schema import spark_schema
 from siltstone.pipeline.source import SiltstoneSource
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
 
@@ -23,9 +24,13 @@ def test_spark_finds_the_source_by_its_name() -> None:
     )
 
 
-def test_a_wrong_option_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="unknown option nonsense"):
-        source(nonsense="1")
+def test_a_wrong_option_is_refused_before_anything_is_read_or_written() -> None:
+    with pytest.raises(UsageError, match="unknown option nonsense; there are"):
+        source(nonsense="1").schema()
+    with pytest.raises(UsageError, match="unknown option nonsense of a write"):
+        source(nonsense="1").writer(spark_schema(["topic", "payload"]), overwrite=False)
+    with pytest.raises(UsageError, match="unknown option filter of a write"):
+        source(filter="#").streamWriter(spark_schema(["topic", "payload"]), overwrite=False)
 
 
 def test_the_schema_has_the_columns_that_are_asked_for() -> None:

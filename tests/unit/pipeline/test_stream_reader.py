@@ -11,9 +11,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
+from siltstone.bulk.offsets import AT_LATEST, Offsets
 from siltstone.database import Database
 from siltstone.errors import SlabDroppedError, UsageError
-from siltstone.pipeline.offsets import AT_LATEST, Offsets
 from siltstone.pipeline.schema import spark_schema
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
 from siltstone.store.manifest import SlabId

@@ -1,0 +1,105 @@
+"""The type of JSON payloads, seen from some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from json import JSONDecodeError, loads
+from typing import Any, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from siltstone.errors import UsageError
+
+_INT64: Final = range(-(1 << 63), 1 << 63)
+
+
+def infer_type(payloads: Iterable[bytes]) -> StructType:
+    """Return the type of JSON objects, seen from some of them. Raises: UsageError."""
+    found: DataType = NullType()
+    for payload in payloads:
+        try:
+            document = loads(payload)
+        except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            found = _merged(found, _type_of(document, "payload"), "payload")
+    if not isinstance(found, StructType):
+        raise UsageError(
+            "no payload is a JSON object, so there is no schema to infer; give payloadSchema"
+        )
+    return _settled_struct(found)
+
+
+def _type_of(value: Any, name: str) -> DataType:
+    match value:
+        case None:
+            return NullType()
+        case bool():
+            return BooleanType()
+        case int():
+            return LongType() if value in _INT64 else DoubleType()
+        case float():
+            return DoubleType()
+        case str():
+            return StringType()
+        case list():
+            element: DataType = NullType()
+            for item in value:
+                element = _merged(element, _type_of(item, name), name)
+            return ArrayType(element)
+        case _:
+            fields = [
+                StructField(key, _type_of(item, f"{name}.{key}")) for key, item in value.items()
+            ]
+            return StructType(fields)
+
+
+def _merged(one: DataType, other: DataType, name: str) -> DataType:
+    """Return a type that holds values of both. Raises: UsageError."""
+    if isinstance(other, NullType) or one == other:
+        return one
+    match one, other:
+        case NullType(), _:
+            return other
+        case (LongType(), DoubleType()) | (DoubleType(), LongType()):
+            return DoubleType()
+        case ArrayType(), ArrayType():
+            return ArrayType(_merged(one.elementType, other.elementType, name))
+        case StructType(), StructType():
+            fields = {field.name: field.dataType for field in one.fields}
+            for field in other.fields:
+                known = fields.get(field.name, NullType())
+                fields[field.name] = _merged(known, field.dataType, f"{name}.{field.name}")
+            return StructType([StructField(key, kind) for key, kind in fields.items()])
+        case _:
+            raise UsageError(
+                f"{name} is {one.simpleString()} in some messages and {other.simpleString()} in "
+                "others, so there is no schema to infer; give payloadSchema"
+            )
+
+
+def _settled(kind: DataType) -> DataType:
+    """Return a type without unknown parts: what was always null is read as text."""
+    match kind:
+        case NullType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(_settled(kind.elementType))
+        case StructType():
+            return _settled_struct(kind)
+        case _:
+            return kind
+
+
+def _settled_struct(kind: StructType) -> StructType:
+    return StructType([StructField(item.name, _settled(item.dataType)) for item in kind.fields])

@@ -1,0 +1,179 @@
+"""Topic structure learned from history, to begin the next generation with.
+
+A store learns as topics come, and keeps the first words of each level apart before it sees that
+the level varies. Whoever knows all topics sees it at once: level by level, a node whose words are
+more than the threshold of its level varies. Spark counts the words, on topics that are distinct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+from siltstone.bulk.survey import find_database
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.pipeline.table import table
+from siltstone.store.marks import Seed, write_seed
+
+# Fewer words than these are told apart, whatever the gap behind them.
+WORDS_MIN: Final = 8
+# A jump by this factor between the numbers of words of two nodes tells names from values.
+GAP: Final = 4.0
+LEVELS_MAX: Final = 32
+# A level of one word does not vary, whatever the threshold says.
+_FEWEST: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A structure, and how many topics and rows of the history have it."""
+
+    pattern: str
+    topics: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnReport:
+    """What was learned; streams are what the store has now, and would have with it."""
+
+    database: str
+    thresholds: tuple[int, ...]
+    structures: Sequence[Learned]
+    topics: int
+    streams_before: int
+    streams_after: int
+
+    @property
+    def saved(self) -> int:
+        """How many streams are saved."""
+        return self.streams_before - self.streams_after
+
+
+def learn(
+    spark: SparkSession,
+    path: str,
+    *,
+    database: str = "",
+    history: DataFrame | None = None,
+    thresholds: Sequence[int] | None = None,
+    dry_run: bool = False,
+) -> LearnReport:
+    """Learn from the rows of a store and its lake, or of any DataFrame with a topic column.
+
+    What varies is kept as the seed of the next generation, unless this is a dry run; `thresholds`
+    are found by themselves where they are not given. Raises: UsageError.
+    """
+    directory = absolute_path(path)
+    fs = PosixFileSystem()
+    with Store(directory, read_only=True, fs=fs) as store:
+        known = find_database(store, database)
+        name, defaults = known.name, known.settings.thresholds
+        streams_before = _streams(known)
+    rows = table(spark, path, database=name, columns=["topic"]) if history is None else history
+    if "topic" not in rows.columns:
+        raise UsageError(f"history has no column topic; it has {', '.join(rows.columns)}")
+    found, used = structures(rows, tuple(thresholds) if thresholds else None, defaults)
+    if not dry_run:
+        varying = tuple(item.pattern for item in found if "+" in item.pattern.split("/"))
+        write_seed(fs, directory / "data" / name, Seed(varying, used))
+    return LearnReport(
+        database=name,
+        thresholds=used,
+        structures=found,
+        topics=sum(item.topics for item in found),
+        streams_before=streams_before,
+        streams_after=len(found),
+    )
+
+
+def structures(
+    rows: DataFrame, thresholds: tuple[int, ...] | None, defaults: tuple[int, ...]
+) -> tuple[list[Learned], tuple[int, ...]]:
+    """Return the structures of topics, and the thresholds that they were found by."""
+    topics = (
+        rows.groupBy("topic")
+        .agg(F.count(F.lit(1)).alias("rows"))
+        .select(F.split("topic", "/", -1).alias("words"), "rows", F.lit("").alias("path"))
+        .cache()
+    )
+    try:
+        deepest = topics.agg(F.max(F.size("words"))).head()
+        depth = min((deepest[0] if deepest else 0) or 0, LEVELS_MAX)
+        used: list[int] = []
+        current = topics
+        for level in range(depth):
+            current, threshold = _generalised(current, level, thresholds, defaults)
+            used.append(threshold)
+        # A topic begins with no slash of ours; deeper levels stay as they are.
+        rest = F.expr(f"array_join(slice(words, {depth + 1}, 1000000), '/')")
+        path = F.when(F.size("words") > depth, F.concat("path", F.lit("/"), rest)).otherwise(
+            F.col("path")
+        )
+        found = (
+            current.groupBy(F.substring(path, 2, 1 << 30).alias("pattern"))
+            .agg(F.count(F.lit(1)).alias("topics"), F.sum("rows").alias("rows"))
+            .orderBy("pattern")
+            .collect()
+        )
+    finally:
+        topics.unpersist()
+    learned = [
+        Learned(pattern=row["pattern"], topics=row["topics"], rows=row["rows"]) for row in found
+    ]
+    return learned, tuple(used) or defaults
+
+
+def _generalised(
+    topics: DataFrame, level: int, thresholds: tuple[int, ...] | None, defaults: tuple[int, ...]
+) -> tuple[DataFrame, int]:
+    """Put + for the words of one level wherever they vary; return the threshold that says so."""
+    word = F.col("words")[level]
+    # Words that begin with $ have a root of their own, which no wildcard stands for.
+    special = word.startswith("$") if level == 0 else F.expr("false")
+    nodes = topics.where((F.size("words") > level) & ~special)
+    counted = nodes.groupBy("path").agg(F.count_distinct(word).alias("count"))
+    wanted = F.when(F.col("count") > F.lit(_FEWEST), F.col("path"))
+    found = counted.groupBy("count").agg(F.collect_list(wanted).alias("paths")).collect()
+    if thresholds is None:
+        fallback = defaults[min(level, len(defaults) - 1)]
+        threshold = choose_threshold([row["count"] for row in found], fallback)
+    else:
+        threshold = thresholds[min(level, len(thresholds) - 1)]
+    limit = max(threshold, _FEWEST) if threshold >= 0 else 1 << 62
+    wide = [path for row in found if row["count"] > limit for path in row["paths"]]
+    varies = F.col("path").isin(wide) & ~special
+    chosen = F.when(varies, F.lit("+")).otherwise(word)
+    path = F.when(F.size("words") > level, F.concat("path", F.lit("/"), chosen)).otherwise(
+        F.col("path")
+    )
+    return topics.select("words", "rows", path.alias("path")), threshold
+
+
+def choose_threshold(counts: Sequence[int], otherwise: int) -> int:
+    """Return how many words nodes of a level may have before they vary, from how many they have.
+
+    It lies below the first great jump in these numbers; where there is none, it is as it was, but
+    never so low that a level with few words would vary.
+    """
+    known = sorted({count for count in counts if count > 0})
+    few = max((count for count in known if count <= WORDS_MIN), default=1)
+    if not known or known[-1] <= WORDS_MIN:
+        return max(otherwise, few) if otherwise >= 0 else otherwise
+    below = few
+    for count in known:
+        if count > WORDS_MIN and count >= below * GAP:
+            return max(below, 1)
+        below = max(below, count)
+    return otherwise
+
+
+def _streams(database: Database) -> int:
+    return len({info.pattern for info in database.structure()})

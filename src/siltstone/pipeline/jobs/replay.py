@@ -1,0 +1,115 @@
+"""Rows of a filter and a time range to topics again, through the sink.
+
+At a pace, rows go in windows of time: what lay a second apart goes a second apart, or as much less
+as the speed says. A replay with a name can be cut off and done again: a window that was written is
+not written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import UsageError
+from siltstone.pipeline.table import Moment, table, time_of
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Spark takes about this long for a write, so that shorter windows would only fall behind.
+WINDOW_SECONDS: Final = 1.0
+_COLUMNS: Final = ("topic", "timestamp", "publisher", "qos", "retain", "properties", "payload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What to replay and where to; speed 1 is the pace it came in, None as fast as it goes."""
+
+    path: str
+    target: Mapping[str, str]
+    database: str = ""
+    filter: str = "#"
+    since: Moment | None = None
+    until: Moment | None = None
+    speed: float | None = None
+    prefix: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """A window that was written: its rows, how many windows wait, and how late it was."""
+
+    rows: int
+    waiting: int
+    late_seconds: float
+
+
+def replay(
+    spark: SparkSession,
+    settings: ReplaySettings,
+    wait: Callable[[float], None],
+    progress: Callable[[ReplayStep], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> list[ReplayStep]:
+    """Replay rows; `wait` is called with seconds to wait. Raises: UsageError."""
+    if settings.speed is not None and settings.speed <= 0:
+        raise UsageError(f"speed must be above 0: speed={settings.speed}")
+    used = clock or SystemClock()
+    # What is replayed into the store that it comes from is not replayed again.
+    since_us = 0 if settings.since is None else time_of(settings.since, "since")
+    until_us = used.now_us() if settings.until is None else time_of(settings.until, "until")
+    steps: list[ReplayStep] = []
+    began = used.monotonic()
+    for number, (rows, count, due, left) in enumerate(
+        _windows(spark, settings, since_us, until_us)
+    ):
+        ahead = began + due - used.monotonic()
+        if settings.speed is not None and ahead > 0:
+            wait(ahead)
+        write = rows.write.format("siltstone").mode("append").options(**settings.target)
+        if settings.name:
+            write = write.option("writeId", f"replay-{settings.name}-{number}")
+        write.save()
+        late = 0.0 if settings.speed is None else max(0.0, -ahead)
+        steps.append(ReplayStep(rows=count, waiting=left, late_seconds=late))
+        progress(steps[-1])
+    return steps
+
+
+def _windows(
+    spark: SparkSession, settings: ReplaySettings, since_us: int, until_us: int
+) -> Iterator[tuple[DataFrame, int, float, int]]:
+    """Yield the rows of each window, how many they are, when they are due, and what is left."""
+    chosen = _rows(spark, settings, since_us, until_us)
+    if settings.speed is None:
+        count = chosen.count()
+        if count:
+            yield chosen, count, 0.0, 0
+        return
+    width_us = max(1, int(WINDOW_SECONDS * settings.speed * 1_000_000))
+    window = F.floor(F.unix_micros("timestamp") / width_us)
+    found = chosen.groupBy(window.alias("window")).count().orderBy("window").collect()
+    for place, row in enumerate(found):
+        start_us = row["window"] * width_us
+        rows = _rows(spark, settings, max(since_us, start_us), min(until_us, start_us + width_us))
+        due = (start_us - found[0]["window"] * width_us) / settings.speed / 1_000_000
+        yield rows, row["count"], due, len(found) - place - 1
+
+
+def _rows(spark: SparkSession, settings: ReplaySettings, since_us: int, until_us: int) -> DataFrame:
+    rows = table(
+        spark,
+        settings.path,
+        database=settings.database,
+        filter=settings.filter,
+        since=_EPOCH + timedelta(microseconds=since_us),
+        until=_EPOCH + timedelta(microseconds=until_us),
+        columns=_COLUMNS,
+    )
+    topic = F.concat(F.lit(settings.prefix), F.col("topic")) if settings.prefix else F.col("topic")
+    return rows.withColumn("topic", topic).orderBy("timestamp")

@@ -1,0 +1,416 @@
+"""Rows of the store to tables of the lake, exactly once.
+
+A batch is the rows between two positions. Tasks of Spark write its files; then its tables are
+committed one after the other, and the ledger says that the batch has ended. A run that was killed
+leaves files that no table names, or a batch that is open, which the next run finishes first. Only
+what the ledger says is in the lake may be dropped from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from siltstone.bulk.offsets import bounds_of
+from siltstone.bulk.options import ReadOptions
+from siltstone.bulk.survey import admit_from, find_database, plan_micro_batch
+from siltstone.clock import Clock, SystemClock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import (
+    RetryError,
+    SiltstoneError,
+    SlabDroppedError,
+    UsageError,
+)
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.publish import replace_file
+from siltstone.pipeline.jobs.upkeep import locked_lake
+from siltstone.pipeline.lake.delta import add_files, ensure_table, last_batch
+from siltstone.pipeline.lake.fields import Path, extended
+from siltstone.pipeline.lake.files import (
+    WriteTask,
+    Written,
+    by_table,
+    dead_schema,
+    partition_schema,
+    rows_in,
+    rule_schema,
+    write_portion,
+)
+from siltstone.pipeline.lake.ledger import (
+    Ledger,
+    OpenBatch,
+    Serials,
+    lake_directory,
+    read_ledger,
+    write_ledger,
+)
+from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
+from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
+from siltstone.pipeline.lake.rules import Partition, Rule, Rules, read_rules
+from siltstone.store.marks import write_tiered
+
+RULES: Final = "rules.toml"
+_SAMPLE_ROWS: Final = 200
+# So often a batch is read again because it has fields that nobody knew of; then it is settled.
+_ATTEMPTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """What to tier and how; `decode` has decoders by topic filter, for structures that are new."""
+
+    path: str
+    database: str = ""
+    partition: Partition = "day"
+    decode: Mapping[str, Decoder] = field(default_factory=dict)
+    bytes_per_batch: int = 512 * 1024 * 1024
+    rows_per_batch: int | None = None
+    fails_on_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStep:
+    """What one batch has done, and how many rows wait behind it."""
+
+    batch: int
+    rows: int
+    dead: int
+    files: int
+    size_bytes: int
+    tables: Mapping[str, int]
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailure:
+    """An error of a task: by the classes that a sentence is enough for."""
+
+    kind: type[SiltstoneError]
+    sentence: str
+
+
+# Does the tasks of a batch, all of them, somewhere.
+Runner = Callable[[Sequence[WriteTask]], Sequence[Written | TaskFailure]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierReport:
+    """What a run has done; tables have the rows that were added to them."""
+
+    database: str
+    batches: int
+    rows: int
+    dead: int
+    files: int
+    size_bytes: int
+    tables: Mapping[str, int]
+
+
+class TierJob:
+    """Tiers one database; it holds the lock of its lake while it is open."""
+
+    def __init__(
+        self,
+        settings: TierSettings,
+        run: Runner,
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._run = run
+        self._fs = fs or PosixFileSystem()
+        self._clock = clock or SystemClock()
+        self._path = absolute_path(settings.path)
+        with ExitStack() as stack:
+            store = stack.enter_context(Store(self._path, read_only=True, fs=self._fs))
+            self.database: Database = find_database(store, settings.database)
+            self.lake = lake_directory(self._path, self.database.name)
+            stack.enter_context(locked_lake(self._fs, self.lake))
+            self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
+            # From now on the store keeps what is not in the lake yet.
+            self._mark()
+            self._closing = stack.pop_all()
+        self._options = ReadOptions(
+            path=str(self._path),
+            database=self.database.name,
+            filters=(),
+            rows_per_batch=65_536,
+            fails_on_loss=settings.fails_on_loss,
+        )
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._closing.close()
+
+    def step(self) -> TierStep | None:
+        """Tier one batch; None when there is nothing to tier. Raises: SiltstoneError."""
+        opened = self._ledger.open
+        if opened is not None:
+            return self._finish(opened, self._write(opened, settled=True))
+        extents = self.database.extents()
+        bounds = bounds_of(extents)
+        start = {
+            shard: self._ledger.position.get(shard, held.start) for shard, held in bounds.items()
+        }
+        sought = {
+            shard: range(start[shard], held.stop)
+            for shard, held in bounds.items()
+            if start[shard] < held.stop
+        }
+        if not sought:
+            return None
+        admitted = admit_from(
+            self.database,
+            self._options,
+            sought,
+            rows_max=self._settings.rows_per_batch,
+            bytes_max=self._settings.bytes_per_batch,
+        )
+        stop = {shard: admitted.ends.get(shard, serial) for shard, serial in start.items()}
+        rules = self._rules_for(start, stop)
+        batch = OpenBatch(number=self._ledger.batch + 1, start=start, stop=stop, rules=rules)
+        batch, written = self._settle(batch)
+        self._write_rules(batch.rules)
+        self._prepare(batch, written)
+        self._keep(self._ledger.opened(start, stop, batch.rules))
+        return self._finish(batch, written)
+
+    def waiting(self) -> int:
+        """Return how many serials of the store are not in the lake."""
+        bounds = bounds_of(self.database.extents())
+        return sum(
+            max(0, held.stop - self._ledger.position.get(shard, held.start))
+            for shard, held in bounds.items()
+        )
+
+    def _settle(self, batch: OpenBatch) -> tuple[OpenBatch, list[Written]]:
+        """Write the files of a batch; again for those rules whose payloads have new fields."""
+        kept: list[Written] = []
+        only: frozenset[str] | None = None
+        for attempt in range(_ATTEMPTS):
+            written = self._write(batch, only=only, settled=attempt == _ATTEMPTS - 1)
+            kept += [replace(part, slabs={}) for part in written] if kept else written
+            found = [item for part in written for item in part.found]
+            if not found:
+                break
+            batch = replace(batch, rules=_with_fields(batch.rules, found))
+            only = frozenset(rule for rule, _, _ in found)
+        return batch, kept
+
+    def _write(
+        self, batch: OpenBatch, *, only: frozenset[str] | None = None, settled: bool = False
+    ) -> list[Written]:
+        """Let Spark write the files of a batch. Raises: SiltstoneError."""
+        tables = {rule.table for rule in batch.rules.rules} | {DEAD_LETTER, OTHER}
+        skip = frozenset(table for table in tables if self._has(table, batch.number))
+        plan = plan_micro_batch(self.database, self._options, batch.start, batch.stop)
+        tasks = [
+            WriteTask(
+                portion=portion,
+                options=self._options,
+                rules=batch.rules.rules,
+                lake=str(self.lake),
+                batch=batch.number,
+                skip=skip,
+                only=only,
+                settled=settled,
+            )
+            for portion in plan.partitions
+        ]
+        written: list[Written] = []
+        for outcome in self._run(tasks) if tasks else ():
+            if isinstance(outcome, TaskFailure):
+                raise outcome.kind(outcome.sentence)
+            written.append(outcome)
+        return written
+
+    def _finish(self, batch: OpenBatch, written: Sequence[Written]) -> TierStep:
+        """Commit the tables of a batch, then the batch."""
+        files = [file for part in written for file in part.files]
+        for table, made in by_table(files).items():
+            add_files(
+                self._fs,
+                self._clock,
+                self.lake / table,
+                made,
+                application=self._ledger.application,
+                batch=batch.number,
+                offsets={"start": _text(batch.start), "stop": _text(batch.stop)},
+            )
+        slabs: dict[str, int] = {}
+        for part in written:
+            for slab, rows in part.slabs.items():
+                slabs[slab] = slabs.get(slab, 0) + rows
+        self._keep(self._ledger.closed(slabs))
+        self._mark()
+        tables = {table: rows_in(made) for table, made in by_table(files).items()}
+        return TierStep(
+            batch=batch.number,
+            rows=sum(slabs.values()),
+            dead=tables.get(DEAD_LETTER, 0),
+            files=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
+            tables=tables,
+            waiting=self.waiting(),
+        )
+
+    def _prepare(self, batch: OpenBatch, written: Sequence[Written]) -> None:
+        """Make the tables of a batch, or widen them, before anything says that it is under way.
+
+        Raises: UsageError where a rule does not fit its table; then nothing is.
+        """
+        rules = {rule.filter: rule for rule in batch.rules.rules}
+        wanted = dict.fromkeys((file.table, file.rule) for part in written for file in part.files)
+        for table, name in wanted:
+            columns, partition = dead_schema(), partition_schema("day")
+            if table != DEAD_LETTER:
+                rule = rules.get(name, Rule(filter="#", table=table))
+                columns, partition = rule_schema(rule), partition_schema(rule.partition)
+            ensure_table(self._fs, self.lake / table, columns, partition)
+
+    def _has(self, table: str, batch: int) -> bool:
+        return last_batch(self._fs, self.lake / table, self._ledger.application) >= batch
+
+    def _rules_for(self, start: Serials, stop: Serials) -> Rules:
+        """Return rules for every structure that a batch may have rows of."""
+        slabs = {
+            extent.slab
+            for extent in self.database.extents()
+            for shard in [extent.slab.shard]
+            if max(extent.serials.start, start.get(shard, 0))
+            < min(extent.serials.stop, stop.get(shard, 0))
+        }
+        patterns = {info.pattern for info in self.database.structure() if info.slab in slabs}
+        known = self._read_rules()
+        rules = known.with_patterns(patterns, self._settings.partition)
+        old = {rule.filter for rule in known.rules}
+        for rule in rules.rules:
+            if rule.filter not in old:
+                rules = rules.changed(self._sampled(rule))
+        return rules
+
+    def _sampled(self, rule: Rule) -> Rule:
+        """Return a new rule with a decoder, and with the fields of the first rows."""
+        payloads = [
+            payload
+            for batch in self.database.read(rule.filter, columns=["value"], rows_max=_SAMPLE_ROWS)
+            for payload in batch.column(0).to_pylist()
+        ]
+        chosen = Rules(
+            Rule(filter=text, table="sample", decode=decoder)
+            for text, decoder in self._settings.decode.items()
+        )
+        decoder = next(
+            (item.decode for item in chosen.rules if Rules([item]).covers(rule.filter)),
+            likely_decoder(payloads),
+        )
+        rule = replace(rule, decode=decoder)
+        if decoder in ("text", "raw"):
+            return rule
+        return replace(rule, fields=extended((), find_fields(payloads, decoder), rule.taken()))
+
+    def _read_rules(self) -> Rules:
+        path = self.lake / RULES
+        if not self._fs.exists(path):
+            return Rules()
+        return read_rules(self._fs.read(path).decode(), str(path))
+
+    def _write_rules(self, rules: Rules) -> None:
+        """Add what is new to the file, whatever users have changed in it meanwhile."""
+        there = self._read_rules()
+        merged = there.merged(rules)
+        if merged.to_json() != there.to_json():
+            replace_file(self._fs, self.lake / RULES, merged.to_toml().encode())
+
+    def _keep(self, ledger: Ledger) -> None:
+        write_ledger(self._fs, self.lake, ledger)
+        self._ledger = ledger
+
+    def _mark(self) -> None:
+        directory = PurePath(self._path) / "data" / self.database.name
+        write_tiered(self._fs, directory, self._ledger.position)
+
+
+def on_spark(spark: SparkSession) -> Runner:
+    """Return what lets Spark do the tasks, one a partition."""
+
+    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
+        return spark.sparkContext.parallelize(tasks, len(tasks)).map(run_task).collect()
+
+    return run
+
+
+def run_task(task: WriteTask, fs: FileSystem | None = None) -> Written | TaskFailure:
+    """Do a task on an executor; an error of ours comes back as a value."""
+    try:
+        return write_portion(task, fs or PosixFileSystem())
+    except SiltstoneError as exc:
+        plain = (SlabDroppedError, UsageError, RetryError)
+        kind = next((kind for kind in plain if isinstance(exc, kind)), SiltstoneError)
+        return TaskFailure(kind=kind, sentence=str(exc))
+
+
+def _with_fields(rules: Rules, found: Sequence[tuple[str, Path, str]]) -> Rules:
+    """Return rules that name the fields which were found."""
+    for rule in rules.rules:
+        new = [(path, kind) for name, path, kind in found if name == rule.filter]
+        if new:
+            rules = rules.changed(replace(rule, fields=extended(rule.fields, new, rule.taken())))
+    return rules
+
+
+def _text(serials: Serials) -> dict[str, int]:
+    return {str(shard): serial for shard, serial in sorted(serials.items())}
+
+
+def tier(
+    spark: SparkSession,
+    path: str,
+    *,
+    progress: Callable[[TierStep], None] = lambda _: None,
+    steps_max: int | None = None,
+    **settings: Any,
+) -> TierReport:
+    """Tier what the store has when this is called, and return what was done.
+
+    Settings are those of TierSettings. Raises: UsageError, LockedError, SlabDroppedError,
+    RetryError; what was done until then stays done.
+    """
+    steps: list[TierStep] = []
+    job = TierJob(TierSettings(path=path, **settings), on_spark(spark))
+    try:
+        while steps_max is None or len(steps) < steps_max:
+            step = job.step()
+            if step is None:
+                break
+            steps.append(step)
+            progress(step)
+    finally:
+        job.close()
+    return report_of(job.database.name, steps)
+
+
+def report_of(database: str, steps: Sequence[TierStep]) -> TierReport:
+    """Put the steps of a run together."""
+    tables: dict[str, int] = {}
+    for step in steps:
+        for table, rows in step.tables.items():
+            tables[table] = tables.get(table, 0) + rows
+    return TierReport(
+        database=database,
+        batches=len(steps),
+        rows=sum(step.rows for step in steps),
+        dead=sum(step.dead for step in steps),
+        files=sum(step.files for step in steps),
+        size_bytes=sum(step.size_bytes for step in steps),
+        tables=dict(sorted(tables.items())),
+    )

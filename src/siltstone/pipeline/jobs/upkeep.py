@@ -1,0 +1,117 @@
+"""The tables of a lake looked after: compacted, cleaned, described. Needs no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.bulk.survey import find_database
+from siltstone.directory import Store
+from siltstone.errors import LockedError, UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.publish import create_directories
+from siltstone.pipeline.lake.delta import (
+    FILE_BYTES,
+    Compaction,
+    columns_of,
+    compact,
+    list_files,
+    list_tables,
+    vacuum,
+)
+from siltstone.pipeline.lake.ledger import LEDGER, lake_directory
+from siltstone.pipeline.lake.names import PARTITION_COLUMNS, ROW_COLUMNS
+
+LOCK: Final = "LOCK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableInfo:
+    """A table of the lake as people see it."""
+
+    table: str
+    rows: int
+    files: int
+    size_bytes: int
+    columns: tuple[tuple[str, str], ...]
+
+    def own_columns(self) -> list[tuple[str, str]]:
+        """Return the columns that not every table has."""
+        shared = {*ROW_COLUMNS, *PARTITION_COLUMNS}
+        return [(name, kind) for name, kind in self.columns if name not in shared]
+
+
+@contextmanager
+def locked_lake(fs: FileSystem, lake: PurePath) -> Iterator[None]:
+    """Keep others from changing the tables of a lake meanwhile. Raises: LockedError."""
+    create_directories(fs, lake)
+    try:
+        lock = fs.lock(lake / LOCK)
+    except LockedError as exc:
+        raise LockedError(f"another process tiers, compacts or cleans {lake}") from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lake_of(fs: FileSystem, path: str, database: str) -> PurePath:
+    """Return where the tables of a database are. Raises: UsageError."""
+    directory = absolute_path(path)
+    with Store(directory, read_only=True, fs=fs) as store:
+        return lake_directory(directory, find_database(store, database).name)
+
+
+def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
+    """Raise UsageError while a batch is half in the lake: readers tell its files by their names."""
+    path = lake / LEDGER
+    if fs.exists(path) and json.loads(fs.read(path))["open"] is not None:
+        raise UsageError("a batch was cut off: let 'siltstone pipeline tier' finish it first")
+
+
+def compact_lake(
+    path: str, *, database: str = "", target_bytes: int = FILE_BYTES
+) -> list[Compaction]:
+    """Put the small files of every table together. Raises: LockedError, RetryError."""
+    fs = PosixFileSystem()
+    lake = lake_of(fs, path, database)
+    with locked_lake(fs, lake):
+        refuse_open_batch(fs, lake)
+        return [compact(fs, lake / name, target_bytes) for name in list_tables(fs, lake)]
+
+
+def vacuum_lake(
+    path: str, *, database: str = "", hours: int = 168, dry_run: bool = False
+) -> dict[str, list[str]]:
+    """Remove files that no version of the last hours has; return which, by table."""
+    fs = PosixFileSystem()
+    lake = lake_of(fs, path, database)
+    with locked_lake(fs, lake):
+        return {
+            name: vacuum(lake / name, hours=hours, dry_run=dry_run)
+            for name in list_tables(fs, lake)
+        }
+
+
+def describe_lake(path: str, *, database: str = "") -> list[TableInfo]:
+    """Return the tables of a lake with their columns and sizes."""
+    fs = PosixFileSystem()
+    lake = lake_of(fs, path, database)
+    infos: list[TableInfo] = []
+    for name in list_tables(fs, lake):
+        files = list_files(lake / name)
+        infos.append(
+            TableInfo(
+                table=name,
+                rows=sum(file.rows for file in files),
+                files=len(files),
+                size_bytes=sum(file.size_bytes for file in files),
+                columns=tuple(columns_of(lake / name)),
+            )
+        )
+    return infos

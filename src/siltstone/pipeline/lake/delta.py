@@ -1,0 +1,272 @@
+"""The tables of the lake as Delta has them: made, widened, added to, read and cleaned.
+
+Everything here may be done again after a crash: making a table that exists does nothing, nor does
+adding a column that it has, and files are added once for each batch, because the transaction that
+adds them bears the batch's number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from siltstone.clock import Clock
+from siltstone.errors import RetryError, UsageError
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.publish import create_directories
+from siltstone.pipeline.lake.files import MadeFile
+from siltstone.pipeline.lake.names import PARTITION_COLUMNS
+
+_LOG: Final = "_delta_log"
+OFFSETS: Final = "siltstone.offsets"
+FILE_BYTES: Final = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFile:
+    """A file of a table, and the bounds of what it holds; None where they are not known.
+
+    `batch` is the one that made it, None for a file that was put together from others.
+    """
+
+    path: str
+    batch: int | None
+    size_bytes: int
+    rows: int
+    topics: tuple[str, str] | None
+    times_us: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """What compacting a table has changed."""
+
+    table: str
+    files_removed: int
+    files_added: int
+
+
+@contextmanager
+def _told(table: PurePath) -> Iterator[None]:
+    try:
+        yield
+    except DeltaError as exc:
+        # Whatever was done is found when it is tried again.
+        raise RetryError(f"the table {table.name} of the lake refused: {exc}") from exc
+
+
+def list_tables(fs: FileSystem, lake: PurePath) -> list[str]:
+    """Return the names of the tables in a lake."""
+    if not fs.exists(lake):
+        return []
+    return [
+        entry.name
+        for entry in fs.list(lake)
+        if entry.kind is EntryKind.DIRECTORY and has_table(fs, lake / entry.name)
+    ]
+
+
+def has_table(fs: FileSystem, table: PurePath) -> bool:
+    """Say whether a table exists: it does when it has its first commit."""
+    log = table / _LOG
+    return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.list(log))
+
+
+def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition: pa.Schema) -> None:
+    """Make a table, or add the columns that it lacks. Raises: UsageError for a column of another
+    type, RetryError.
+    """
+    with _told(table):
+        if not has_table(fs, table):
+            create_directories(fs, table)
+            schema = Schema.from_arrow(pa.schema([*columns, *partition]))
+            DeltaTable.create(str(table), schema, mode="ignore", partition_by=partition.names)
+        delta = DeltaTable(str(table))
+        laid_out = list(delta.metadata().partition_columns)
+        if laid_out != partition.names:
+            raise UsageError(
+                f"table {table.name} is laid out by {' and '.join(laid_out)}, which cannot change; "
+                "give the rule another table in rules.toml"
+            )
+        known = {item.name.lower(): item for item in delta.schema().fields}
+        wanted = Schema.from_arrow(columns).fields
+        for item in wanted:
+            there = known.get(item.name.lower(), item)
+            if there.type != item.type:
+                raise UsageError(
+                    f"column {item.name} of table {table.name} is {there.type}, and cannot become "
+                    f"{item.type}; give the field another column in rules.toml"
+                )
+        missing = [item for item in wanted if item.name.lower() not in known]
+        if missing:
+            delta.alter.add_columns(missing)
+
+
+def last_batch(fs: FileSystem, table: PurePath, application: str) -> int:
+    """Return the last batch that was added to a table; 0 for none."""
+    if not has_table(fs, table):
+        return 0
+    with _told(table):
+        return DeltaTable(str(table)).transaction_version(application) or 0
+
+
+def add_files(
+    fs: FileSystem,
+    clock: Clock,
+    table: PurePath,
+    files: Sequence[MadeFile],
+    *,
+    application: str,
+    batch: int,
+    offsets: Mapping[str, Any],
+) -> None:
+    """Add the files of a batch in one transaction, durably, unless they are there already."""
+    with _told(table):
+        delta = DeltaTable(str(table))
+        if (delta.transaction_version(application) or 0) >= batch:
+            return
+        delta.create_write_transaction(
+            _additions(clock, files),
+            "append",
+            delta.schema(),
+            list(delta.metadata().partition_columns),
+            commit_properties=CommitProperties(
+                custom_metadata={OFFSETS: json.dumps(offsets)},
+                app_transactions=[Transaction(application, batch)],
+            ),
+        )
+    sync_log(fs, table)
+
+
+def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
+    """Let a table have these files and no others, durably."""
+    with _told(table):
+        delta = DeltaTable(str(table))
+        delta.create_write_transaction(
+            _additions(clock, files),
+            "overwrite",
+            delta.schema(),
+            list(delta.metadata().partition_columns),
+        )
+    sync_log(fs, table)
+
+
+def _additions(clock: Clock, files: Sequence[MadeFile]) -> list[AddAction | RemoveAction]:
+    now_ms = clock.now_us() // 1000
+    return [
+        AddAction(file.path, file.size_bytes, dict(file.partition), now_ms, True, file.stats)  # noqa: FBT003 - by position only
+        for file in files
+    ]
+
+
+def sync_log(fs: FileSystem, table: PurePath) -> None:
+    """Make the commits of a table durable: delta-rs leaves that to the system."""
+    log = table / _LOG
+    newest = [entry.name for entry in fs.list(log) if entry.name.endswith(".json")][-2:]
+    for name in newest:
+        with fs.open(log / name, writable=True) as file:
+            file.sync()
+    fs.sync_directory(log)
+
+
+def list_files(table: PurePath) -> list[LakeFile]:
+    """Return the files of a table as of now, with their bounds."""
+    with _told(table):
+        return _files_of(table, DeltaTable(str(table)))
+
+
+def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str, list[LakeFile]]:
+    """Return the files of all tables that rows of a store were added to, by table."""
+    found: dict[str, list[LakeFile]] = {}
+    for name in list_tables(fs, lake):
+        with _told(lake / name):
+            delta = DeltaTable(str(lake / name))
+            if delta.transaction_version(application):
+                found[name] = _files_of(lake / name, delta)
+    return found
+
+
+def _files_of(table: PurePath, delta: DeltaTable) -> list[LakeFile]:
+    actions = pa.table(delta.get_add_actions(flatten=True))
+    columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
+    empty = [None] * actions.num_rows
+
+    def bounds(name: str) -> list[tuple[Any, Any] | None]:
+        low, high = columns.get(f"min.{name}", empty), columns.get(f"max.{name}", empty)
+        return [
+            None if first is None or last is None else (first, last)
+            for first, last in zip(low, high, strict=True)
+        ]
+
+    topics, times = bounds("topic"), bounds("timestamp")
+    return [
+        LakeFile(
+            path=str(table / columns["path"][place]),
+            batch=batch_of(columns["path"][place]),
+            size_bytes=columns["size_bytes"][place],
+            rows=columns["num_records"][place] or 0,
+            topics=topics[place],
+            times_us=_microseconds(times[place]),
+        )
+        for place in range(actions.num_rows)
+    ]
+
+
+def batch_of(path: str) -> int | None:
+    """Return the batch that a file is of, by its name; None for what compaction made."""
+    number, dash, _ = PurePath(path).name.partition("-")
+    return int(number) if dash and number.isdecimal() else None
+
+
+def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
+    if times is None:
+        return None
+    first, last = pa.array(times, pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    # Other writers may cut bounds to milliseconds.
+    return first, last + 999
+
+
+def compact(fs: FileSystem, table: PurePath, target_bytes: int = FILE_BYTES) -> Compaction:
+    """Put the small files of a table together; readers go on with those they have."""
+    with _told(table):
+        done = DeltaTable(str(table)).optimize.compact(target_size=target_bytes)
+    sync_log(fs, table)
+    return Compaction(
+        table=table.name,
+        files_removed=int(done["numFilesRemoved"]),
+        files_added=int(done["numFilesAdded"]),
+    )
+
+
+def vacuum(table: PurePath, *, hours: int, dry_run: bool = False) -> list[str]:
+    """Remove files that no version of the last hours has, those of killed tasks too."""
+    with _told(table):
+        return DeltaTable(str(table)).vacuum(
+            hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+        )
+
+
+def columns_of(table: PurePath) -> list[tuple[str, str]]:
+    """Return the columns of a table with their types, the partition's last."""
+    with _told(table):
+        fields = DeltaTable(str(table)).schema().fields
+    shown = [(item.name, _type_text(item.type)) for item in fields]
+    return sorted(shown, key=lambda item: item[0] in PARTITION_COLUMNS)
+
+
+def _type_text(kind: Any) -> str:
+    text = getattr(kind, "type", None)
+    if text == "array":
+        return f"array<{_type_text(kind.element_type)}>"
+    if text == "map":
+        return f"map<{_type_text(kind.key_type)},{_type_text(kind.value_type)}>"
+    return str(text)

@@ -1,0 +1,143 @@
+"""The fields of decoded payloads: which there are, of what type, and the columns they become.
+
+A number is a double: what says 21 today says 21.5 tomorrow, and a column cannot change its type.
+The fields of an object inside an object are columns too, a_b for b in a. Arrays of one plain type
+are arrays; arrays of anything else, and what is null so far, are left in the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from siltstone.pipeline.lake.names import field_column
+
+FIELDS_MAX: Final = 400
+DEPTH_MAX: Final = 5
+KINDS: Final[Mapping[str, pa.DataType]] = {
+    "double": pa.float64(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<double>": pa.list_(pa.float64()),
+    "array<bigint>": pa.list_(pa.int64()),
+    "array<boolean>": pa.list_(pa.bool_()),
+    "array<string>": pa.list_(pa.string()),
+}
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of payloads by its path, and the column that it becomes."""
+
+    path: Path
+    column: str
+    kind: str
+
+
+def struct_of(fields: Sequence[Field]) -> pa.StructType:
+    """Return the type to parse payloads with; of two fields that exclude each other the first."""
+    tree: dict[str, Any] = {}
+    for field in fields:
+        node: Any = tree
+        for word in field.path[:-1]:
+            node = node.setdefault(word, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault(field.path[-1], KINDS[field.kind])
+    return _struct(tree)
+
+
+def _struct(tree: Mapping[str, Any]) -> pa.StructType:
+    return pa.struct(
+        [
+            pa.field(name, _struct(kind) if isinstance(kind, dict) else kind)
+            for name, kind in tree.items()
+        ]
+    )
+
+
+def column_of(decoded: pa.Array, path: Path, kind: pa.DataType) -> pa.Array:
+    """Return a field of decoded structs; nulls where it is not of this type."""
+    for word in path:
+        if not pa.types.is_struct(decoded.type) or decoded.type.get_field_index(word) < 0:
+            return pa.nulls(len(decoded), kind)
+        # `flatten` knows the nulls of the struct, which `field` leaves out.
+        decoded = decoded.flatten()[decoded.type.get_field_index(word)]
+    return decoded if decoded.type == kind else pa.nulls(len(decoded), kind)
+
+
+def kind_of(found: pa.DataType) -> str | None:
+    """Return what a type that Arrow inferred is to be; None for what stays in the payload."""
+    if pa.types.is_list(found):
+        element = kind_of(found.value_type)
+        return None if element is None or element.startswith("array") else f"array<{element}>"
+    if pa.types.is_boolean(found):
+        return "boolean"
+    if pa.types.is_integer(found) or pa.types.is_floating(found):
+        return "double"
+    if pa.types.is_string(found) or pa.types.is_timestamp(found):
+        return "string"
+    return None
+
+
+def paths_of_type(kind: pa.StructType, above: Path = ()) -> Iterable[tuple[Path, str]]:
+    """Yield the fields of an inferred type that can be columns."""
+    for field in kind:
+        path = (*above, field.name)
+        if pa.types.is_struct(field.type):
+            if len(path) < DEPTH_MAX:
+                yield from paths_of_type(field.type, path)
+        elif (found := kind_of(field.type)) is not None:
+            yield path, found
+
+
+def paths_of_value(value: Mapping[str, Any], above: Path = ()) -> Iterable[tuple[Path, str]]:
+    """Yield the fields of one document that can be columns."""
+    for name, item in value.items():
+        path = (*above, name)
+        if isinstance(item, dict):
+            if len(path) < DEPTH_MAX:
+                yield from paths_of_value(item, path)
+        elif (found := _kind_of_value(item)) is not None:
+            yield path, found
+
+
+def _kind_of_value(value: Any) -> str | None:
+    match value:
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "double"
+        case str():
+            return "string"
+        case list():
+            kinds = {_kind_of_value(item) for item in value if item is not None}
+            element = kinds.pop() if len(kinds) == 1 else None
+            return None if element is None or element.startswith("array") else f"array<{element}>"
+        case _:
+            return None
+
+
+def extended(
+    fields: Sequence[Field], found: Iterable[tuple[Path, str]], taken: Iterable[str]
+) -> tuple[Field, ...]:
+    """Return the fields and those that are new among the found ones, each with a free column.
+
+    A field that was seen keeps its type, so the first type that is seen wins.
+    """
+    known = {field.path for field in fields}
+    all_fields, names = list(fields), [*taken, *(field.column for field in fields)]
+    for path, kind in found:
+        excluded = any(path[: len(old)] == old or old[: len(path)] == path for old in known)
+        if excluded or len(all_fields) >= FIELDS_MAX:
+            continue
+        column = field_column(path, names)
+        known.add(path)
+        names.append(column)
+        all_fields.append(Field(path=path, column=column, kind=kind))
+    return tuple(all_fields)

@@ -1,0 +1,338 @@
+"""Rows of the store to Parquet files of the lake: what one task does.
+
+A task reads its portion, sorts the rows by their rules, decodes, and writes a file for each table
+and partition, synced before it is told of. Files have names that nobody uses twice, and belong to
+nobody until a transaction of Delta names them. Inside a file rows are in the order of topics and
+then of serials, so that readers skip what they do not look for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from siltstone.bulk.options import ReadOptions
+from siltstone.bulk.portion import Readable
+from siltstone.bulk.schema import table_schema
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import create_directories
+from siltstone.pipeline.lake.fields import KINDS, Path
+from siltstone.pipeline.lake.names import DEAD_LETTER, ROW_COLUMNS
+from siltstone.pipeline.lake.payloads import Decoded, chained, decode_rows, reason_of, text_columns
+from siltstone.pipeline.lake.rules import Partition, Rule, Rules
+
+ROW_SCHEMA: Final = pa.schema(
+    [pa.field(item.name, item.type) for item in table_schema(ROW_COLUMNS)]
+)
+# Rows are decoded so many at once; more would only need more memory.
+_CHUNK_ROWS: Final = 32_768
+_GROUP_ROWS: Final = 262_144
+# Longer words say little more about what a file holds.
+_WORD_MAX: Final = 64
+# Values that hardly repeat are not worth a dictionary.
+_UNIQUE: Final = frozenset({"timestamp", "payload", "serial"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTask:
+    """What a task reads, by which rules, and where its files go.
+
+    Tables in `skip` have their files; of rules that are not in `only` nothing is wanted. A settled
+    task takes the rules as they are, and leaves fields that they do not name in the payload.
+    """
+
+    portion: Readable
+    options: ReadOptions
+    rules: tuple[Rule, ...]
+    lake: str
+    batch: int
+    skip: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFile:
+    """A file for a table, as its transaction will name it."""
+
+    rule: str
+    table: str
+    path: str
+    size_bytes: int
+    rows: int
+    partition: Mapping[str, str]
+    stats: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The files of a task, how many rows it read of each slab, and fields that no rule names."""
+
+    files: tuple[MadeFile, ...]
+    slabs: Mapping[str, int]
+    found: tuple[tuple[str, Path, str], ...]
+
+
+def rule_schema(rule: Rule) -> pa.Schema:
+    """Return the columns of the files that a rule makes."""
+    extra = [pa.field(name, pa.string()) for name in rule.levels]
+    extra += [pa.field(name, kind) for name, kind in text_columns(rule.decode).items()]
+    extra += [pa.field(item.column, KINDS[item.kind]) for item in rule.fields]
+    return pa.schema([*ROW_SCHEMA, *extra])
+
+
+def dead_schema() -> pa.Schema:
+    """Return the columns of rows that could not be decoded."""
+    extra = [pa.field("table", pa.string()), pa.field("reason", pa.string())]
+    return pa.schema([*ROW_SCHEMA, *extra])
+
+
+def partition_schema(partition: Partition) -> pa.Schema:
+    """Return the columns that the directories of a table stand for."""
+    names = [pa.field("date", pa.date32())]
+    return pa.schema([*names, pa.field("hour", pa.int32())] if partition == "hour" else names)
+
+
+def write_portion(task: WriteTask, fs: FileSystem) -> Written:
+    """Do a task. Raises: SlabDroppedError, CorruptionError, StorageFullError."""
+    rules = Rules(task.rules)
+    held: dict[str, tuple[Rule, list[pa.RecordBatch]]] = {}
+    slabs: dict[str, int] = {}
+    schema = table_schema(ROW_COLUMNS)
+    for batch in task.portion.batches(fs, task.options, schema):
+        _count_slabs(batch, slabs)
+        for rule, part in _by_rule(batch, rules):
+            if task.only is not None and rule.filter not in task.only:
+                continue
+            held.setdefault(rule.filter, (rule, []))[1].append(part)
+    writer = _Writer(task, fs)
+    for rule, parts in held.values():
+        writer.write(rule, pa.Table.from_batches(parts).cast(ROW_SCHEMA))
+    return Written(files=tuple(writer.files), slabs=slabs, found=tuple(writer.found))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes the files of a task, rule by rule."""
+
+    task: WriteTask
+    fs: FileSystem
+    files: list[MadeFile] = field(default_factory=list)
+    found: list[tuple[str, Path, str]] = field(default_factory=list)
+
+    def write(self, rule: Rule, rows: pa.Table) -> None:
+        """Write the rows of one rule, unless there are fields of theirs that it does not name."""
+        chunks = [
+            rows.slice(start, _CHUNK_ROWS).combine_chunks()
+            for start in range(0, rows.num_rows, _CHUNK_ROWS)
+        ]
+        decoded = [_decode(chunk, rule) for chunk in chunks]
+        found = chained(part.found for part in decoded)
+        if found and not self.task.settled:
+            self.found += [(rule.filter, path, kind) for path, kind in found]
+            return
+        if rule.table not in self.task.skip:
+            good = [_good(chunk, part, rule) for chunk, part in zip(chunks, decoded, strict=True)]
+            self._write_table(rule, rule.table, pa.concat_tables(good), rule.partition)
+        if DEAD_LETTER not in self.task.skip:
+            dead = [_dead(chunk, part, rule) for chunk, part in zip(chunks, decoded, strict=True)]
+            self._write_table(rule, DEAD_LETTER, pa.concat_tables(dead), "day")
+
+    def _write_table(self, rule: Rule, table: str, rows: pa.Table, partition: Partition) -> None:
+        for values, part in _partitions(rows, partition):
+            place = PurePath(*(f"{name}={value}" for name, value in values.items()))
+            path = place / f"{self.task.batch:08d}-{secrets.token_hex(8)}.parquet"
+            target = PurePath(self.task.lake) / table / path
+            size, stats = write_file(self.fs, target, _sorted(part))
+            self.files.append(
+                MadeFile(
+                    rule=rule.filter,
+                    table=table,
+                    path=path.as_posix(),
+                    size_bytes=size,
+                    rows=part.num_rows,
+                    partition=values,
+                    stats=stats,
+                )
+            )
+
+
+def write_file(fs: FileSystem, path: PurePath, rows: pa.Table) -> tuple[int, str]:
+    """Write a file of a table, durably; return its size and what Delta is told of it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows,
+        sink,
+        compression="zstd",
+        row_group_size=_GROUP_ROWS,
+        use_dictionary=[name for name in rows.schema.names if name not in _UNIQUE],
+    )
+    data = sink.getvalue()
+    create_directories(fs, path.parent)
+    with fs.create(path) as file:
+        file.write(memoryview(data))
+        file.sync()
+    fs.sync_directory(path.parent)
+    return data.size, statistics_of(pq.read_metadata(pa.BufferReader(data)))
+
+
+def _count_slabs(batch: pa.RecordBatch, slabs: dict[str, int]) -> None:
+    places = pc.add(
+        pc.multiply(batch.column("shard").cast(pa.int64()), 1 << 32),
+        batch.column("generation").cast(pa.int64()),
+    )
+    for item in places.value_counts().to_pylist():
+        slab = f"{item['values'] >> 32}/{item['values'] & 0xFFFFFFFF}"
+        slabs[slab] = slabs.get(slab, 0) + item["counts"]
+
+
+def _by_rule(batch: pa.RecordBatch, rules: Rules) -> Iterator[tuple[Rule, pa.RecordBatch]]:
+    """Yield the rows of each rule, in order."""
+    topics = batch.column("topic").dictionary_encode()
+    chosen = [rules.find(topic) for topic in topics.dictionary.to_pylist()]
+    numbers = {rule.filter: number for number, rule in enumerate(dict.fromkeys(chosen))}
+    if len(numbers) == 1:
+        yield chosen[0], batch
+        return
+    of_topic = pa.array([numbers[rule.filter] for rule in chosen], pa.int32())
+    of_row = of_topic.take(topics.indices)
+    order = pc.array_sort_indices(of_row)
+    ordered = batch.take(order)
+    counts = {item["values"]: item["counts"] for item in of_row.value_counts().to_pylist()}
+    start = 0
+    for number, rule in enumerate(dict.fromkeys(chosen)):
+        yield rule, ordered.slice(start, counts[number])
+        start += counts[number]
+
+
+def _decode(chunk: pa.Table, rule: Rule) -> Decoded:
+    payload = _array(chunk, "payload")
+    return decode_rows(payload, rule.decode, rule.fields)
+
+
+def _array(chunk: pa.Table, name: str) -> pa.Array:
+    column = chunk.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _good(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
+    """Return the rows that were decoded, with their columns."""
+    topics = _array(chunk, "topic").dictionary_encode()
+    words = pc.split_pattern(topics.dictionary, "/")
+    levels = [pc.list_element(words, place).take(topics.indices) for place in rule.level_places()]
+    columns = [*chunk.columns, *levels, *decoded.columns.values()]
+    table = pa.Table.from_arrays(columns, schema=rule_schema(rule))
+    return table if decoded.bad is None else table.filter(pc.invert(decoded.bad))
+
+
+def _dead(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
+    """Return the rows that could not be decoded, with the reasons."""
+    if decoded.bad is None:
+        return dead_schema().empty_table()
+    dead = chunk.filter(decoded.bad)
+    reasons = [
+        reason_of(payload, rule.decode, rule.fields)
+        for payload in dead.column("payload").to_pylist()
+    ]
+    columns = [
+        *dead.columns,
+        pa.array([rule.table] * len(reasons), pa.string()),
+        pa.array(reasons, pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=dead_schema())
+
+
+def _partitions(rows: pa.Table, partition: Partition) -> Iterator[tuple[dict[str, str], pa.Table]]:
+    """Yield the rows of each day, or hour of a day, with the values of its directories."""
+    times = rows.column("timestamp")
+    hours = pc.floor_temporal(times, unit="day" if partition == "day" else "hour")
+    distinct = hours.unique().to_pylist()
+    for moment in sorted(distinct):
+        values = {"date": moment.date().isoformat()}
+        if partition == "hour":
+            values["hour"] = str(moment.hour)
+        yield (
+            values,
+            rows
+            if len(distinct) == 1
+            else rows.filter(pc.equal(hours, pa.scalar(moment, times.type))),
+        )
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    """Return rows in the order of topics; those of one topic stay in the order they have."""
+    topics = rows.column("topic").combine_chunks().dictionary_encode()
+    ranks = pc.rank(topics.dictionary).cast(pa.int32())
+    keys = ranks.take(topics.indices)
+    return rows.take(pc.array_sort_indices(keys))
+
+
+def statistics_of(metadata: Any) -> str:
+    """Return what Delta is told of a file: how many rows, and from what to what they go."""
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number in range(metadata.num_columns):
+        name = metadata.schema.column(number).path
+        found = [
+            metadata.row_group(group).column(number).statistics
+            for group in range(metadata.num_row_groups)
+        ]
+        if "." in name or any(item is None for item in found):
+            continue
+        nulls[name] = sum(item.null_count or 0 for item in found)
+        known = [item for item in found if item.has_min_max]
+        # A group in which all are null has no bounds, and needs none.
+        if any(not item.has_min_max and item.num_values for item in found) or not known:
+            continue
+        bounds = [_bound(item.min) for item in known], [_bound(item.max) for item in known]
+        if None not in bounds[0] and None not in bounds[1]:
+            lowest[name], highest[name] = min(bounds[0]), max(bounds[1])
+    return json.dumps(
+        {
+            "numRecords": metadata.num_rows,
+            "minValues": lowest,
+            "maxValues": highest,
+            "nullCount": nulls,
+        }
+    )
+
+
+def _bound(value: Any) -> Any:
+    """Return a bound as Delta writes it; None for what it need not know."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case str() if len(value) <= _WORD_MAX:
+            return value
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case _:
+            return None
+
+
+def rows_in(files: Iterable[MadeFile]) -> int:
+    """Return how many rows files have."""
+    return sum(file.rows for file in files)
+
+
+def by_table(files: Sequence[MadeFile]) -> dict[str, list[MadeFile]]:
+    """Return files by their tables."""
+    tables: dict[str, list[MadeFile]] = {}
+    for file in files:
+        tables.setdefault(file.table, []).append(file)
+    return tables

@@ -1,0 +1,149 @@
+"""How far a database is in the lake: one small file, replaced whole.
+
+    {"version": 1, "identity": …, "batch": 12,
+     "position": {"0": 1200},              rows before these serials are in the lake
+     "slabs": {"0/1": 1180},               how many rows of each slab that is
+     "open": {"batch": 13, "start": …, "stop": …, "rules": […]}}
+
+A batch is opened before its first table is committed, and what it does is decided by what is said
+here: rows between two positions, under rules that are pinned. Its tables are committed one by one,
+each in a transaction that bears the number of the batch; so a batch that was cut off is done again,
+and what a table has is not given to it twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from siltstone.errors import CorruptionError, UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import create_directories, replace_file
+from siltstone.pipeline.lake.rules import Rules, rules_from_json
+
+VERSION: Final = 1
+LEDGER: Final = "ledger.json"
+Serials = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBatch:
+    """A batch that was begun and not ended."""
+
+    number: int
+    start: Serials
+    stop: Serials
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What is in the lake, and what is on its way there."""
+
+    identity: str
+    batch: int = 0
+    position: Serials = field(default_factory=dict)
+    slabs: Mapping[str, int] = field(default_factory=dict)
+    open: OpenBatch | None = None
+
+    @property
+    def application(self) -> str:
+        """By what name the transactions of Delta know this database."""
+        return f"siltstone-{self.identity}"
+
+    def opened(self, start: Serials, stop: Serials, rules: Rules) -> Ledger:
+        """Return a ledger with the next batch open."""
+        batch = OpenBatch(number=self.batch + 1, start=start, stop=stop, rules=rules)
+        return replace(self, open=batch)
+
+    def closed(self, rows: Mapping[str, int]) -> Ledger:
+        """Return a ledger in which the open batch, with these rows of slabs, has ended."""
+        assert self.open is not None
+        slabs = dict(self.slabs)
+        for slab, count in rows.items():
+            slabs[slab] = slabs.get(slab, 0) + count
+        return replace(
+            self,
+            batch=self.open.number,
+            position={**self.position, **self.open.stop},
+            slabs=slabs,
+            open=None,
+        )
+
+    def encode(self) -> bytes:
+        """Return the file."""
+        content: dict[str, Any] = {
+            "version": VERSION,
+            "identity": self.identity,
+            "batch": self.batch,
+            "position": _named(self.position),
+            "slabs": dict(self.slabs),
+            "open": None,
+        }
+        if self.open is not None:
+            content["open"] = {
+                "batch": self.open.number,
+                "start": _named(self.open.start),
+                "stop": _named(self.open.stop),
+                "rules": self.open.rules.to_json(),
+            }
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def lake_directory(data: PurePath, database: str) -> PurePath:
+    """Return where the tables of a database are, given its data directory."""
+    return data / "lake" / database
+
+
+def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
+    """Return the ledger of a lake, or an empty one. Raises: UsageError, CorruptionError."""
+    path = directory / LEDGER
+    if not fs.exists(path):
+        return Ledger(identity=identity)
+    try:
+        values = json.loads(fs.read(path))
+        if values["version"] != VERSION:
+            raise UsageError(f"{path} is of another version: version={values['version']!r}")
+        ledger = _decoded(values, str(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CorruptionError(f"ledger cannot be read: {exc!r}", path=path) from exc
+    if ledger.identity != identity:
+        raise UsageError(
+            f"{directory} has the tables of another database of this name; move it away"
+        )
+    return ledger
+
+
+def write_ledger(fs: FileSystem, directory: PurePath, ledger: Ledger) -> None:
+    """Replace the ledger, durably."""
+    create_directories(fs, directory)
+    replace_file(fs, directory / LEDGER, ledger.encode())
+
+
+def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
+    opened = values["open"]
+    return Ledger(
+        identity=values["identity"],
+        batch=values["batch"],
+        position=_numbered(values["position"]),
+        slabs=dict(values["slabs"]),
+        open=None
+        if opened is None
+        else OpenBatch(
+            number=opened["batch"],
+            start=_numbered(opened["start"]),
+            stop=_numbered(opened["stop"]),
+            rules=rules_from_json(opened["rules"], name),
+        ),
+    )
+
+
+def _named(serials: Serials) -> dict[str, int]:
+    return {str(shard): serial for shard, serial in sorted(serials.items())}
+
+
+def _numbered(serials: Mapping[str, int]) -> dict[int, int]:
+    return {int(shard): serial for shard, serial in serials.items()}

@@ -1,0 +1,81 @@
+"""Names of tables and columns, made from the words of topics and payloads.
+
+A name has letters of any case, digits and `_`, begins with a letter, and is told apart from the
+others without looking at case: Spark and Delta do not look at it either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Final
+
+NAME_MAX: Final = 80
+DEAD_LETTER: Final = "dead_letter"
+OTHER: Final = "other"
+# What every table of the lake has, whatever its structure is.
+ROW_COLUMNS: Final = (
+    "topic",
+    "timestamp",
+    "publisher",
+    "qos",
+    "retain",
+    "properties",
+    "payload",
+    "shard",
+    "generation",
+    "stream",
+    "serial",
+)
+PARTITION_COLUMNS: Final = ("date", "hour")
+RESERVED_COLUMNS: Final = (*ROW_COLUMNS, "levels", *PARTITION_COLUMNS)
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
+
+
+def plain_name(word: str, otherwise: str) -> str:
+    """Return a word as a name; what has no letter or digit in it gets another one."""
+    name = _STRANGE.sub("_", word).strip("_")[:NAME_MAX].rstrip("_")
+    if not name:
+        return otherwise
+    return name if name[0].isalpha() else f"n{name}"
+
+
+def free_name(wanted: str, taken: Iterable[str]) -> str:
+    """Return a name, or name_2, name_3, …: the first that is not taken."""
+    known = {name.lower() for name in taken}
+    names = (wanted if number == 1 else f"{wanted}_{number}" for number in count(1))
+    return next(name for name in names if name.lower() not in known)
+
+
+def table_name(levels: Sequence[str], taken: Iterable[str]) -> str:
+    """Name the table of a structure after its words: plant/+/oven/+ is plant_oven."""
+    words = [plain_name(level, "") for level in levels if level not in ("+", "#")]
+    joined = "_".join(word for word in words if word).lower()[:NAME_MAX].rstrip("_")
+    return free_name(joined or f"levels_{len(levels)}", [*taken, DEAD_LETTER, OTHER])
+
+
+def level_columns(levels: Sequence[str]) -> list[str]:
+    """Name the columns of the varying levels, each after the word before it.
+
+    metrics/+/cpu/socket/+/core/+ has metrics, socket and core. A level without a word before it is
+    called after its place, and of two with one word the second is word_2.
+    """
+    names: list[str] = []
+    word = ""
+    for place, level in enumerate(levels, 1):
+        if level != "+":
+            word = level
+            continue
+        wanted = plain_name(word, f"level_{place}")
+        names.append(free_name(wanted, [*RESERVED_COLUMNS, *names]))
+    return names
+
+
+def field_column(path: Sequence[str], taken: Iterable[str]) -> str:
+    """Name the column of a field of payloads; where a topic has it, it is payload_name."""
+    known = list(taken)
+    wanted = plain_name("_".join(path), "field")
+    if wanted.lower() in {name.lower() for name in known}:
+        wanted = f"payload_{wanted}"
+    return free_name(wanted, known)

@@ -1,0 +1,264 @@
+"""Payloads to columns, by rule; those that a rule does not fit are told apart, with the reason.
+
+What a rule makes of a payload depends on the payload and the rule alone, so that a batch that is
+done again comes out the same. Fields that a rule does not name yet are reported, not dropped: the
+caller adds them and decodes again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from siltstone.bulk.decode import decode_payload, is_document, trimmed
+from siltstone.errors import UsageError
+from siltstone.pipeline.lake.cbor import decode_cbor
+from siltstone.pipeline.lake.fields import (
+    KINDS,
+    Field,
+    Path,
+    column_of,
+    paths_of_type,
+    paths_of_value,
+    struct_of,
+)
+from siltstone.pipeline.lake.msgpack import decode_msgpack
+
+Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
+DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")
+TEXT: Final = "text"
+REASON_MAX: Final = 300
+# Where Arrow cannot tell the fields of a column at once, this many payloads are looked at singly.
+_LOOKED_AT: Final = 2000
+_MOST: Final = 0.8
+_BINARY: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "cbor": decode_cbor,
+    "msgpack": decode_msgpack,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """Columns by name; which rows could not be decoded, None for none; fields that are new."""
+
+    columns: dict[str, pa.Array]
+    bad: pa.Array | None = None
+    found: tuple[tuple[Path, str], ...] = ()
+
+
+def decode_rows(payload: pa.Array, decoder: Decoder, fields: Sequence[Field]) -> Decoded:
+    """Decode a column of payloads."""
+    match decoder:
+        case "raw":
+            return Decoded(columns={})
+        case "text":
+            text = decode_payload(payload, pa.string())
+            bad = text.is_null() if text.null_count else None
+            return Decoded(columns={TEXT: text}, bad=bad)
+        case "json":
+            return _decode_objects(payload, fields)
+        case "cbor" | "msgpack":
+            return _decode_objects(_as_json(payload, _BINARY[decoder]), fields)
+
+
+def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
+    """Return the columns that a decoder always makes."""
+    return {TEXT: pa.string()} if decoder == "text" else {}
+
+
+def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
+    """Return why a payload that could not be decoded could not, in one line."""
+    document: Any = {}
+    try:
+        match decoder:
+            case "text":
+                payload.decode()
+            case "json":
+                document = json.loads(payload)
+            case "cbor" | "msgpack":
+                document = _BINARY[decoder](payload)
+            case "raw":
+                pass
+    except (ValueError, RecursionError, UsageError) as exc:
+        return f"not {decoder}: {exc}"[:REASON_MAX]
+    if not isinstance(document, dict):
+        return f"not an object but {type(document).__name__}"
+    for field in fields:
+        value: Any = document
+        for depth, word in enumerate(field.path, 1):
+            value = value.get(word)
+            inside = depth < len(field.path)
+            if value is None:
+                break
+            if not (isinstance(value, dict) if inside else _fits(value, field)):
+                kind = "object" if inside else field.kind
+                shown = json.dumps(value, default=str)
+                return f"{'.'.join(field.path[:depth])} is no {kind}: {shown}"[:REASON_MAX]
+    return f"not {decoder} that can be read"
+
+
+def likely_decoder(payloads: Sequence[bytes]) -> Decoder:
+    """Return what some payloads are: json when most of them are objects, else text or raw."""
+    empty = pa.struct([])
+    objects = sum(
+        payload.strip().startswith(b"{") and is_document(payload, empty) for payload in payloads
+    )
+    if objects and objects >= _MOST * len(payloads):
+        return "json"
+    try:
+        for payload in payloads:
+            payload.decode()
+    except UnicodeDecodeError:
+        return "raw"
+    return "text"
+
+
+def find_fields(payloads: Iterable[bytes], decoder: Decoder) -> list[tuple[Path, str]]:
+    """Return the fields of some payloads, in the order in which they are first seen."""
+    found: dict[Path, str] = {}
+    for payload in payloads:
+        try:
+            document = json.loads(payload) if decoder not in _BINARY else _BINARY[decoder](payload)
+        except (ValueError, RecursionError, UsageError):
+            continue
+        if isinstance(document, dict):
+            for path, kind in paths_of_value(_plain(document)):
+                found.setdefault(path, kind)
+    return list(found.items())
+
+
+def _decode_objects(payload: pa.Array, fields: Sequence[Field]) -> Decoded:
+    kind = struct_of(fields)
+    text = trimmed(payload)
+    table = _parse_whole(text, kind)
+    known = {field.path for field in fields}
+    if table is not None:
+        struct = pa.StructArray.from_arrays(
+            [table.column(number).combine_chunks() for number in range(table.num_columns)],
+            fields=list(table.schema),
+        )
+        found = paths_of_type(struct.type)
+        return Decoded(columns=_columns(struct, fields), found=_new(found, known))
+    bad, columns = _decode_one_by_one(text, kind, fields)
+    return Decoded(columns=columns, bad=bad, found=_new(_fields_of_good(text, bad, kind), known))
+
+
+def _fields_of_good(
+    text: pa.Array, bad: pa.Array | None, kind: pa.StructType
+) -> Iterable[tuple[Path, str]]:
+    """Return the fields of the rows that can be decoded; where they contradict each other, of the
+    first ones.
+    """
+    if bad is not None:
+        text = text.filter(pc.invert(bad))
+        table = _parse_whole(text, kind) if len(text) else None
+        if table is not None:
+            return paths_of_type(pa.struct(list(table.schema)))
+    return find_fields(text.slice(0, _LOOKED_AT).to_pylist(), "json")
+
+
+def _new(found: Iterable[tuple[Path, str]], known: set[Path]) -> tuple[tuple[Path, str], ...]:
+    return tuple((path, kind) for path, kind in found if path not in known)
+
+
+def _columns(struct: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]:
+    return {field.column: column_of(struct, field.path, KINDS[field.kind]) for field in fields}
+
+
+def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
+    """Parse a column in one go; None unless every row is an object and all have fitting fields."""
+    shaped = pc.and_(pc.starts_with(text, b"{"), pc.ends_with(text, b"}"))
+    if shaped.true_count < len(text):
+        return None
+    options = pj.ParseOptions(
+        explicit_schema=pa.schema(list(kind)),
+        newlines_in_values=True,
+        unexpected_field_behavior="infer",
+    )
+    try:
+        # The parser takes any bytes in a string, readers of tables do not.
+        text.cast(pa.string())
+        offsets = pa.array([0, len(text)], pa.int32())
+        lines = pc.binary_join(pa.ListArray.from_arrays(offsets, text), b"\n")
+        data = lines[0].as_buffer()
+        read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=options)
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == len(text) and table.num_columns else None
+
+
+def _decode_one_by_one(
+    text: pa.Array, kind: pa.StructType, fields: Sequence[Field]
+) -> tuple[pa.Array | None, dict[str, pa.Array]]:
+    """Decode what can be; return which rows cannot, None for none, and the columns."""
+    if kind.num_fields:
+        struct = decode_payload(text, kind)
+        bad = struct.is_null()
+        return (bad if bad.true_count else None), _columns(struct, fields)
+    unfit = [not (item.startswith(b"{") and is_document(item, kind)) for item in text.to_pylist()]
+    nulls = {field.column: pa.nulls(len(text), KINDS[field.kind]) for field in fields}
+    return (pa.array(unfit, pa.bool_()) if any(unfit) else None), nulls
+
+
+def _as_json(payload: pa.Array, decode: Callable[[bytes], Any]) -> pa.Array:
+    """Return documents of another form as JSON; what is none as something that is no JSON."""
+    return pa.array([_one_as_json(item, decode) for item in payload.to_pylist()], pa.binary())
+
+
+def _one_as_json(payload: bytes, decode: Callable[[bytes], Any]) -> bytes:
+    try:
+        document = decode(payload)
+        return json.dumps(_plain(document), allow_nan=False).encode()
+    except (UsageError, ValueError, RecursionError):
+        return b""
+
+
+def _plain(value: Any) -> Any:
+    """Return a document as JSON can hold it: bytes in base64, no NaN, names that are text."""
+    match value:
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case bytes():
+            return b64encode(value).decode()
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
+
+
+def _fits(value: Any, field: Field) -> bool:
+    """Say whether a value is what its column holds, well enough to give a reason."""
+    kinds: Mapping[str, tuple[type, ...]] = {
+        "double": (int, float),
+        "bigint": (int,),
+        "boolean": (bool,),
+        "string": (str,),
+        "timestamp": (str,),
+    }
+    if field.kind in kinds:
+        fitting = isinstance(value, kinds[field.kind])
+        return fitting and (field.kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, list) and all(
+        item is None or _fits(item, Field(path=(), column="", kind=field.kind[6:-1]))
+        for item in value
+    )
+
+
+def chained(parts: Iterable[Iterable[tuple[Path, str]]]) -> list[tuple[Path, str]]:
+    """Return what several decoders found, each field once, by its first type."""
+    found: dict[Path, str] = {}
+    for path, kind in chain.from_iterable(parts):
+        found.setdefault(path, kind)
+    return list(found.items())

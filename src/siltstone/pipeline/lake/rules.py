@@ -1,0 +1,277 @@
+"""Which table the rows of a topic go to, and what becomes of their payloads: rules that users edit.
+
+The first rule whose filter matches a topic holds. Those that users wrote stand before those that
+were learned from the store, and of the learned ones a wide one before those that it covers. A topic
+without a rule goes to the table `other`, as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.pipeline.lake.fields import KINDS, Field
+from siltstone.pipeline.lake.names import (
+    DEAD_LETTER,
+    OTHER,
+    RESERVED_COLUMNS,
+    level_columns,
+    plain_name,
+    table_name,
+)
+from siltstone.pipeline.lake.payloads import DECODERS, Decoder, text_columns
+from siltstone.topic.grammar import TopicFilter
+
+Partition = Literal["day", "hour"]
+PARTITIONS: Final[tuple[Partition, ...]] = ("day", "hour")
+TITLE: Final = """\
+# Which table the rows of a topic go to: the first rule whose filter matches.
+#
+#   filter     an MQTT topic filter          table    the name of the table
+#   levels     a column for each + of the filter, in order
+#   decode     json, cbor, msgpack, text or raw; a payload that does not fit goes to dead_letter
+#   partition  day or hour, when the table is made
+#   fields     paths in the payload, with their columns and types
+#   learned    made by `siltstone pipeline tier`; rules without it stand first, and win
+#
+# What was written stays where it is: a change holds for rows that are tiered from now on.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Where the rows of a filter go; `levels` has a column for each + in it."""
+
+    filter: str
+    table: str
+    levels: tuple[str, ...] = ()
+    decode: Decoder = "raw"
+    partition: Partition = "day"
+    fields: tuple[Field, ...] = ()
+    learned: bool = False
+
+    def level_places(self) -> list[int]:
+        """Return which levels of a topic become columns."""
+        return [place for place, level in enumerate(self.filter.split("/")) if level == "+"]
+
+    def taken(self) -> list[str]:
+        """Return the names that no field may have as its column."""
+        return [*RESERVED_COLUMNS, *self.levels, *text_columns(self.decode)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "filter": self.filter,
+            "table": self.table,
+            "levels": list(self.levels),
+            "decode": self.decode,
+            "partition": self.partition,
+            "learned": self.learned,
+            "fields": [
+                {"path": list(field.path), "column": field.column, "type": field.kind}
+                for field in self.fields
+            ],
+        }
+
+
+_FALLBACK: Final = Rule(filter="#", table=OTHER)
+
+
+class Rules:
+    """Rules in the order in which they are tried."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        ordered = sorted(rules, key=lambda rule: rule.learned)
+        self.rules: tuple[Rule, ...] = (*ordered,)
+        self._filters = [TopicFilter.parse(rule.filter) for rule in self.rules]
+        self._known: dict[str, Rule] = {}
+
+    def find(self, topic: str) -> Rule:
+        """Return the rule of a topic."""
+        rule = self._known.get(topic)
+        if rule is None:
+            encoded = topic.encode()
+            rule = next(
+                (
+                    rule
+                    for rule, known in zip(self.rules, self._filters, strict=True)
+                    if known.matches(encoded)
+                ),
+                _FALLBACK,
+            )
+            self._known[topic] = rule
+        return rule
+
+    def covers(self, pattern: str) -> bool:
+        """Say whether every topic of a learned structure has a rule."""
+        return any(_covers(rule.filter, pattern) for rule in self.rules)
+
+    def with_patterns(self, patterns: Iterable[str], partition: Partition) -> Rules:
+        """Return rules that cover these learned structures too."""
+        rules = list(self.rules)
+        wide_first = sorted(set(patterns), key=lambda text: (-text.split("/").count("+"), text))
+        for pattern in wide_first:
+            if any(_covers(rule.filter, pattern) for rule in rules):
+                continue
+            levels = pattern.split("/")
+            rule = Rule(
+                filter=pattern,
+                table=table_name(levels, [known.table for known in rules]),
+                levels=tuple(level_columns(levels)),
+                partition=partition,
+                learned=True,
+            )
+            covered = (
+                place
+                for place, known in enumerate(rules)
+                if known.learned and _covers(pattern, known.filter)
+            )
+            rules.insert(next(covered, len(rules)), rule)
+        return Rules(rules)
+
+    def changed(self, rule: Rule) -> Rules:
+        """Return the rules with the one of this filter replaced."""
+        return Rules(rule if known.filter == rule.filter else known for known in self.rules)
+
+    def merged(self, later: Rules) -> Rules:
+        """Return these rules with what later ones know more: rules, and fields of rules."""
+        known = {rule.filter for rule in self.rules}
+        rules = list(self.rules)
+        for rule in later.rules:
+            if rule.filter not in known:
+                covered = (
+                    place
+                    for place, old in enumerate(rules)
+                    if old.learned and _covers(rule.filter, old.filter)
+                )
+                rules.insert(next(covered, len(rules)), rule)
+                continue
+            place = next(number for number, old in enumerate(rules) if old.filter == rule.filter)
+            old = rules[place]
+            paths = {field.path for field in old.fields}
+            columns = {field.column.lower() for field in old.fields}
+            new = [
+                field
+                for field in rule.fields
+                if field.path not in paths and field.column.lower() not in columns
+            ]
+            rules[place] = replace(old, fields=(*old.fields, *new))
+        return Rules(rules)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return plain values."""
+        return [rule.to_json() for rule in self.rules]
+
+    def to_toml(self) -> str:
+        """Return the file that users edit."""
+        return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
+
+
+def read_rules(text: str, name: str) -> Rules:
+    """Read the file that users edit. Raises: UsageError."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise UsageError(f"{name} is no TOML: {exc}") from exc
+    if set(values) - {"rule"} or not isinstance(values.get("rule", []), list):
+        raise UsageError(f"{name} holds [[rule]] tables and nothing else")
+    return rules_from_json(values.get("rule", []), name)
+
+
+def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
+    """Read plain values. Raises: UsageError."""
+    rules = [_read_rule(value, f"{name}: rule {number}") for number, value in enumerate(values, 1)]
+    filters = [rule.filter for rule in rules]
+    if twice := sorted({item for item in filters if filters.count(item) > 1}):
+        raise UsageError(f"{name} has two rules for one filter: filter={twice[0]!r}")
+    return Rules(rules)
+
+
+def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
+    known = {"filter", "table", "levels", "decode", "partition", "learned", "fields"}
+    if unknown := sorted(set(value) - known):
+        raise UsageError(f"{name} has {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    try:
+        parsed = TopicFilter.parse(str(value.get("filter", "")))
+    except InvalidTopicError as exc:
+        raise UsageError(f"{name}: {exc}") from exc
+    table = value.get("table", "")
+    if plain_name(str(table), "") != table or table in (DEAD_LETTER, ""):
+        raise UsageError(f"{name}: a table's name has letters, digits and _: table={table!r}")
+    decode = _one_of(value.get("decode", "raw"), DECODERS, f"{name}: decode")
+    partition = _one_of(value.get("partition", "day"), PARTITIONS, f"{name}: partition")
+    levels = tuple(value.get("levels", level_columns(parsed.text.split("/"))))
+    if len(levels) != parsed.levels.count(b"+"):
+        raise UsageError(f"{name}: levels must have a name for each + of {parsed.text!r}")
+    rule = Rule(
+        filter=parsed.text,
+        table=table,
+        levels=levels,
+        decode=decode,
+        partition=partition,
+        fields=tuple(_read_field(item, name) for item in value.get("fields", [])),
+        learned=bool(value.get("learned", False)),
+    )
+    _check_columns(rule, name)
+    return rule
+
+
+def _one_of(value: Any, known: Sequence[Any], name: str) -> Any:
+    if value not in known:
+        raise UsageError(f"{name} must be one of {', '.join(known)}: {value!r}")
+    return value
+
+
+def _read_field(value: Mapping[str, Any], name: str) -> Field:
+    path = value.get("path")
+    if isinstance(path, str):
+        path = [path]
+    if not isinstance(path, list) or not path or not all(isinstance(word, str) for word in path):
+        raise UsageError(f'{name}: a field has a path, as in path = ["a", "b"]: {value!r}')
+    kind = _one_of(value.get("type"), tuple(KINDS), f"{name}: the type of a field")
+    return Field(path=tuple(path), column=str(value.get("column", "_".join(path))), kind=kind)
+
+
+def _check_columns(rule: Rule, name: str) -> None:
+    columns = [*rule.levels, *text_columns(rule.decode), *(field.column for field in rule.fields)]
+    lower = [column.lower() for column in (*RESERVED_COLUMNS, *columns)]
+    for column in columns:
+        if plain_name(column, "") != column:
+            raise UsageError(f"{name}: a column has letters, digits and _: column={column!r}")
+        if lower.count(column.lower()) > 1:
+            raise UsageError(f"{name}: the name of a column is taken: column={column!r}")
+
+
+def _rule_toml(value: Mapping[str, Any]) -> str:
+    lines = ["", "[[rule]]"]
+    lines += [f"{key} = {_toml(item)}" for key, item in value.items() if key != "fields"]
+    if value["fields"]:
+        lines.append("fields = [")
+        for field in value["fields"]:
+            inside = ", ".join(f"{key} = {_toml(item)}" for key, item in field.items())
+            lines.append(f"    {{ {inside} }},")
+        lines.append("]")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    # Text, lists of text and truth are written in TOML as in JSON.
+    return json.dumps(value)
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    """Say whether a filter matches all topics of a pattern."""
+    above, below = wide.split("/"), narrow.split("/")
+    if below[0].startswith("$") and above[0] in ("+", "#"):
+        return False
+    if above[-1] == "#":
+        above = above[:-1]
+        if len(below) < len(above):
+            return False
+    elif len(above) != len(below):
+        return False
+    return all(level in ("+", word) for level, word in zip(above, below[: len(above)], strict=True))

@@ -1,0 +1,58 @@
+"""SQL over a store: its rows and the tables of its lake as temporary views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import NumericType
+
+from siltstone.bulk.options import ReadOptions
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.table import find_seam, lake_table, lake_tables, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The rows of a statement; whether there were more, and which columns are numbers."""
+
+    columns: Sequence[str]
+    numbers: Sequence[bool]
+    rows: Sequence[Sequence[Any]]
+    more: bool
+
+
+def make_views(spark: SparkSession, path: str, *, database: str = "") -> list[str]:
+    """Make a view for all rows, by the database's name, and one for each table of the lake.
+
+    Where a table has the name of the database, the rows win.
+    """
+    seam = find_seam(PosixFileSystem(), ReadOptions(path=path, database=database))
+    names = lake_tables(path, database=database)
+    for name in names:
+        lake_table(spark, path, name, database=database).createOrReplaceTempView(name)
+    table(spark, path, database=database).createOrReplaceTempView(_quoted(seam.database))
+    return [seam.database, *names]
+
+
+def run(spark: SparkSession, statement: str, *, rows_max: int) -> Answer:
+    """Run a statement. Raises: UsageError with what Spark says of it."""
+    try:
+        frame = spark.sql(statement)
+        rows = frame.limit(rows_max + 1).collect()
+    except (AnalysisException, ParseException) as exc:
+        raise UsageError(str(exc).partition(";")[0].partition("\n")[0]) from exc
+    return Answer(
+        columns=frame.columns,
+        numbers=[isinstance(field.dataType, NumericType) for field in frame.schema.fields],
+        rows=[tuple(row) for row in rows[:rows_max]],
+        more=len(rows) > rows_max,
+    )
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`" if not name.isidentifier() else name

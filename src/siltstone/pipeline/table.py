@@ -1,0 +1,272 @@
+"""The store and its lake as one DataFrame: what is tiered as plain Parquet, the rest live.
+
+The seam is the position of the ledger, read first. Before it rows come from the lake, and what a
+batch that is under way has committed behind it is left out; from it on they come from the store, up
+to where that ends now. So each row comes once, whatever is tiered meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from pathlib import PurePath
+from typing import Final
+
+from deltalake import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from pyspark.sql.types import StructType
+
+from siltstone.bulk.offsets import Offsets, bounds_of
+from siltstone.bulk.options import ReadOptions, parse_options, parse_time
+from siltstone.bulk.survey import find_database
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.pipeline.lake.delta import (
+    LakeFile,
+    last_batch,
+    list_files,
+    list_row_files,
+    list_tables,
+)
+from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
+from siltstone.pipeline.lake.names import ROW_COLUMNS
+from siltstone.pipeline.lake.pruning import (
+    Pruned,
+    Scope,
+    literal_prefix,
+    prune,
+    topic_pattern,
+)
+from siltstone.pipeline.schema import spark_schema
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+Moment = str | int | datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """Where the lake ends and the live rows begin and end, by shard; and what the lake has."""
+
+    database: str
+    lake: PurePath
+    ledger: Ledger
+    live: Mapping[int, range]
+
+    @property
+    def position(self) -> Mapping[int, int]:
+        """Rows before these serials come from the lake."""
+        return self.ledger.position
+
+
+def table(
+    spark: SparkSession,
+    path: str,
+    *,
+    filter: str | Sequence[str] = "#",  # noqa: A002 - as the option of the source
+    since: Moment | None = None,
+    until: Moment | None = None,
+    columns: Sequence[str] | None = None,
+    database: str = "",
+) -> DataFrame:
+    """Return rows of a store and its lake, with the columns of the source, up to now.
+
+    Times are from, and up to but not including. Raises: UsageError.
+    """
+    fs = PosixFileSystem()
+    options = _options(path, filter, since, until, columns, database)
+    seam = find_seam(fs, options)
+    tables = list_row_files(fs, seam.lake, seam.ledger.application)
+    files = [file for found in tables.values() for file in found]
+    scope = Scope(
+        filters=options.filters,
+        since_us=options.since_us,
+        until_us=options.until_us,
+        batch=seam.ledger.batch,
+        is_still=is_still(fs, seam),
+    )
+    condition = _condition(scope, seam.position)
+    parts = tiered_rows(spark, prune(files, scope), condition, options.columns)
+    if any(seam.live.values()) or not parts:
+        parts.append(_live_rows(spark, options, seam))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "") -> DataFrame:
+    """Return a table of the lake with all its columns, as of now. Raises: NotFoundError."""
+    fs = PosixFileSystem()
+    seam = find_seam(fs, ReadOptions(path=path, database=database))
+    place = seam.lake / name
+    tables = list_tables(fs, seam.lake)
+    if name not in tables:
+        there = ", ".join(tables) or "none"
+        raise NotFoundError(f"there is no table {name!r} in {seam.lake}; there are: {there}")
+    schema = StructType.fromJson(json.loads(DeltaTable(str(place)).schema().to_json()))
+    reader = spark.read.schema(schema).option("basePath", str(place))
+    files = list_files(place)
+    whole, partly = files, list[LakeFile]()
+    # A table of other rows, such as a rollup, has no batches to be told apart by.
+    if last_batch(fs, place, seam.ledger.application):
+        whole, partly = split_files(files, seam.ledger.batch, still=is_still(fs, seam))
+    parts = [reader.parquet(*_paths(whole))] if whole else []
+    if partly:
+        parts.append(reader.parquet(*_paths(partly)).where(_is_tiered(seam.position)))
+    if not parts:
+        return spark.createDataFrame([], schema)
+    return reduce(DataFrame.unionByName, parts)
+
+
+def lake_tables(path: str, *, database: str = "") -> list[str]:
+    """Return the names of the tables in a lake."""
+    fs = PosixFileSystem()
+    return list_tables(fs, find_seam(fs, ReadOptions(path=path, database=database)).lake)
+
+
+def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
+    """Look where the lake ends, and only then where the store does. Raises: UsageError."""
+    path = absolute_path(options.path)
+    with Store(path, read_only=True, fs=fs) as store:
+        database = find_database(store, options.database)
+        lake = lake_directory(path, database.name)
+        ledger = read_ledger(fs, lake, database.identity)
+        while True:
+            # What was dropped between these two looks was in the lake by the first one.
+            bounds = bounds_of(database.extents())
+            before, ledger = ledger, read_ledger(fs, lake, database.identity)
+            if before.position == ledger.position:
+                break
+        live = {
+            shard: range(min(held.stop, max(held.start, ledger.position.get(shard, 0))), held.stop)
+            for shard, held in bounds.items()
+        }
+        return Seam(database=database.name, lake=lake, ledger=ledger, live=live)
+
+
+def tiered_rows(
+    spark: SparkSession, pruned: Pruned, condition: Column, columns: Sequence[str]
+) -> list[DataFrame]:
+    """Return the rows of files: of some as they are, of others those that are wanted."""
+    stored = spark_schema(ROW_COLUMNS)
+    parts: list[DataFrame] = []
+    reader = spark.read.schema(stored).option("recursiveFileLookup", "true")
+    if pruned.whole:
+        parts.append(reader.parquet(*_paths(pruned.whole)))
+    if pruned.partly:
+        parts.append(reader.parquet(*_paths(pruned.partly)).where(condition))
+    return [rows.select(*(_column(name) for name in columns)) for rows in parts]
+
+
+def split_files(
+    files: Sequence[LakeFile], batch: int, *, still: bool
+) -> tuple[list[LakeFile], list[LakeFile]]:
+    """Return the files whose rows are all of batches that have ended, and those with maybe some."""
+    whole = [file for file in files if (still if file.batch is None else file.batch <= batch)]
+    return whole, [file for file in files if file.batch is None and not still]
+
+
+def tiered_files(spark: SparkSession, fs: FileSystem, seam: Seam) -> DataFrame:
+    """Return all rows that the lake has of batches that have ended, whatever their topics."""
+    tables = list_row_files(fs, seam.lake, seam.ledger.application)
+    files = [file for found in tables.values() for file in found]
+    whole, partly = split_files(files, seam.ledger.batch, still=is_still(fs, seam))
+    pruned = Pruned(whole=whole, partly=partly)
+    parts = tiered_rows(spark, pruned, _is_tiered(seam.position), ROW_COLUMNS)
+    none = spark.createDataFrame([], spark_schema(ROW_COLUMNS))
+    return reduce(DataFrame.unionByName, parts, none)
+
+
+def is_still(fs: FileSystem, seam: Seam) -> bool:
+    """Say whether no batch has ended since the seam was found."""
+    return read_ledger(fs, seam.lake, seam.ledger.identity).batch == seam.ledger.batch
+
+
+def _options(
+    path: str,
+    topic_filter: str | Sequence[str],
+    since: Moment | None,
+    until: Moment | None,
+    columns: Sequence[str] | None,
+    database: str,
+) -> ReadOptions:
+    filters = topic_filter if isinstance(topic_filter, str) else json.dumps(list(topic_filter))
+    given = {"path": path, "filter": filters}
+    given |= {"database": database} if database else {}
+    given |= {"startTime": _time_text(since)} if since is not None else {}
+    given |= {"endTime": _time_text(until)} if until is not None else {}
+    given |= {"columns": ",".join(columns)} if columns is not None else {}
+    return parse_options(given)
+
+
+def time_of(moment: Moment, name: str) -> int:
+    """Return a time in µs, as the options of the source read it. Raises: UsageError."""
+    return parse_time(_time_text(moment), name)
+
+
+def _time_text(moment: Moment) -> str:
+    return moment.isoformat() if isinstance(moment, datetime) else str(moment)
+
+
+def _paths(files: Sequence[LakeFile]) -> list[str]:
+    return [file.path for file in files]
+
+
+def _column(name: str) -> Column:
+    return F.split("topic", "/", -1).alias(name) if name == "levels" else F.col(name)
+
+
+def _live_rows(spark: SparkSession, options: ReadOptions, seam: Seam) -> DataFrame:
+    starts = {shard: serials.start for shard, serials in seam.live.items()}
+    stops = {shard: serials.stop for shard, serials in seam.live.items()}
+    reader = (
+        spark.read.format("siltstone")
+        .option("database", seam.database)
+        .option("filter", json.dumps(list(options.filters)))
+        .option("columns", ",".join(options.columns))
+        .option("startingOffsets", json.dumps(Offsets(starts).to_json()))
+        .option("endingOffsets", json.dumps(Offsets(stops).to_json()))
+        .option("startTime", _moment(options.since_us).isoformat())
+    )
+    if options.until_us is not None:
+        reader = reader.option("endTime", _moment(options.until_us).isoformat())
+    return reader.load(options.path)
+
+
+def _moment(time_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def _condition(scope: Scope, position: Mapping[int, int]) -> Column:
+    """Return what rows of the lake must be to be wanted."""
+    conditions = [reduce(Column.__or__, map(matches, scope.filters))]
+    if not scope.is_still:
+        conditions.append(_is_tiered(position))
+    if scope.since_us:
+        conditions.append(F.col("timestamp") >= F.lit(_moment(scope.since_us)))
+    if scope.until_us is not None:
+        conditions.append(F.col("timestamp") < F.lit(_moment(scope.until_us)))
+    return reduce(Column.__and__, conditions)
+
+
+def matches(topic_filter: str, topic: str = "topic") -> Column:
+    """Return whether the topic in a column matches an MQTT filter."""
+    column = F.col(topic)
+    literal = literal_prefix(topic_filter)
+    if literal == topic_filter:
+        return column == F.lit(topic_filter)
+    matching = column.rlike(topic_pattern(topic_filter))
+    # What Parquet can decide by its statistics; the parent's own topic lacks the last slash.
+    return matching & column.startswith(literal.removesuffix("/")) if literal else matching
+
+
+def _is_tiered(position: Mapping[int, int]) -> Column:
+    """Return whether a row is of a batch that has ended."""
+    ended = [
+        (F.col("shard") == shard) & (F.col("serial") < serial)
+        for shard, serial in sorted(position.items())
+    ]
+    return reduce(Column.__or__, ended, F.expr("false"))

@@ -1,0 +1,291 @@
+"""Learn, import, replay, roll up, and the project that users begin with."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import siltstone
+from siltstone.clock import ManualClock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline import lake_table
+from siltstone.pipeline.jobs.import_files import ImportSettings, import_files
+from siltstone.pipeline.jobs.learn import learn
+from siltstone.pipeline.jobs.project import write_project
+from siltstone.pipeline.jobs.replay import ReplaySettings, replay
+from siltstone.pipeline.jobs.rollup import RollupSettings, rollup, stream_rollup
+from siltstone.store.rows import Row
+from tests.support.builders import NOW_US, settings_of
+from tests.support.lake import tier_all
+from tests.support.rows import rows_of
+
+
+def stored(path: str | Path) -> list[Row]:
+    with siltstone.open(path, read_only=True) as store:
+        return [row for batch in store.database("messages").read() for row in rows_of(batch)]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return a data directory that nobody has open."""
+    with siltstone.open(tmp_path / "target") as store:
+        store.create("messages", settings_of())
+    return tmp_path / "target"
+
+
+def test_structure_is_learned_from_history_and_begins_the_next_generation(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    topics = [f"metrics/{host}/cpu/{core}" for host in range(12) for core in range(2)]
+    database.append([Row(topic, b"") for topic in [*topics, "$SYS/uptime", "single"]]).wait()
+    tier_all(path)
+    dry = learn(spark, path, dry_run=True)
+    # Each store learned the first words apart; who sees all of them knows that they vary.
+    assert [(item.pattern, item.topics, item.rows) for item in dry.structures] == [
+        ("metrics/+/cpu/0", 12, 12),
+        ("metrics/+/cpu/1", 12, 12),
+        ("single", 1, 1),
+    ]
+    assert (dry.topics, dry.streams_after, dry.saved) == (25, 3, dry.streams_before - 3)
+    assert dry.streams_before > 20
+    learn(spark, path, thresholds=(100, 10, 10, 1))
+    database.seal()
+    database.append([Row("metrics/new/cpu/7", b"")]).wait()
+    assert [info.pattern for info in database.structure() if info.slab.generation == 2] == [
+        "metrics/+/cpu/+"
+    ]
+    assert database.settings.thresholds == (100, 10, 10, 1)
+    with pytest.raises(UsageError, match="history has no column topic; it has id"):
+        learn(spark, path, history=spark.range(3))
+
+
+def test_files_become_messages_once_however_often_they_are_imported(
+    spark: SparkSession, target: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "files"
+    source.mkdir()
+    for number in range(2):
+        lines = [f"north,t{item},{item}.5" for item in range(3)]
+        (source / f"{number}.csv").write_text("site,sensor,value\n" + "\n".join(lines) + "\n")
+    settings = ImportSettings(
+        source=str(source),
+        topic="plant/{site}/{sensor}",
+        target={"path": str(target)},
+        format="csv",
+        options={"header": "true", "inferSchema": "true"},
+    )
+    steps = import_files(spark, settings)
+    assert [(step.rows, step.waiting) for step in steps] == [(3, 1), (3, 0)]
+    (source / "2.csv").write_text("site,sensor,value\nsouth,t9,1.0\n")
+    import_files(spark, settings)
+    assert Counter((row.topic, row.value) for row in stored(target)) == Counter(
+        {(f"plant/north/t{item}", b'{"value":%d.5}' % item): 2 for item in range(3)}
+        | {("plant/south/t9", b'{"value":1.0}'): 1}
+    )
+    with pytest.raises(UsageError, match="names no column: 'nothing'; there are site, sensor, va"):
+        import_files(spark, ImportSettings(**_changed(settings, topic="a/{nothing}")))
+    with pytest.raises(UsageError, match="PATH_NOT_FOUND"):
+        import_files(spark, ImportSettings(**_changed(settings, source=str(tmp_path / "none"))))
+
+
+def _changed(settings: ImportSettings, **changes: Any) -> dict[str, Any]:
+    names = ("source", "topic", "target", "format", "options")
+    return {name: getattr(settings, name) for name in names} | changes
+
+
+def test_rows_are_replayed_in_order_at_their_pace_and_once(
+    spark: SparkSession, database: Database, path: str, target: Path
+) -> None:
+    database.append([Row(f"a/{number}", b"%d" % number, "p", 1) for number in range(5)]).wait()
+    tier_all(path)
+    database.append([Row("a/5", b"5"), Row("b", b"6")]).wait()
+    settings = ReplaySettings(
+        path=path,
+        target={"path": str(target)},
+        filter="a/#",
+        speed=0.000004,
+        prefix="again/",
+        name="monday",
+    )
+    waited: list[float] = []
+    steps = replay(spark, settings, waited.append)
+    assert sum(step.rows for step in steps) == 6
+    assert [step.waiting for step in steps] == list(range(len(steps)))[::-1]
+    assert len(steps) > 1
+    # A window is four microseconds of then and a second of now; nobody waits here.
+    assert waited == sorted(waited)
+    replay(spark, settings, waited.append)
+    found = stored(target)
+    assert sorted((row.topic, row.value, row.publisher, row.qos) for row in found) == [
+        *((f"again/a/{number}", b"%d" % number, "p", 1) for number in range(5)),
+        ("again/a/5", b"5", "", 0),
+    ]
+    with pytest.raises(UsageError, match="speed must be above 0"):
+        replay(spark, ReplaySettings(path=path, target={}, speed=0.0), waited.append)
+
+
+def reading(number: int) -> Row:
+    document = {"value": number, "at": {"x": number % 2}, "unit": "C"}
+    return Row(f"plant/{number % 2}/t", json.dumps(document).encode())
+
+
+def test_windows_are_rolled_up_to_a_table_and_to_topics(
+    spark: SparkSession, database: Database, path: str, target: Path
+) -> None:
+    database.configure(thresholds=(100, 0, 10))
+    database.append([reading(number) for number in range(20)]).wait()
+    tier_all(path)
+    database.append([reading(number) for number in range(20, 30)]).wait()
+    settings = RollupSettings(
+        path=path,
+        table="plant_t",
+        window="1 day",
+        fields=("value", "at_x"),
+        quantiles=(0.5,),
+        topics="rollup/{plant}",
+        target={"path": str(target)},
+    )
+    report = rollup(spark, settings)
+    rows = lake_table(spark, path, "plant_t_1d").orderBy("plant").collect()
+    assert report.table == "plant_t_1d"
+    # A test that runs over midnight sees two days.
+    if report.windows == 2:
+        assert [row.asDict() | {"window_start": 0, "window_end": 0, "date": 0} for row in rows] == [
+            {
+                "window_start": 0,
+                "window_end": 0,
+                "plant": str(odd),
+                "rows": 15,
+                "value_count": 15,
+                "value_min": float(odd),
+                "value_max": 28.0 + odd,
+                "value_mean": 14.0 + odd,
+                "value_p50": 14.0 + odd,
+                "at_x_count": 15,
+                "at_x_min": float(odd),
+                "at_x_max": float(odd),
+                "at_x_mean": float(odd),
+                "at_x_p50": float(odd),
+                "date": 0,
+            }
+            for odd in (0, 1)
+        ]
+    assert sum(row.rows for row in rows) == 30
+    rollup(spark, settings)
+    assert lake_table(spark, path, "plant_t_1d").count() == report.windows
+    published = [(row.topic, json.loads(row.value)["rows"]) for row in stored(target)]
+    assert {topic for topic, _ in published} == {"rollup/0", "rollup/1"}
+
+
+def test_a_stream_adds_each_window_once_when_it_is_past(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, clock = tmp_path / "store", ManualClock(NOW_US)
+    settings = RollupSettings(
+        path=str(path), table="plant_t", window="1 second", watermark="0 seconds", to="seconds"
+    )
+
+    def windows() -> list[tuple[str, int, float]]:
+        query = stream_rollup(
+            spark,
+            settings,
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+        )
+        query.awaitTermination()
+        found = lake_table(spark, str(path), "seconds").orderBy("window_start", "plant")
+        return [(row["plant"], row["rows"], row["value_max"]) for row in found.collect()]
+
+    with Store(PurePath(path), clock=clock) as store:
+        database = store.create("messages", settings_of(thresholds=(100, 0, 10)))
+        database.append([reading(number) for number in range(10)]).wait()
+        tier_all(path)
+        # The window is open as long as nothing later has come.
+        assert windows() == []
+        clock.advance(10)
+        database.append([reading(20)]).wait()
+        expected = [("0", 5, 8.0), ("1", 5, 9.0)]
+        assert windows() == expected
+        clock.advance(10)
+        database.append([reading(21)]).wait()
+        assert windows() == [*expected, ("0", 1, 20.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"window": "soon"}, "window must be like '5 minutes' or '1 hour': 'soon'"),
+        ({"fields": ("unit",)}, "no number is called 'unit'; there are: value, at_x"),
+        ({"to": "no name"}, "a table's name has letters, digits and _: 'no name'"),
+        ({"quantiles": (1.5,)}, "a quantile lies between 0 and 1: 1.5"),
+        ({"topics": "x/{nothing}"}, "names no column: 'nothing'"),
+    ],
+)
+def test_a_rollup_that_cannot_work_is_refused(
+    spark: SparkSession, database: Database, path: str, changes: dict[str, Any], sentence: str
+) -> None:
+    database.configure(thresholds=(100, 0, 10))
+    database.append([reading(1)]).wait()
+    with pytest.raises(NotFoundError, match="has the table 'plant_t'; tier it once"):
+        rollup(spark, RollupSettings(path=path, table="plant_t"))
+    tier_all(path)
+    with pytest.raises(UsageError) as caught:
+        rollup(spark, RollupSettings(**({"path": path, "table": "plant_t"} | changes)))
+    assert sentence in str(caught.value)
+
+
+def written_project(path: str, tmp_path: Path) -> Path:
+    place = tmp_path / "mine"
+    write_project(
+        PosixFileSystem(),
+        PurePath(place),
+        data=PurePath(path),
+        database="messages",
+        topic_filter="plant/#",
+    )
+    return place
+
+
+def test_the_job_of_a_new_project_runs_at_once_and_goes_on(
+    spark: SparkSession,
+    database: Database,
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = written_project(path, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stream_job.py", "--once"])
+    for count in (3, 5):
+        database.append([reading(number) for number in range(count)]).wait()
+        runpy.run_path(str(place / "stream_job.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines() == ["3 messages so far", "8 messages so far"]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="no pyspark[pipelines]")
+def test_the_declarative_pipeline_of_a_new_project_runs_and_goes_on(
+    database: Database, path: str, tmp_path: Path
+) -> None:
+    place = written_project(path, tmp_path)
+    for count in (3, 5):
+        database.append([reading(number) for number in range(count)]).wait()
+        done = subprocess.run(
+            [sys.executable, str(place / "run_pipeline.py")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Run is COMPLETED" in done.stdout + done.stderr

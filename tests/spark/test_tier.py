@@ -1,0 +1,261 @@
+"""The store as tables of the lake: what they look like, who reads them, and what `table` gives."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import siltstone
+from siltstone.bulk.schema import COLUMNS
+from siltstone.database import Database
+from siltstone.errors import LockedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.pipeline import lake_table, lake_tables, table
+from siltstone.pipeline.jobs.audit import audit
+from siltstone.pipeline.jobs.tier import tier
+from siltstone.pipeline.jobs.upkeep import compact_lake, describe_lake, vacuum_lake
+from siltstone.pipeline.sql import make_views, run
+from siltstone.store.rows import Row
+from tests.support.builders import settings_of
+from tests.support.lake import lake_of, tier_all, tiering
+from tests.support.pipeline import by_place, plain, stored_rows
+
+# The second and the last level of `reading` vary from the first topic on.
+VARYING = (100, 0, 10, 0)
+
+
+def rows_from(spark: SparkSession, path: str | Path, **asked: Any) -> list[Any]:
+    """Return what `table` gives, by place."""
+    found = table(spark, str(path), **asked).toArrow().select(COLUMNS).combine_chunks()
+    return by_place(row for batch in found.to_batches() for row in plain(batch))
+
+
+def reading(number: int, **more: Any) -> Row:
+    document = {"value": number / 2, "unit": "C", "at": {"x": number}} | more
+    return Row(f"plant/{number % 40}/oven/{number % 30}", json.dumps(document).encode(), "p")
+
+
+def test_any_reader_of_delta_reads_the_tables(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([reading(number) for number in range(300)]).wait()
+    database.append([Row("plant/1/oven/1", b"no document"), Row("$SYS/x", b"text")]).wait()
+    database.seal()
+    database.append([reading(1, extra=True)]).wait()
+    report = tier(spark, path)
+    assert (report.rows, report.dead, report.tables) == (
+        303,
+        1,
+        {"dead_letter": 1, "plant_oven": 301, "sys_x": 1},
+    )
+    place = str(lake_of(path) / "plant_oven")
+    rows = DeltaTable(place).to_pyarrow_table()
+    columns = ["plant", "oven", "value", "unit", "at_x", "extra", "date"]
+    assert rows.column_names[-7:] == columns
+    one = [row for row in rows.to_pylist() if row["extra"]]
+    assert [{name: row[name] for name in columns[:-1]} for row in one] == [
+        {"plant": "1", "oven": "1", "value": 0.5, "unit": "C", "at_x": 1.0, "extra": True}
+    ]
+    assert one[0]["date"] == one[0]["timestamp"].date()
+    dataset = DeltaTable(place).to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name
+    expected = (301, sum(number / 2 for number in range(300)) + 0.5)
+    asked = duckdb.sql("SELECT count(*), sum(value) FROM dataset")
+    assert asked is not None
+    assert asked.fetchall() == [expected]
+    frame = pl.scan_delta(place).select(pl.len(), pl.col("value").sum()).collect()
+    assert frame.rows() == [expected]
+    (dead,) = DeltaTable(str(lake_of(path) / "dead_letter")).to_pyarrow_table().to_pylist()
+    assert (dead["payload"], dead["table"]) == (b"no document", "plant_oven")
+    assert dead["reason"].startswith("not json: Expecting value")
+    assert [
+        row.plant for row in lake_table(spark, path, "plant_oven").where("extra").collect()
+    ] == ["1"]
+    assert lake_tables(path) == ["dead_letter", "plant_oven", "sys_x"]
+    with pytest.raises(
+        NotFoundError, match=r"no table 'nothing' in .*; there are: dead_letter, pl"
+    ):
+        lake_table(spark, path, "nothing")
+
+
+def test_rows_come_once_from_lake_and_store_wherever_the_seam_is(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([reading(number) for number in range(60)]).wait()
+    middle = datetime.fromtimestamp(stored_rows(database, ["#"])[30]["timestamp"] / 1e6, UTC)
+    with tiering(path, rows_per_batch=25) as job:
+        for _ in range(3):
+            job.step()
+            database.append([Row("plant/1/oven/1", b"x"), Row("other", b"y")]).wait()
+            assert rows_from(spark, path) == stored_rows(database, ["#"])
+    filters = ["plant/1/#", "+/+/oven/2", "other"]
+    assert rows_from(spark, path, filter=filters) == stored_rows(database, filters)
+    middle_us = round(middle.timestamp() * 1_000_000)
+    assert rows_from(spark, path, since=middle) == stored_rows(database, ["#"], since_us=middle_us)
+    assert rows_from(spark, path, until=middle.isoformat()) == stored_rows(
+        database, ["#"], until_us=middle_us
+    )
+    narrow = table(spark, path, filter="plant/2/#", columns=["levels", "serial"])
+    assert narrow.columns == ["levels", "serial"]
+    assert sorted(row.serial for row in narrow.collect()) == sorted(
+        row["serial"] for row in stored_rows(database, ["plant/2/#"])
+    )
+    with pytest.raises(UsageError, match="no such column: nothing"):
+        table(spark, path, columns=["nothing"])
+
+
+def test_what_is_in_the_lake_may_be_dropped_and_is_read_on(
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
+) -> None:
+    database.append([reading(number) for number in range(50)]).wait()
+    database.seal()
+    database.append([reading(number) for number in range(50, 60)]).wait()
+    before = stored_rows(database, ["#"])
+    # A slab that is not in the lake is kept, however old it is, once the database is tiered.
+    with tiering(path, rows_per_batch=20) as job:
+        job.step()
+        database.configure(retain_seconds=0.000001)
+        assert database.enforce_retention() == []
+    tier_all(path)
+    assert {str(slab) for slab in database.enforce_retention()} == {"0/1", "1/1"}
+    assert [info.state for info in database.slabs()] == ["current", "current"]
+    assert rows_from(spark, path) == before
+    compact_lake(path)
+    database.append([reading(61)]).wait()
+    assert rows_from(spark, path, filter="plant/#") == by_place(
+        [*before, *stored_rows(database, ["plant/21/#"])[-1:]]
+    )
+    report = audit(spark, path)
+    assert report.is_sound
+    assert sum(slab.tiered for slab in report.slabs) == 60
+    assert [(slab.stored, slab.waiting) for slab in report.slabs if slab.waiting] == [
+        (report.slabs[-1].stored, 1)
+    ]
+
+
+def test_an_audit_finds_what_is_missing_double_and_different(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([Row(f"a/{number}", b"%d" % number) for number in range(9)]).wait()
+    tier_all(path, rows_per_batch=3)
+    place = lake_of(path)
+    names = sorted(item.name for item in place.iterdir() if (item / "_delta_log").is_dir())
+    lost, doubled = DeltaTable(str(place / names[0])), DeltaTable(str(place / names[1]))
+    lost.delete()
+    write_deltalake(str(place / names[1]), doubled.to_pyarrow_table(), mode="append")
+    report = audit(spark, path)
+    assert not report.is_sound
+    told = report.to_json()
+    assert (told["missing"], told["duplicates"]) == (1, 1)
+    assert sum(slab.differs for slab in report.slabs) >= 1
+
+
+def test_files_are_put_together_and_old_ones_go(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.configure(thresholds=VARYING)
+    for number in range(3):
+        database.append([reading(item) for item in range(number * 10, number * 10 + 10)]).wait()
+        tier_all(path)
+    before = rows_from(spark, path)
+    assert describe_lake(path)[0].files >= 3
+    (done,) = compact_lake(path)
+    assert (done.table, done.files_added) == ("plant_oven", 1)
+    removed = vacuum_lake(path, hours=0)
+    assert len(removed["plant_oven"]) == done.files_removed
+    assert rows_from(spark, path) == before == stored_rows(database, ["#"])
+    with tiering(path), pytest.raises(LockedError, match="another process tiers"):
+        vacuum_lake(path)
+
+
+def test_rows_that_were_dropped_before_they_were_tiered_are_said(
+    database: Database, path: str
+) -> None:
+    database.append([Row("a", b"1")]).wait()
+    tier_all(path)
+    database.append([Row("a", b"2")]).wait()
+    database.seal()
+    for info in database.slabs():
+        if info.state == "sealed" and info.rows:
+            database.drop_slab(info.slab)
+    database.append([Row("a", b"3")]).wait()
+    with pytest.raises(SlabDroppedError, match="rows are gone that the query asks for"):
+        tier_all(path)
+    assert tier_all(path, fails_on_loss=False) == 1
+
+
+def test_sql_knows_the_store_and_the_tables_by_name(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.configure(thresholds=VARYING)
+    database.append([reading(number) for number in range(20)]).wait()
+    tier_all(path)
+    database.append([reading(number) for number in range(20, 25)]).wait()
+    assert make_views(spark, path) == ["messages", "plant_oven"]
+    answer = run(
+        spark,
+        "SELECT (SELECT count(*) FROM messages) a, count(*) n, max(oven) o FROM plant_oven",
+        rows_max=5,
+    )
+    assert (answer.columns, answer.rows, answer.numbers, answer.more) == (
+        ["a", "n", "o"],
+        [(25, 20, "9")],
+        [True, True, False],
+        False,
+    )
+    with pytest.raises(UsageError, match="with name `nothing` cannot be resolved"):
+        run(spark, "SELECT nothing FROM messages", rows_max=1)
+
+
+WORDS = st.sampled_from(["", "a", "ä.*", "$x", "b"])
+TOPICS = st.lists(WORDS, min_size=1, max_size=3).map("/".join).filter(bool)
+VALUES = st.sampled_from([b"", b"v", b"\x00\xff", b'{"a": 1}', b'{"a": {"b": [1]}}', b'{"c": "x"}'])
+STEPS = st.lists(
+    st.one_of(
+        st.lists(st.tuples(TOPICS, VALUES).map(lambda pair: Row(*pair)), min_size=1, max_size=12),
+        st.sampled_from(["seal", "tier", "part", "compact"]),
+    ),
+    min_size=3,
+    max_size=8,
+)
+FILTERS = st.lists(
+    st.sampled_from(["#", "+", "a", "a/#", "+/a", "a/+", "$x/#", "ä.*/#", "+/+/a", "a//a", "/#"]),
+    min_size=1,
+    max_size=3,
+    unique=True,
+)
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, FILTERS)
+def test_whatever_was_stored_and_tiered_table_gives_what_the_store_reads(
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[Any],
+    filters: list[str],
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "store"
+    with siltstone.open(path) as store:
+        database = store.create("messages", settings_of(shards=2, thresholds=(1, 0)))
+        for step in steps:
+            match step:
+                case "seal":
+                    database.seal()
+                case "tier":
+                    tier_all(path)
+                case "part":
+                    with tiering(path, rows_per_batch=4) as job:
+                        job.step()
+                case "compact":
+                    compact_lake(str(path))
+                case rows:
+                    database.append(rows).wait()
+        assert rows_from(spark, path, filter=filters) == stored_rows(database, filters)

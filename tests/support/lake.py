@@ -1,0 +1,75 @@
+"""Tier without Spark, and read what the lake has without it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.jobs.tier import Runner, TaskFailure, TierJob, TierSettings, run_task
+from siltstone.pipeline.lake.delta import list_tables
+from siltstone.pipeline.lake.files import WriteTask, Written
+from siltstone.pipeline.lake.names import ROW_COLUMNS
+from tests.support.pipeline import plain, through_pickle
+
+DATABASE = "messages"
+
+
+def here(fs: FileSystem) -> Runner:
+    """Return what does tasks in this process, each as it would come to an executor."""
+
+    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
+        return [through_pickle(run_task(through_pickle(task), fs)) for task in tasks]
+
+    return run
+
+
+@contextmanager
+def tiering(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> Iterator[TierJob]:
+    """Open a job that does its tasks here."""
+    used = fs or PosixFileSystem()
+    job = TierJob(TierSettings(path=str(path), **settings), here(used), fs=used)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def tier_all(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> int:
+    """Tier everything; return how many rows that was."""
+    rows = 0
+    with tiering(path, fs, **settings) as job:
+        while (step := job.step()) is not None:
+            rows += step.rows
+    return rows
+
+
+def lake_of(path: str | Path) -> Path:
+    """Return where the tables are."""
+    return Path(path) / "lake" / DATABASE
+
+
+def tables_of(path: str | Path) -> list[str]:
+    """Return the names of the tables."""
+    return list_tables(PosixFileSystem(), lake_of(path))
+
+
+def read_table(path: str | Path, name: str) -> pa.Table:
+    """Return a table as delta-rs reads it."""
+    return DeltaTable(str(lake_of(path) / name)).to_pyarrow_table()
+
+
+def tiered_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of all tables by place, as the source would give them; doubles stay."""
+    rows: list[dict[str, Any]] = []
+    for name in tables_of(path):
+        table = read_table(path, name).select(ROW_COLUMNS).combine_chunks()
+        for batch in table.to_batches():
+            rows += [dict(row) | {"levels": row["topic"].split("/")} for row in plain(batch)]
+    return sorted(rows, key=lambda row: (row["shard"], row["serial"]))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.pipeline.lake.fields import Field
+from siltstone.pipeline.lake.payloads import (
+    Decoder,
+    chained,
+    decode_rows,
+    find_fields,
+    likely_decoder,
+    reason_of,
+)
+
+VALUE = Field(path=("v",), column="v", kind="double")
+INNER = Field(path=("o", "p"), column="o_p", kind="string")
+LIST = Field(path=("l",), column="l", kind="array<double>")
+
+
+def decoded(
+    payloads: list[bytes], decoder: Decoder, *fields: Field
+) -> tuple[dict[str, list[Any]], list[int], list[Any]]:
+    """Return columns, the numbers of the rows that could not be decoded, and the new fields."""
+    found = decode_rows(pa.array(payloads, pa.binary()), decoder, fields)
+    bad = [] if found.bad is None else [n for n, item in enumerate(found.bad.to_pylist()) if item]
+    return {name: item.to_pylist() for name, item in found.columns.items()}, bad, list(found.found)
+
+
+def test_objects_become_columns() -> None:
+    rows = [b'{"v": 1, "o": {"p": "x"}}', b' {"v": 2.5}\n', b'{"o": null}', b"{}"]
+    assert decoded(rows, "json", VALUE, INNER) == (
+        {"v": [1.0, 2.5, None, None], "o_p": ["x", None, None, None]},
+        [],
+        [],
+    )
+
+
+def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
+    rows = [b'{"v": 1}', b"x", b'{"v": "1"}', b"[]", b'{"o": 3}', b"", b'{"v": 2}', b'{"v": NaN}']
+    columns, bad, found = decoded(rows, "json", VALUE, INNER)
+    assert (columns["v"], bad, found) == (
+        [1.0, None, None, None, None, None, 2.0, None],
+        [1, 2, 3, 4, 5, 7],
+        [],
+    )
+    assert [reason_of(rows[number], "json", [VALUE, INNER]) for number in bad[:5]] == [
+        "not json: Expecting value: line 1 column 1 (char 0)",
+        'v is no double: "1"',
+        "not an object but list",
+        "o is no object: 3",
+        "not json: Expecting value: line 1 column 1 (char 0)",
+    ]
+
+
+def test_fields_that_no_rule_names_are_found_whatever_else_is_there() -> None:
+    assert decoded([b'{"v": 1, "w": true}'], "json", VALUE)[2] == [(("w",), "boolean")]
+    rows = [b'{"v": 1}'] * 3000 + [b"x", b'{"w": [1]}']
+    assert decoded(rows, "json", VALUE)[2] == [(("w",), "array<double>")]
+    # Two types of one new field: the first that is seen.
+    assert decoded([b'{"w": 1}', b'{"w": "x"}'], "json")[2] == [(("w",), "double")]
+
+
+def test_objects_without_fields_are_objects() -> None:
+    assert decoded([b"{}", b"{ }", b"1"], "json") == ({}, [2], [])
+
+
+def test_cbor_and_messagepack_are_read_like_json() -> None:
+    # {"v": 1.5, "b": h'ff'}, then an array, then NaN.
+    cbor = [bytes.fromhex(text) for text in ("a26176f93e00616241ff", "80", "a16176f97e00")]
+    bytes_field = Field(path=("b",), column="b", kind="string")
+    assert decoded(cbor, "cbor", VALUE, bytes_field) == (
+        {"v": [1.5, None, None], "b": ["/w==", None, None]},
+        [1],
+        [],
+    )
+    packed = [bytes.fromhex(text) for text in ("81a17603", "c1")]
+    assert decoded(packed, "msgpack", VALUE) == ({"v": [3.0, None]}, [1], [])
+    assert reason_of(packed[1], "msgpack", [VALUE]) == "not msgpack: no MessagePack: byte 0xc1 at 0"
+    assert find_fields(cbor, "cbor") == [(("v",), "double"), (("b",), "string")]
+
+
+def test_text_is_a_column_and_raw_is_none() -> None:
+    assert decoded([b"x", b"\xff"], "text") == ({"text": ["x", None]}, [1], [])
+    assert reason_of(b"\xff", "text", []).startswith("not text: 'utf-8' codec can't decode")
+    assert decoded([b"x", b"\xff"], "raw") == ({}, [], [])
+
+
+@pytest.mark.parametrize(
+    ("payloads", "decoder"),
+    [
+        ([b'{"a": 1}', b" {} "], "json"),
+        ([b"{}"] * 8 + [b"", b"x"], "json"),
+        ([b"{}", b"x"], "text"),
+        ([b"21.5", b""], "text"),
+        ([], "text"),
+        ([b"x", b"\xff"], "raw"),
+    ],
+)
+def test_what_payloads_are_is_seen_from_some(payloads: list[bytes], decoder: str) -> None:
+    assert likely_decoder(payloads) == decoder
+
+
+@pytest.mark.parametrize(
+    ("payload", "field", "reason"),
+    [
+        (b'{"l": [1, "x"]}', LIST, 'l is no array<double>: [1, "x"]'),
+        (b'{"l": [true]}', LIST, "l is no array<double>: [true]"),
+        (b'{"v": true}', VALUE, "v is no double: true"),
+        (b'{"v": 1}', VALUE, "not json that can be read"),
+    ],
+)
+def test_the_reason_names_the_field(payload: bytes, field: Field, reason: str) -> None:
+    assert reason_of(payload, "json", [field]) == reason
+
+
+def test_what_several_found_is_kept_once_by_its_first_type() -> None:
+    parts = [[(("a",), "double")], [(("a",), "string"), (("b",), "string")]]
+    assert chained(parts) == [(("a",), "double"), (("b",), "string")]

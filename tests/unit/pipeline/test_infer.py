@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.errors import UsageError
+from siltstone.pipeline.infer import infer_type
+
+
+def test_a_schema_is_inferred_from_all_that_is_json() -> None:
+    payloads = [
+        b'{"a": 1, "b": null, "c": [1, 2.5], "d": {"x": "y"}, "n": null, "e": []}',
+        b"no JSON",
+        b"\xff",
+        b"[1]",
+        b'{"a": 1.5, "b": true, "d": {"z": 1}, "f": 18446744073709551616}',
+    ]
+    assert infer_type(payloads).simpleString() == (
+        "struct<a:double,b:boolean,c:array<double>,d:struct<x:string,z:bigint>,"
+        "n:string,e:array<string>,f:double>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("payloads", "message"),
+    [
+        ([], "no payload is a JSON object"),
+        ([b"1", b"x"], "no payload is a JSON object"),
+        ([b'{"a": 1}', b'{"a": "x"}'], "payload.a is bigint in some messages and string in others"),
+        ([b'{"a": [1, {}]}'], "payload.a is bigint in some messages and struct<> in others"),
+    ],
+    ids=repr,
+)
+def test_where_no_schema_can_be_inferred_one_must_be_given(
+    payloads: list[bytes], message: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"{message}.*give payloadSchema"):
+        infer_type(payloads)
