@@ -26,7 +26,7 @@ from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PUBACK
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
-from siltstone.session.outbox import NEVER
+from siltstone.session.delivery import NEVER
 from siltstone.topic.grammar import TopicFilter
 from tests.conformance.versions import both_versions, kept
 from tests.support.broker_core import V3, V5, Core, Wire, message, over_quota

@@ -8,12 +8,16 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import siltstone
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.keyvalue import KeyValueDatabase
+from siltstone.kv.rocks import RocksEngine
+from siltstone.tx.verify import verify_keyvalue
 from tests.support.tx_writer import ACCOUNTS, NAME, START, transfer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,6 +114,9 @@ def run_rounds(path: Path, rounds: int, seed: int) -> None:
                 tx.write("last", b"%d" % number)
             assert tx.serial > max([serial, *told.done.values()])
             serial = tx.serial
+        place = path / "kv" / NAME
+        opener = partial(RocksEngine, read_only=True)
+        assert verify_keyvalue(PosixFileSystem(), place, opener).findings == ()
 
 
 @pytest.mark.timeout(180)

@@ -317,7 +317,7 @@ class Stream(Thread):
             self.acknowledged += 1
 
 
-def test_retained_messages_outlive_a_restart_and_volatile_sessions_do_not(tmp_path: Path) -> None:
+def test_retained_messages_outlive_a_restart_and_so_do_sessions(tmp_path: Path) -> None:
     keep = Properties(session_expiry_interval=600)
     with broker_process(tmp_path / "data") as broker:
         with MqttSocket(broker.port) as client:
@@ -328,10 +328,10 @@ def test_retained_messages_outlive_a_restart_and_volatile_sessions_do_not(tmp_pa
         broker.start()
         with MqttSocket(broker.port) as client:
             answer = client.connect("p", clean_start=False, properties=keep)
-            assert answer.session_present is False
+            assert answer.session_present is True
             client.subscribe("r/#", 1)
             client.send(PingReq())
             assert client.receive() == Publish(
-                topic=b"r/a", payload=b"3", qos=1, retain=True, packet_id=1
+                topic=b"r/a", payload=b"3", qos=1, retain=True, packet_id=2
             )
             assert client.receive() == PingResp()

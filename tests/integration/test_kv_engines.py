@@ -135,3 +135,16 @@ def test_damage_in_the_middle_of_the_log_is_refused_and_not_taken_for_its_end(
     middle = len(log) // 2
     with pytest.raises(CorruptionError, match="is damaged and sound ones follow"):
         keys_left(tmp_path, log[:middle] + bytes([log[middle] ^ 1]) + log[middle + 1 :])
+
+
+def test_who_only_reads_sees_what_was_written_while_the_writer_goes_on(tmp_path: Path) -> None:
+    writer = RocksEngine(tmp_path)
+    writer.create_family("f")
+    writer.write(changes_of("f", {b"1": b"first"}))
+    reader = RocksEngine(tmp_path, read_only=True)
+    writer.write(changes_of("f", {b"2": b"later"}))
+    assert reader.families() == [DEFAULT_FAMILY, "f"]
+    assert reader.view("f").items(b"", b"z", 10) == [(b"1", b"first")]
+    reader.close()
+    assert writer.view("f").items(b"", b"z", 10) == [(b"1", b"first"), (b"2", b"later")]
+    writer.close()

@@ -8,10 +8,11 @@ from threading import Barrier, Thread
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.database import Database, SlabInfo
+from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.errors import QuotaExceededError
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.store.info import SlabInfo
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from siltstone.store.settings import DatabaseSettings

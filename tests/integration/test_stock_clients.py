@@ -46,7 +46,10 @@ def broker(
     tmp_path_factory: pytest.TempPathFactory, authority: Authority
 ) -> Iterator[BrokerProcess]:
     path = tmp_path_factory.mktemp("broker")
-    with broker_process(path / "data", listeners=listeners_for(path, authority)) as broker:
+    listeners = listeners_for(path, authority)
+    # In turn, so that it is known who gets what.
+    settings = {"share.strategy": "round-robin"}
+    with broker_process(path / "data", listeners=listeners, settings=settings) as broker:
         yield broker
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.segment.body import StreamRows
 from siltstone.segment.frame import (
     EDGES,
     LZ4,
@@ -18,7 +19,6 @@ from siltstone.segment.frame import (
     ROWS,
     ZSTD,
     FrameHeader,
-    StreamRows,
     crc_matches,
     decode_header,
 )

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Placement, Stream, Structure
+from tests.support.learned import topic_of
 
 WORDS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"$x", b"$y"])
 LEVELS = st.lists(WORDS, min_size=1, max_size=4)
@@ -72,7 +73,7 @@ def test_a_topic_comes_back_from_where_it_was_placed(
 ) -> None:
     structure = Structure(thresholds)
     placements = [structure.learn(topic) for topic in topics]
-    assert [structure.topic_of(place.stream, place.varying) for place in placements] == topics
+    assert [topic_of(place) for place in placements] == topics
     assert [structure.stream(place.stream.id) for place in placements] == [
         place.stream for place in placements
     ]

@@ -20,12 +20,12 @@ from hypothesis.stateful import (
 )
 
 from siltstone.clock import ManualClock
-from siltstone.errors import SiltstoneError
+from siltstone.errors import ConflictError, PreconditionError, SiltstoneError
 from siltstone.kv.memory import MemoryEngine
-from siltstone.tx.errors import ConflictError, PreconditionError
 from siltstone.tx.operations import LATEST, MONOTONIC
 from siltstone.tx.settings import KeyValueSettings
 from siltstone.tx.transaction import Transaction
+from tests.support.tx_builders import problems_in
 from tests.support.tx_model import END, Model, ModelRead, ModelTransaction, held, opened, selected
 
 START_US = 1_000
@@ -65,6 +65,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.engine = MemoryEngine()
         self.model = Model()
         self.sealed: list[Model] = []
+        self.since_us = START_US
         self.ids: dict[str, int] = {}
         self.era = 0
         self.pairs: list[Pair] = []
@@ -83,6 +84,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.database.close()
+        assert problems_in(self.engine.reopened()) == []
 
     def now(self, pair: Pair | None = None) -> int:
         """Return the time; for a transaction the first that its commit may give, as it sees it."""
@@ -231,9 +233,9 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.clock.jump(-0.000_5)
             case "seal":
                 self.database.seal()
-                since_us = max(self.model.timestamp_us + 1, self.now())
+                self.since_us = max(self.since_us, self.model.timestamp_us + 1, self.now())
                 self.sealed.append(self.model)
-                self.model = Model(self.model.serial, since_us)
+                self.model = Model(self.model.serial, self.since_us)
             case _:
                 self.database.close()
                 self.engine = self.engine.reopened()

@@ -14,9 +14,9 @@ from threading import Barrier, Thread
 import pytest
 
 from siltstone.clock import SystemClock
+from siltstone.errors import ConflictError
 from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.rocks import RocksEngine
-from siltstone.tx.errors import ConflictError
 from siltstone.tx.settings import KeyValueSettings
 from siltstone.tx.transaction import Transaction
 from tests.support.tx_model import matching

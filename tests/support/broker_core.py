@@ -8,7 +8,7 @@ writes is decoded into packets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,14 +16,8 @@ from siltstone.broker.access import Access, Credentials
 from siltstone.broker.broker import Broker
 from siltstone.broker.client import Client
 from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.settings import (
-    AccessSettings,
-    BrokerSettings,
-    Limits,
-    ShareSettings,
-    Storage,
-    StoreRule,
-)
+from siltstone.broker.settings import AccessSettings, BrokerSettings, Limits
+from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage, StoreRule
 from siltstone.clock import ManualClock
 from siltstone.database import Database, Durability
 from siltstone.errors import QuotaExceededError
@@ -64,6 +58,7 @@ class Append:
     columns: Columns
     durability: Durability
     ticket: Ticket
+    producer: tuple[str, int] | None = None
 
     @property
     def topics(self) -> list[bytes]:
@@ -98,7 +93,7 @@ class ScriptedDatabase(Database):
             raise self.refusals.popleft()
         columns = rows if isinstance(rows, Columns) else columns_of(rows)
         ticket = Ticket(columns.count, 1, waits=durability != "none")
-        self.pending.append(Append(columns, durability, ticket))
+        self.pending.append(Append(columns, durability, ticket, producer))
         if self.automatic:
             self.settle()
         return ticket
@@ -130,7 +125,7 @@ def _stored(count: int) -> Outcome:
         timestamp_us=NOW_US,
         frame_serial=0,
         frame_timestamp_us=NOW_US,
-        frame_times=None,
+        frame_places=None,
     )
 
 
@@ -153,6 +148,9 @@ class DeskShell:
         self.acts.append(act)
 
     def in_thread(self, work: Act, then: Act) -> None:
+        self.works.append((work, then))
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
         self.works.append((work, then))
 
     def wake_at(self, at: float) -> None:
@@ -182,6 +180,8 @@ class Core:
         automatic: bool = True,
         rules: Sequence[StoreRule] = (),
         strategy: Any = "round-robin",
+        share: Mapping[str, Any] | None = None,
+        sessions: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         self.clock = ManualClock(NOW_US)
@@ -192,7 +192,8 @@ class Core:
             limits=Limits(**limits),
             storage=Storage(rules=tuple(rules)),
             access=AccessSettings(login_delay=1.0),
-            share=ShareSettings(strategy=strategy),
+            share=ShareSettings(strategy=strategy, **(share or {})),
+            sessions=SessionSettings(**(sessions or {})),
         )
         self.broker = Broker(
             settings,
@@ -332,6 +333,10 @@ class Wire:
         taken = [*self.arrived, *packets]
         self.arrived.clear()
         return taken
+
+    def overhear(self) -> list[Packet]:
+        """Return what was written and not taken; it stays where it is."""
+        return decode_all(self.version, bytes(self._written))
 
     @property
     def has_news(self) -> bool:

@@ -14,6 +14,7 @@ from threading import Condition, Thread
 from typing import Any
 
 import siltstone
+from tests.support.ports import free_port
 
 COMMAND = (sys.executable, "-m", "siltstone.cli.main")
 DATABASE = "messages"
@@ -59,14 +60,16 @@ class BrokerProcess:
         self.addresses: dict[str, str] = {}
         self._listeners = listeners
         self._settings = dict(QUICK) | dict(settings or {})
-        self._port = 0
+        first = next(iter(listeners.values()))
+        # It must get the same one when it is started again.
+        self._port = free_port() if first.get("port") == 0 else 0
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Thread | None = None
         self._changed = Condition()
         self._events: list[Event] = []
         self._is_over = True
 
-    def start(self) -> None:
+    def start(self, *, allow_empty: bool = False) -> None:
         """Start it, and return when it listens everywhere."""
         assert self._is_over
         command = [*COMMAND, "serve", "--data", str(self.data), "--log-format", "json"]
@@ -75,6 +78,8 @@ class BrokerProcess:
             command += ["--port", str(self._port)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
+        if allow_empty:
+            command.append("--allow-empty")
         self._is_over = False
         first = len(self._events)
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment())
@@ -89,6 +94,12 @@ class BrokerProcess:
     def port(self) -> int:
         """The port of the first listener."""
         return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process that runs now."""
+        assert self._process is not None
+        return self._process.pid
 
     def port_of(self, name: str) -> int:
         """Return the port of a listener."""
@@ -125,6 +136,13 @@ class BrokerProcess:
             self._changed.wait_for(is_told, EVENT_SECONDS)
             assert done, self._events
             return done[0]
+
+    def save(self) -> None:
+        """Send SIGUSR1; return when the log tells of a snapshot."""
+        with self._changed:
+            before = len(self._events)
+        self._signal(signal.SIGUSR1)
+        self.wait_for("snapshot written", skip=before)
 
     def kill(self) -> None:
         """Kill it as -9 does; return when it is gone."""

@@ -25,10 +25,11 @@ from siltstone.store.iterator import StreamIterator
 from siltstone.store.manifest import SlabRecord, SlabState
 from siltstone.store.opening import RecoveryReport, begin_slab, reopen_slab
 from siltstone.store.producers import ProducerTable
-from siltstone.store.rows import Row, rows_of
+from siltstone.store.rows import Row
 from siltstone.store.scan import Status
 from siltstone.store.settings import DatabaseSettings
 from siltstone.topic.structure import Structure
+from tests.support.rows import rows_of
 
 PATH: Final = PurePath("/data")
 NAME: Final = "messages"

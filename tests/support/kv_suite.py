@@ -121,3 +121,6 @@ def check_size(engine: Engine) -> None:
     before = filled(engine).size_bytes()
     engine.write(changes_of("f", {b"big": b"v" * 1_000_000}))
     assert 1_000_000 <= engine.size_bytes() - before < 3_000_000
+    assert 1_000_000 <= engine.size_bytes("f") <= engine.size_bytes()
+    with pytest.raises(NotFoundError):
+        engine.size_bytes("none")

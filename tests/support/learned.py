@@ -11,7 +11,7 @@ from siltstone.segment.chain import SlabIdentity
 from siltstone.store.cook import Call, Cook
 from siltstone.store.findings import Expected
 from siltstone.store.manifest import SlabRecord, SlabState
-from siltstone.topic.structure import Structure
+from siltstone.topic.structure import Placement, Structure
 from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
 
 RECORD: Final = SlabRecord(
@@ -45,3 +45,9 @@ def learned_frame(
     cooked = Cook(structure, 100).cook([call], timestamp_us or NOW_US + serial)
     cooked.producers = producers
     return cooked_frame(cooked, serial=serial)
+
+
+def topic_of(placement: Placement) -> bytes:
+    """Return the topic that was placed so."""
+    words = iter(placement.varying.split(b"/"))
+    return b"/".join(next(words) if level == b"+" else level for level in placement.stream.levels)

@@ -13,14 +13,7 @@ from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Publish
 from siltstone.mqtt.wire import Version
 from tests.support.peers import need_peer, peer_environment
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+from tests.support.ports import free_port
 
 
 class Mosquitto:

@@ -10,15 +10,17 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
+from siltstone.bulk.attributes import decode
+from siltstone.bulk.options import ReadOptions
+from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
 from siltstone.fs.api import FileSystem
-from siltstone.pipeline.attributes import decode
-from siltstone.pipeline.options import ReadOptions
 from siltstone.pipeline.reader import SiltstoneReader
-from siltstone.pipeline.schema import COLUMNS, arrow_schema, spark_schema
+from siltstone.pipeline.schema import arrow_schema, spark_schema
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
-from siltstone.store.rows import Row, rows_of
+from siltstone.store.rows import Row
 from tests.support.builders import PATH, World
+from tests.support.rows import rows_of
 
 SparkRow = Mapping[str, Any]
 T = TypeVar("T")

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 from siltstone.database import Database
 from siltstone.store.iterator import StreamRef
-from siltstone.store.rows import ROW_COLUMNS, Row, rows_of
+from siltstone.store.rows import Row
 from siltstone.store.scan import Status
 from tests.support.builders import naive_match
+from tests.support.rows import ROW_COLUMNS, rows_of
 
 # A leading wildcard does not see topics that start with $: MQTT 4.7.2.
 EVERYTHING = ("#", "$SYS/#")

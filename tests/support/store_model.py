@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from siltstone.database import Database, SlabInfo
+from siltstone.database import Database
 from siltstone.errors import SlabDroppedError
+from siltstone.store.info import SlabInfo
 from siltstone.store.iterator import StreamIterator
 from siltstone.store.manifest import SlabId
 from siltstone.store.partition import shard_of

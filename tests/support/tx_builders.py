@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Self
 
 from siltstone.clock import Clock, ManualClock
 from siltstone.errors import SiltstoneError
+from siltstone.fs.memory import MemoryFileSystem
 from siltstone.keyvalue import KeyValueDatabase
+from siltstone.kv.api import Engine
 from siltstone.kv.faulty import FaultyEngine, WriteFault
 from siltstone.kv.memory import MemoryEngine
+from siltstone.store.findings import Finding
 from siltstone.tx.settings import KeyValueSettings
+from siltstone.tx.verify import verify_keyvalue
 from tests.support.tx_model import opened
 
 START_US = 1_000_000
+_PLACE = PurePath("/kv")
+
+
+def problems_in(engine: Engine) -> list[Finding]:
+    """Check what a database has left in an engine; return what was found."""
+    fs = MemoryFileSystem()
+    fs.make_directory(_PLACE)
+    return [*verify_keyvalue(fs, _PLACE, lambda path: engine).findings]
 
 
 class World:

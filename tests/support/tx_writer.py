@@ -13,8 +13,8 @@ from collections.abc import Callable
 from threading import Lock, Thread
 
 import siltstone
+from siltstone.errors import ConflictError
 from siltstone.keyvalue import KeyValueDatabase
-from siltstone.tx.errors import ConflictError
 from siltstone.tx.settings import KeyValueSettings
 from siltstone.tx.transaction import Transaction
 

@@ -23,6 +23,8 @@ from siltstone.store.partition import Columns
 # Runs a callback on the loop.
 Soon = Callable[[Callable[[], None]], object]
 Settle = Callable[[Exception | None], None]
+# A name and a sequence: what was stored under them is not stored again.
+Producer = tuple[str, int]
 
 _UNDER_WAY_MAX: Final = 2
 # An append is closed at this size and another begun, so that the store can refuse one alone.
@@ -32,9 +34,11 @@ _APPEND_BYTES: Final = 16 * 1024 * 1024
 class _Append:
     """Rows that will be one append, and who waits for it."""
 
-    __slots__ = ("rows", "settles")
+    __slots__ = ("producer", "rows", "settles")
 
-    def __init__(self) -> None:
+    def __init__(self, producer: Producer | None = None) -> None:
+        # An idempotent append has no others' rows, and waits for none.
+        self.producer = producer
         self.rows = Gathered()
         self.settles: list[Settle] = []
 
@@ -65,7 +69,7 @@ class Bridge:
     """Appends for the broker; `soon` is called on the loop, `soon_from_thread` from any thread."""
 
     def __init__(
-        self, database: Database, soon: Soon, soon_from_thread: Soon, pending_bytes_max: int
+        self, database: Database | None, soon: Soon, soon_from_thread: Soon, pending_bytes_max: int
     ) -> None:
         self._database = database
         self._soon = soon
@@ -96,15 +100,20 @@ class Bridge:
         publisher: bytes,
         durability: Durability,
         settle: Settle | None,
+        producer: Producer | None = None,
     ) -> None:
-        """Store a batch with others; `settle` hears of the outcome, on the loop."""
+        """Store a batch with others, or by itself where it has a producer; `settle` hears of the
+        outcome, on the loop.
+        """
         lane = self._lanes[durability]
-        if lane.open is None or lane.open.rows.size_bytes >= _APPEND_BYTES:
-            lane.open = _Append()
-            lane.waiting.append(lane.open)
-        self.pending_bytes += lane.open.rows.add(batch, publisher)
+        append = lane.open
+        if producer is not None or append is None or append.rows.size_bytes >= _APPEND_BYTES:
+            append = _Append(producer)
+            lane.waiting.append(append)
+            lane.open = append if producer is None else None
+        self.pending_bytes += append.rows.add(batch, publisher)
         if settle is not None:
-            lane.open.settles.append(settle)
+            append.settles.append(settle)
         self.rows += len(batch.topics)
         if not self._flush_due:
             self._flush_due = True
@@ -113,7 +122,9 @@ class Bridge:
     def _flush(self) -> None:
         self._flush_due = False
         for lane in self._lanes.values():
-            while lane.waiting and lane.under_way < _UNDER_WAY_MAX:
+            while lane.waiting and (
+                lane.under_way < _UNDER_WAY_MAX or lane.waiting[0].producer is not None
+            ):
                 append = lane.waiting.pop(0)
                 if append is lane.open:
                     lane.open = None
@@ -122,16 +133,24 @@ class Bridge:
 
     def _submit(self, lane: _Lane, append: _Append) -> bool:
         """Give an append to the database; tell whether the next one may follow now."""
-        lane.under_way += 1
+        assert self._database is not None, "without a database nothing is stored"
+        if append.producer is None:
+            lane.under_way += 1
 
         def done(ticket: Ticket) -> None:
             self._soon_from_thread(lambda: self._settle(lane, append, ticket.error))
 
         try:
             ticket = self._database.append(
-                append.columns(), durability=lane.durability, timeout=0.0
+                append.columns(),
+                durability=lane.durability,
+                producer=append.producer,
+                timeout=0.0,
             )
         except OverloadedError as exc:
+            if append.producer is not None:
+                self._settle(lane, append, exc)
+                return True
             return self._postpone(lane, append, exc)
         except SiltstoneError as exc:
             self._settle(lane, append, exc)
@@ -152,7 +171,8 @@ class Bridge:
         return False
 
     def _settle(self, lane: _Lane, append: _Append, error: Exception | None) -> None:
-        lane.under_way -= 1
+        if append.producer is None:
+            lane.under_way -= 1
         self.pending_bytes -= append.rows.size_bytes
         for settle in append.settles:
             contain(partial(settle, error))

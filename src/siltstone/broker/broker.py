@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Protocol
 
 from siltstone.broker.access import Access, Identity
-from siltstone.broker.bridge import Bridge
+from siltstone.broker.bridge import Bridge, Producer, Settle
+from siltstone.broker.durables import Durables
+from siltstone.broker.interest import Interest
 from siltstone.broker.registry import Registry
 from siltstone.broker.retained import Exchange, RetainedMessages
 from siltstone.broker.router import Router
 from siltstone.broker.settings import BrokerSettings
 from siltstone.broker.statistics import Statistics
-from siltstone.broker.store_rules import StoreRules
+from siltstone.broker.store_rules import NOTHING_STORED, StoreRules, asks_for_interest
 from siltstone.broker.subscribing import Subscriptions
+from siltstone.broker.taps import SettlePart, Taps
 from siltstone.broker.throttle import Throttle
 from siltstone.broker.timers import Timers
-from siltstone.broker.wills import Wills
+from siltstone.broker.wills import Wills, batch_of, saved_will
 from siltstone.clock import Clock
-from siltstone.database import Database
+from siltstone.database import Database, Durability
 from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
 from siltstone.logs import log
-from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.session.outbox import Outbox, Ready
 from siltstone.session.session import Session
+from siltstone.session.state import SavedWill
 from siltstone.store.outcome import Ticket
 from siltstone.topic.grammar import TopicFilter
 
@@ -45,8 +48,6 @@ RETAIN: Final = 4
 QUIET_SECONDS: Final = 1.0
 
 Act = Callable[[], None]
-# Hears what became of a part of a batch.
-SettlePart = Callable[[PublishBatch, Exception | None], None]
 
 
 class Shell(Protocol):
@@ -63,6 +64,9 @@ class Shell(Protocol):
 
     def in_thread(self, work: Act, then: Act) -> None:
         """Run work in a thread, then something on the loop."""
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Do work that waits for the disk in a thread, then something on the loop."""
 
     def wake_at(self, at: float) -> None:
         """Call `tick` at a time or soon after."""
@@ -82,13 +86,14 @@ class Broker:
         self,
         settings: BrokerSettings,
         *,
-        database: Database,
+        database: Database | None,
         retained: RetainedMessages,
         access: Access,
         clock: Clock,
         shell: Shell,
     ) -> None:
         self.settings = settings
+        self._database = database
         self.limits = settings.limits
         self.access = access
         self.clock = clock
@@ -98,28 +103,32 @@ class Broker:
         self.timers = Timers(shell.wake_at)
         self.ready = Ready(self._wake)
         self.router = Router()
+        # The subscriptions of durable sessions, for messages that they cannot find in the store.
+        self.unstored = Router()
         self.retained = retained
-        self.rules = StoreRules(settings.storage.rules)
+        rules = NOTHING_STORED if database is None else settings.storage.rules
+        self.interest = Interest(is_asked=asks_for_interest(rules))
+        self.rules = StoreRules(rules, self.interest)
         self.bridge = Bridge(
             database, shell.soon, shell.soon_from_thread, self.limits.pending_bytes_max
         )
         self.wills = Wills(self.timers, self._publish_will)
         self.registry = Registry(
-            self.limits, self.router, self.timers, self.ready, ended=self._session_ended
-        )
-        self.subscriptions = Subscriptions(
             self.limits,
-            settings.share.strategy,
             self.router,
-            self.registry,
-            retained,
-            clock.now_us,
+            self.unstored,
+            self.interest,
+            self.timers,
+            self.ready,
+            ended=self._session_ended,
         )
-        self.throttle = Throttle(
-            clock,
-            delay=settings.access.login_delay,
-            delay_max=settings.access.login_delay_max,
+        self.durables: Durables | None = None
+        self.subscriptions = Subscriptions(
+            self.limits, settings.share.strategy, self.registry, retained, clock.now_us
         )
+        logins = settings.access
+        self.throttle = Throttle(clock, delay=logins.login_delay, delay_max=logins.login_delay_max)
+        self.taps = Taps()
         # Who is connected, and who will be when the outcome of earlier publishes is known.
         self.clients: dict[str, Peer] = {}
         self.waiting: dict[str, Peer] = {}
@@ -128,6 +137,12 @@ class Broker:
         self.partial_bytes = 0
         self._quiet_until = 0.0
         self._untold = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that is to be on disk is."""
+        durables = self.durables
+        return self.bridge.pending_bytes == 0 and (durables is None or len(durables.turns) == 0)
 
     def _wake(self) -> None:
         self.shell.soon(self.flush)
@@ -152,23 +167,34 @@ class Broker:
         publisher: bytes,
         settle: SettlePart | None,
         exchanges: list[Exchange],
+        producers: Mapping[Durability | None, Producer] | None = None,
     ) -> int:
         """Store a batch as the rules say; return how often `settle` will be called.
 
-        It hears of each part that is waited for. What is not stored, and nobody waits for, is
+        A part with a producer is stored by itself, once. `settle` hears of each part that is waited
+        for. What is not stored, and nobody waits for, is
         counted here; what it changed among the retained messages is taken back.
         """
-        waits = 0
+        waits = self.taps.take(batch, publisher, settle)
         for durability, part in self.rules.split(batch).items():
             if durability is None:
                 continue
             hears = settle if durability != "none" else None
             self.bridge.append(
-                part, publisher, durability, partial(self._stored, part, hears, exchanges)
+                part,
+                publisher,
+                durability,
+                partial(self._stored, part, hears, exchanges),
+                None if producers is None else producers[durability],
             )
             if hears is not None:
                 waits += 1
         return waits
+
+    def has_stored(self, producer: Producer, topic: bytes, publisher: bytes) -> bool:
+        """Tell whether messages of this topic and publisher were stored by a producer's append."""
+        database = self._database
+        return database is not None and database.has_stored(producer, topic, publisher)
 
     def _stored(
         self,
@@ -221,8 +247,21 @@ class Broker:
             self._untold = 0
 
     def dispatch(self, batch: PublishBatch, source: Outbox | None) -> None:
-        """Send a batch to the subscribers. A session's own messages have it as their source."""
+        """Send a batch to the subscribers. A session's own messages have it as their source.
+
+        Durable sessions get what is stored from the store.
+        """
         self.router.dispatch(batch, source, self.shell.now())
+        if len(self.unstored) and self.rules.leaves_out:
+            part = self.rules.split(batch).get(None)
+            if part is not None:
+                self.unstored.dispatch(part, source, self.shell.now())
+
+    def dispatch_unstored(self, batch: PublishBatch) -> None:
+        """Send a batch that is not stored to all subscribers."""
+        now = self.shell.now()
+        self.router.dispatch(batch, None, now)
+        self.unstored.dispatch(batch, None, now)
 
     def retain(
         self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None
@@ -264,10 +303,11 @@ class Broker:
     def sent_totals(self) -> tuple[int, int, int]:
         """Return how many messages were sent and dropped, and the bytes sent, in all."""
         counts = self.statistics
-        outboxes = [session.outbox for session in self.registry.sessions.values()]
+        sessions = self.registry.sessions.values()
+        outboxes = [session.outbox for session in sessions]
         return (
             counts.publishes_sent + sum(outbox.sent for outbox in outboxes),
-            counts.messages_dropped + sum(outbox.dropped for outbox in outboxes),
+            counts.messages_dropped + sum(session.dropped() for session in sessions),
             counts.bytes_sent + sum(outbox.sent_bytes for outbox in outboxes),
         )
 
@@ -288,32 +328,71 @@ class Broker:
         """Decide by other files from now on."""
         self.access = access
         self.router.forget_routes()
+        self.unstored.forget_routes()
+        if self.durables is not None:
+            self.durables.forget_rights()
+        if self.subscriptions.groups is not None:
+            self.subscriptions.groups.forget_rights()
 
     def _publish_will(self, session: Session, will: Will) -> None:
-        batch = PublishBatch()
-        batch.topics.append(will.topic)
-        batch.payloads.append(will.payload)
-        batch.flags.append(will.qos | (RETAIN if will.retain else 0))
-        batch.packet_ids.append(0)
-        properties = encode_message_properties(will.properties)
-        if properties:
-            batch.properties.append(properties)
-        expiry = will.properties.message_expiry_interval
-        if expiry is not None:
-            batch.expiries.append(expiry)
+        saved = saved_will(will)
+        assert saved is not None
+        self.publish_saved_will(session.client_id, saved, session.outbox)
+
+    def publish_saved_will(
+        self, client_id: str, will: SavedWill, source: Outbox | None, settle: Settle | None = None
+    ) -> None:
+        """Publish a will; `settle` hears once what became of it in the store."""
+        batch = batch_of(will)
+        publisher = client_id.encode()
         exchanges: list[Exchange] = []
         try:
-            _, _, exchanges = self.retain(batch, session.publisher, None)
+            _, _, exchanges = self.retain(batch, publisher, None)
         except SiltstoneError as exc:
             log(self.log, logging.WARNING, "will not retained", error=str(exc))
-        self.store(batch, session.publisher, None, exchanges)
-        self.dispatch(batch, session.outbox)
+        hears = None if settle is None else lambda _, error: settle(error)
+        if not self.store(batch, publisher, hears, exchanges) and settle is not None:
+            settle(None)
+        self.dispatch(batch, source)
 
-    def _session_ended(self, session: Session) -> None:
+    def leave(self, session: Session, will: Will | None) -> None:
+        """Let a session wait for its client, which has gone; with a will if it went without a
+        word.
+        """
+        now = self.shell.now()
+        session.outbox.changing()
+        if session.durable is None or self.durables is None:
+            try:
+                if will is not None:
+                    self.wills.leave(session, will, now)
+            finally:
+                self.registry.leave(session, now)
+            return
+        for group in session.groups.values():
+            # What they lent goes to others, and is not saved with this session.
+            group.leave(session.outbox)
+        saved = saved_will(will)
+        if saved is not None and (saved.delay_seconds == 0 or session.expiry_seconds == 0):
+            # It is stored before the session is saved without it.
+            session.unsettled += 1
+            self.publish_saved_will(
+                session.client_id, saved, session.outbox, lambda _: session.settled()
+            )
+            saved = None
+        if session.expiry_seconds == 0:
+            self.subscriptions.forget(session.client_id)
+        self.durables.leave(session, saved)
+        self.registry.forget(session)
+        self._count_sent(session)
+
+    def _count_sent(self, session: Session) -> None:
         outbox = session.outbox
         self.statistics.publishes_sent += outbox.sent
-        self.statistics.messages_dropped += outbox.dropped
+        self.statistics.messages_dropped += session.dropped()
         self.statistics.bytes_sent += outbox.sent_bytes
+
+    def _session_ended(self, session: Session) -> None:
+        self._count_sent(session)
         # [MQTT-3.1.2-8]: the will is published when the session ends, if it still waits then.
         self.wills.fire(session.client_id)
         self.subscriptions.take_up(session)

@@ -9,7 +9,6 @@ will if it went without a word.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -22,7 +21,7 @@ from siltstone.broker.intake import Intake
 from siltstone.broker.keep_alive import PROGRESS_BYTES, KeepAlive
 from siltstone.broker.login import Login
 from siltstone.broker.outlet import Outlet
-from siltstone.broker.subscribing import Replay, Rights
+from siltstone.broker.requests import Requests
 from siltstone.broker.terms import Terms
 from siltstone.errors import PeerError
 from siltstone.logs import log
@@ -39,9 +38,7 @@ from siltstone.mqtt.packets import (
     PubComp,
     PubRec,
     PubRel,
-    SubAck,
     Subscribe,
-    UnsubAck,
     Unsubscribe,
     Will,
 )
@@ -68,10 +65,8 @@ class Client:
             min(CONNECT_SIZE_MAX, limits.packet_size_max), limits.topic_levels_max
         )
         self._intake: Intake | None = None
-        self._replays: deque[Replay] = deque()
-        self._is_refilling = False
+        self._requests: Requests | None = None
         self._session: Session | None = None
-        self._identity: Identity | None = None
         self._will: Will | None = None
         self._keep_alive = KeepAlive(
             broker.timers, broker.shell.now, partial(self.end, Reason.KEEP_ALIVE_TIMEOUT)
@@ -137,7 +132,7 @@ class Client:
             outbox = self._session.outbox
             outbox.paused = False
             outbox.pump(self._broker.shell.now())
-            self._refill()
+            self._asked.refill()
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -177,15 +172,10 @@ class Client:
         session = self._session
         if session is None:
             return
-        now = broker.shell.now()
         session.outbox.detach()
-        broker.subscriptions.put_off(session, self._replays)
+        self._asked.end()
         del broker.clients[session.client_id]
-        try:
-            if with_will and self._will is not None:
-                broker.wills.leave(session, self._will, now)
-        finally:
-            broker.registry.leave(session, now)
+        broker.leave(session, self._will if with_will else None)
 
     # Packets.
 
@@ -224,15 +214,21 @@ class Client:
             case PingReq():
                 self._written.outbox.write(_PINGRESP)
             case Subscribe():
-                self._subscribe(packet)
+                self._asked.subscribe(packet)
             case Unsubscribe():
-                self._unsubscribe(packet)
+                self._asked.unsubscribe(packet)
             case Disconnect():
                 self._disconnect(packet)
             case PubAck() | PubRec() | PubRel() | PubComp():
                 self._reasoned(packet)
             case _:
                 raise AssertionError(f"the connection let pass {type(packet).__name__}")
+
+    @property
+    def _asked(self) -> Requests:
+        """What the client asked for, once CONNECT was accepted."""
+        assert self._requests is not None
+        return self._requests
 
     @property
     def _written(self) -> Session:
@@ -253,21 +249,28 @@ class Client:
         return credentials
 
     def welcome(
-        self, connect: Connect, terms: Terms, identity: Identity, session: Session | None
+        self,
+        connect: Connect,
+        terms: Terms,
+        identity: Identity,
+        session: Session | None,
+        *,
+        is_present: bool,
     ) -> None:
-        """Begin the connection: resume a session, or make one."""
+        """Begin the connection with a session that is there, or make one."""
         broker = self._broker
-        is_present = session is not None
         if session is None:
             session = broker.registry.create(terms.client_id, identity.user)
-        else:
+        elif is_present:
             broker.registry.resume(session)
             broker.wills.cancel(terms.client_id)
         session.expiry_seconds = terms.expiry_seconds
         self._asked_expiry = connect.properties.session_expiry_interval or 0
-        self._identity = identity
         self._session = session
         self._intake = Intake(broker, self, session, identity, self.version)
+        self._requests = Requests(
+            broker, self, session, identity, self.version, self._packet_size_max
+        )
         self._will = connect.will
         broker.clients[terms.client_id] = self
         broker.count_connected()
@@ -277,7 +280,7 @@ class Client:
         self._outlet.write(encode(self.version, accepted))
         outbox = session.outbox
         outbox.sink = self._outlet.write
-        outbox.refill = self._refill
+        outbox.refill = self._requests.refill
         outbox.attach(
             self.version,
             terms.window,
@@ -286,9 +289,7 @@ class Client:
             terms.alias_out_max,
             broker.shell.now(),
         )
-        if is_present:
-            self._replays = broker.subscriptions.take_up(session)
-            self._refill()
+        self._requests.begin(is_present=is_present)
         self.report(logging.INFO, "client connected", Reason.SUCCESS, "")
         if self._stops == 0:
             self._outlet.resume_reading()
@@ -298,6 +299,7 @@ class Client:
 
     def _disconnect(self, packet: Disconnect) -> None:
         session = self._written
+        session.outbox.changing()
         expiry = packet.properties.session_expiry_interval
         if expiry is not None:
             # 3.14.2.2.2: what was 0 at CONNECT must stay so.
@@ -349,68 +351,15 @@ class Client:
             self._intake.release(packet_ids)
             return
         session.outbox.acknowledge(first, packet_ids, self._broker.shell.now())
-        if self._replays:
-            self._refill()
+        self._asked.refill()
 
     def _reasoned(self, packet: PubAck | PubRec | PubRel | PubComp) -> None:
         """Take an acknowledgement that says more than success."""
         if packet.reason >= ERROR and isinstance(packet, PubAck | PubRec):
             self._written.outbox.refuse(packet.packet_id, self._broker.shell.now())
-            self._refill()
+            self._asked.refill()
             return
         self._acknowledged(_FIRST_BYTES[type(packet)], [packet.packet_id])
-
-    def _subscribe(self, packet: Subscribe) -> None:
-        reasons, replays = self._broker.subscriptions.subscribe(
-            self._written, packet, self._rights()
-        )
-        if self.version is not Version.V5:
-            # The one failure that 3.1.1 knows.
-            reasons = tuple(
-                Reason.UNSPECIFIED_ERROR if reason >= ERROR else reason for reason in reasons
-            )
-        self._answer(SubAck(packet_id=packet.packet_id, reasons=reasons))
-        # A subscription that is made again begins anew.
-        again = {replay.text for replay in replays}
-        self._replays = deque(replay for replay in self._replays if replay.text not in again)
-        self._replays.extend(replays)
-        self._refill()
-
-    def _unsubscribe(self, packet: Unsubscribe) -> None:
-        reasons = self._broker.subscriptions.unsubscribe(self._written, packet)
-        self._answer(UnsubAck(packet_id=packet.packet_id, reasons=reasons))
-
-    def _answer(self, packet: SubAck | UnsubAck) -> None:
-        data = encode(self.version, packet)
-        if 0 < self._packet_size_max < len(data):
-            # [MQTT-3.1.2-24]: it must not be sent, and the client waits for it.
-            self.end(Reason.PACKET_TOO_LARGE)
-        else:
-            self._written.outbox.write(data)
-
-    def _refill(self) -> None:
-        """Send more retained messages."""
-        if not self._replays or self.ended or self._is_refilling:
-            return
-        self._is_refilling = self._broker.subscriptions.send_retained(
-            self._written, self._replays, self._rights().may_receive
-        )
-        if self._is_refilling:
-            self._broker.shell.soon(self._refill_more)
-
-    def _refill_more(self) -> None:
-        self._is_refilling = False
-        self._refill()
-
-    def _rights(self) -> Rights:
-        identity = self._identity
-        broker = self._broker
-        assert identity is not None
-        # By way of the broker, for the files may be read again.
-        return Rights(
-            may_subscribe=partial(broker.may_subscribe, identity),
-            may_receive=None if broker.access.open else partial(broker.may_receive, identity),
-        )
 
     # Time.
 

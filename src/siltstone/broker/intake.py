@@ -8,16 +8,28 @@ slowly.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol
 
 from siltstone.broker.access import Identity
-from siltstone.broker.broker import QUIET_SECONDS, RETAIN, Broker, SettlePart
+from siltstone.broker.bridge import Producer
+from siltstone.broker.broker import QUIET_SECONDS, RETAIN, Broker
 from siltstone.broker.outcomes import reason_of
 from siltstone.broker.rate import Rate
 from siltstone.broker.retained import Exchange
+from siltstone.broker.taps import SettlePart
+from siltstone.database import Durability
 from siltstone.errors import SiltstoneError
-from siltstone.mqtt.flow import Receipt, Receipts, find_flags, find_reserved, pick, without
+from siltstone.mqtt.flow import (
+    Receipt,
+    Receipts,
+    find_flags,
+    find_reserved,
+    pick,
+    without,
+)
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
@@ -25,6 +37,8 @@ from siltstone.session.outbox import Outbox
 from siltstone.session.session import Session
 
 _DUP: Final = 8
+# The bit that only QoS 2 has.
+QOS2: Final = 2
 _ALLOWED_MAX: Final = 10_000
 # So many messages in one read are bulk, which waits at most so long for a subscriber.
 _BULK: Final = 256
@@ -68,11 +82,24 @@ class Intake:
         self._may_publish: dict[bytes, bool] = {}
         self._judge = broker.access
         self._quiet_until = 0.0
+        # What waits until it is on disk which messages of QoS 2 these are.
+        self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
 
     def release(self, packet_ids: list[int]) -> None:
         """Take PUBREL."""
+        self._session.outbox.changing()
+        session = self._session
         self._receipts.complete(packet_ids)
-        self._session.outbox.write(self._session.received.release(packet_ids, self._version))
+        durable = session.durable
+        if durable is not None:
+            session.received.packet_ids |= durable.inbound.trust(packet_ids)
+        answer = session.received.release(packet_ids, self._version)
+        if durable is None:
+            session.outbox.write(answer)
+        else:
+            # The client may use the packet id for another message once it has this answer.
+            durable.inbound.release(packet_ids)
+            durable.save_received(partial(session.outbox.write, answer))
 
     def take(self, batch: PublishBatch) -> None:
         """Take messages of the client, in their order."""
@@ -84,8 +111,84 @@ class Intake:
             # [MQTT-3.3.4-7].
             self._owner.end(Reason.RECEIVE_MAXIMUM_EXCEEDED)
             return
-        settle = None if receipt is None else partial(self._settled, receipt)
+        if self._line or (session.durable is not None and find_flags(batch.flags, QOS2)):
+            # What is behind it waits too, so that all stays in order.
+            self._line.append((batch, receipt))
+            session.unsettled += 1
+            self._owner.stop()
+            if len(self._line) == 1:
+                self._announce(batch)
+        else:
+            self._take(session.received.take_new(batch), batch, receipt, None)
+        self._hold_back(len(batch.topics))
+
+    def _announce(self, batch: PublishBatch) -> None:
+        """Say on disk which messages of QoS 2 are about to be stored, and as what."""
+        session = self._session
+        durable = session.durable
+        assert durable is not None
+        inbound = durable.inbound
+        known: list[int] = []
+        for index in find_flags(batch.flags, QOS2):
+            packet_id = batch.packet_ids[index]
+            doubt = inbound.settle(packet_id)
+            if doubt is not None and self._broker.has_stored(
+                doubt, batch.topics[index], session.publisher
+            ):
+                session.received.packet_ids.add(packet_id)
+                inbound.keep(packet_id)
+                known.append(index)
         fresh = session.received.take_new(batch)
+        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        producers: dict[Durability | None, Producer] = {}
+        for durability, part in self._broker.rules.split(second).items():
+            if durability is None:
+                for packet_id in part.packet_ids:
+                    inbound.keep(packet_id)
+            else:
+                producers[durability] = inbound.expect(durability, part.packet_ids)
+        then = partial(self._advance, fresh, producers)
+        if known:
+            told = pick(batch, known)
+            then = partial(self._broker.taps.take_again, told, session.publisher, then)
+        if second.topics:
+            durable.save_received(then)
+        else:
+            then()
+
+    def _advance(
+        self, fresh: PublishBatch, producers: Mapping[Durability | None, Producer]
+    ) -> None:
+        """Take what was announced, then what is behind it as far as it need not be."""
+        batch, receipt = self._line.popleft()
+        self._take(fresh, batch, receipt, producers)
+        self._passed()
+        while self._line:
+            batch, receipt = self._line[0]
+            if find_flags(batch.flags, QOS2):
+                self._announce(batch)
+                return
+            self._line.popleft()
+            self._take(batch, batch, receipt, None)
+            self._passed()
+
+    def _passed(self) -> None:
+        self._owner.go_on()
+        self._session.settled()
+
+    def _take(
+        self,
+        fresh: PublishBatch,
+        batch: PublishBatch,
+        receipt: Receipt | None,
+        producers: Mapping[Durability | None, Producer] | None,
+    ) -> None:
+        """Take the messages of a batch that were not received before."""
+        broker = self._broker
+        session = self._session
+        if receipt is not None:
+            session.outbox.changing()
+        settle = None if receipt is None else partial(self._settled, receipt)
         if receipt is not None and fresh is not batch:
             receipt.repeated = set(batch.packet_ids).difference(fresh.packet_ids)
         kept = self._permitted(fresh, receipt)
@@ -95,14 +198,34 @@ class Intake:
             broker.forget_retained(exchanges)
             self._refuse(fresh, receipt, Reason.NOT_AUTHORIZED)
         elif kept.topics:
-            waits += broker.store(kept, session.publisher, settle, exchanges)
+            waits += self._store(kept, settle, exchanges, producers)
             broker.dispatch(self._unseen(kept), session.outbox)
         if receipt is not None:
             session.unsettled += waits
             receipt.waits = waits
             if waits == 0:
                 self._answer(receipt)
-        self._hold_back(len(batch.topics))
+
+    def _store(
+        self,
+        batch: PublishBatch,
+        settle: SettlePart | None,
+        exchanges: list[Exchange],
+        producers: Mapping[Durability | None, Producer] | None,
+    ) -> int:
+        """Store messages, those of QoS 2 as it was announced; return how often `settle` will be
+        called.
+        """
+        broker = self._broker
+        publisher = self._session.publisher
+        if not producers:
+            return broker.store(batch, publisher, settle, exchanges)
+        indexes = find_flags(batch.flags, QOS2)
+        waits = broker.store(pick(batch, indexes), publisher, settle, exchanges, producers)
+        others = without(batch, indexes)
+        if others.topics:
+            waits += broker.store(others, publisher, settle, exchanges)
+        return waits
 
     def _permitted(self, batch: PublishBatch, receipt: Receipt | None) -> PublishBatch:
         """Return the messages that the client may publish."""
@@ -213,6 +336,8 @@ class Intake:
             for index, packet_id in enumerate(part.packet_ids):
                 if part.flags[index] & 3 == 2 and packet_id not in earlier:
                     session.dispatched[packet_id] = _hash_of(part, index)
+            if session.durable is not None:
+                session.durable.inbound.renew()
         receipt.waits -= 1
         if receipt.waits == 0:
             self._answer(receipt)
@@ -221,7 +346,11 @@ class Intake:
     def _answer(self, known: Receipt) -> None:
         """Acknowledge what is next in order, now that one more outcome is known."""
         # A message of QoS 2 that was not taken may come again under its packet id.
-        self._session.received.packet_ids.difference_update(known.refused())
+        refused = known.refused()
+        if refused:
+            self._session.received.packet_ids.difference_update(refused)
+            if self._session.durable is not None:
+                self._session.durable.inbound.release(refused)
         for receipt in self._receipts.take_settled():
             if self._owner.ended:
                 return

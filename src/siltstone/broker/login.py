@@ -9,37 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from siltstone.broker.access import Credentials, Identity
 from siltstone.broker.broker import Broker
-from siltstone.broker.terms import Terms, agree
+from siltstone.broker.entry import Entry, Visitor, is_stranger, is_turned_away
+from siltstone.broker.terms import agree
 from siltstone.mqtt.packets import Connect
 from siltstone.mqtt.reason import Reason
-from siltstone.session.session import Session
 
 # So many hashes may wait for a thread; who comes then is asked to come back.
 _LOGINS_MAX: Final = 1000
 
 
-class Visitor(Protocol):
-    """The client that wants to get in."""
-
-    ended: bool
-
-    def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
-
-    def welcome(
-        self, connect: Connect, terms: Terms, identity: Identity, session: Session | None
-    ) -> None:
-        """Let it in, to a session that is there or a new one."""
-
-
 class Login:
     """One CONNECT on its way."""
 
-    __slots__ = ("_answer", "_broker", "_connect", "_credentials", "_terms", "_visitor")
+    __slots__ = (
+        "_answer",
+        "_broker",
+        "_connect",
+        "_credentials",
+        "_identity",
+        "_terms",
+        "_visitor",
+    )
 
     def __init__(self, broker: Broker, visitor: Visitor, connect: Connect) -> None:
         self._broker = broker
@@ -56,7 +50,7 @@ class Login:
             self._visitor.end(terms)
             return self._credentials.address
         self._terms = terms
-        if self._turned_away():
+        if is_turned_away(broker, self._visitor, terms.client_id):
             return self._credentials.address
         known = broker.access.trivial(self._credentials)
         if known is not None:
@@ -64,14 +58,6 @@ class Login:
         else:
             self._later(broker.throttle.delay_for(self._credentials.address), self._ask)
         return self._credentials.address
-
-    def _turned_away(self) -> bool:
-        """Refuse the visitor where there is no place, nor one that it takes over; tell whether."""
-        clients = self._broker.clients
-        if len(clients) < self._broker.limits.connections_max or self._terms.client_id in clients:
-            return False
-        self._visitor.end(Reason.SERVER_BUSY, "too many clients are connected")
-        return True
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         if seconds > 0:
@@ -121,20 +107,29 @@ class Login:
         self._enter(answer)
 
     def _enter(self, identity: Identity) -> None:
+        """Take a place."""
+        self._identity = identity
+        durables = self._broker.durables
+        if durables is None:
+            self._take_place()
+        else:
+            Entry(
+                self._broker, durables, self._visitor, self._connect, self._terms, identity
+            ).begin()
+
+    def _take_place(self) -> None:
         """Take the place of an earlier connection, when what that one sent has its outcome."""
         broker = self._broker
         client_id = self._terms.client_id
         if broker.waiting.get(client_id) is self._visitor:
             del broker.waiting[client_id]
         # Others may have come in while this one was judged, or waited.
-        if self._visitor.ended or self._turned_away():
-            return
         session = broker.registry.find(client_id)
-        if session is not None and session.user != identity.user:
-            # Nobody ends or inherits the session of another user.
-            self._visitor.end(
-                Reason.CLIENT_IDENTIFIER_NOT_VALID, "the client id is in use by another user"
-            )
+        if (
+            self._visitor.ended
+            or is_turned_away(broker, self._visitor, client_id)
+            or is_stranger(self._visitor, session, self._identity)
+        ):
             return
         for other in (broker.clients.get(client_id), broker.waiting.get(client_id)):
             if other is not None:
@@ -146,7 +141,7 @@ class Login:
             # Messages of the connection before are on their way to the disk: what the client sends
             # again must find their outcome.
             broker.waiting[client_id] = self._visitor
-            session.when_settled.append(partial(self._enter, identity))
+            session.when_settled.append(self._take_place)
             return
         if session is not None and is_clean:
             # [MQTT-3.1.2-4].
@@ -155,4 +150,6 @@ class Login:
         if session is None and broker.registry.is_full:
             self._visitor.end(Reason.QUOTA_EXCEEDED, "too many sessions")
             return
-        self._visitor.welcome(self._connect, self._terms, identity, session)
+        self._visitor.welcome(
+            self._connect, self._terms, self._identity, session, is_present=session is not None
+        )

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from siltstone.broker.interest import Interest
 from siltstone.broker.router import Router
 from siltstone.broker.settings import Limits
 from siltstone.broker.timers import Timer, Timers
-from siltstone.session.outbox import Budget, Outbox, Ready
+from siltstone.session.delivery import Budget
+from siltstone.session.outbox import Outbox, Ready
 from siltstone.session.session import NO_EXPIRY, Session
+from siltstone.topic.grammar import TopicFilter
 
 
 class Registry:
@@ -23,13 +26,17 @@ class Registry:
         self,
         limits: Limits,
         router: Router,
+        unstored: Router,
+        interest: Interest,
         timers: Timers,
         ready: Ready,
         *,
         ended: Callable[[Session], None],
     ) -> None:
         self._limits = limits
-        self._router = router
+        self.router = router
+        self.unstored = unstored
+        self._interest = interest
         self._timers = timers
         self._ready = ready
         self._ended = ended
@@ -63,6 +70,7 @@ class Registry:
 
     def resume(self, session: Session) -> None:
         """Keep a session that its client has come back for."""
+        session.outbox.changing()
         self._timers.cancel(self._expiries.pop(session.client_id, None))
 
     def leave(self, session: Session, now: float) -> None:
@@ -74,20 +82,42 @@ class Registry:
                 now + session.expiry_seconds, partial(self.end, session)
             )
 
+    def left_at(self, session: Session) -> float | None:
+        """Return when a session was left that will expire; None for any other."""
+        timer = self._expiries.get(session.client_id)
+        return None if timer is None else timer.at - session.expiry_seconds
+
     def end(self, session: Session) -> None:
         """Forget a session with all that belongs to it."""
         self.resume(session)
+        self.forget(session)
+        self._ended(session)
+
+    def forget(self, session: Session) -> None:
+        """Know nothing more of a session here; a durable one is kept elsewhere."""
         del self.sessions[session.client_id]
         for subscribed in list(session.subscriptions.values()):
             self.drop_route(session, subscribed.subscription.filter.text)
         session.outbox.discard()
-        self._ended(session)
+
+    def count_subscription(self, session: Session, topic_filter: TopicFilter) -> None:
+        """Take note of a subscription that a session did not have."""
+        self.subscription_count += 1
+        if session.durable is not None:
+            self._interest.come(topic_filter)
 
     def drop_route(self, session: Session, text: str) -> None:
         """Take one subscription of a session away."""
         topic_filter = session.subscriptions.pop(text).subscription.filter
         self.subscription_count -= 1
+        if session.durable is not None:
+            self._interest.go(topic_filter)
+        group = session.groups.pop(text, None)
         if topic_filter.group is None:
-            self._router.unsubscribe(topic_filter.levels, session.outbox)
+            router = self.router if session.durable is None else self.unstored
+            router.unsubscribe(topic_filter.levels, session.outbox)
+        elif group is None:
+            self.router.leave(topic_filter.group, topic_filter.levels, session.outbox)
         else:
-            self._router.leave(topic_filter.group, topic_filter.levels, session.outbox)
+            self.unstored.leave(topic_filter.group, topic_filter.levels, session.outbox)
+            group.leave(session.outbox)

@@ -201,6 +201,14 @@ class RetainedMessages:
             if not chain:
                 del self._chains[change.topic]
 
+    def all(self) -> list[Retained]:
+        """Return the messages of now, volatile ones left out."""
+        return self._index.values()
+
+    def put_back(self, message: Retained) -> None:
+        """Hold a message that was held before, whatever the limits are now."""
+        self._show(message.topic, message)
+
     def find(self, topic_filter: TopicFilter, now_us: int) -> list[Retained]:
         """Return the messages of a filter, sorted by the levels of their topics."""
         found = self._index.match(topic_filter)

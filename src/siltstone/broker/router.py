@@ -13,7 +13,8 @@ from typing import Final, cast
 
 from siltstone.broker.shares import ShareGroup, Subscriber, offer_message
 from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch
-from siltstone.session.outbox import NEVER, Outbox
+from siltstone.session.delivery import NEVER
+from siltstone.session.outbox import Outbox
 from siltstone.topic.matcher import Matcher
 
 # What remembered routes may take, and about what a route and each of its targets take.

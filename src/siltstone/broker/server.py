@@ -23,20 +23,41 @@ from siltstone.broker.access import load_access
 from siltstone.broker.admission import Admission
 from siltstone.broker.broker import Act, Broker
 from siltstone.broker.channel import Channel
+from siltstone.broker.door import Door, open_door, read_certificates
+from siltstone.broker.keeping import keep_sessions, open_control
+from siltstone.broker.links import link_settings, open_links
 from siltstone.broker.listeners import Listener, open_listener
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
 from siltstone.broker.settings import BrokerSettings, ListenerSettings
+from siltstone.broker.snapshots import (
+    OF_BROKER,
+    OF_STORE,
+    Snapshots,
+    begin_backup,
+    begin_capture,
+    check_persistence,
+    load_state,
+    open_keeper,
+)
 from siltstone.broker.sys_topics import SysTopics
 from siltstone.broker.tls import server_context
+from siltstone.broker.topic_logs import serve_topic_logs
 from siltstone.clock import SystemClock
 from siltstone.directory import Store, open_store
 from siltstone.errors import SiltstoneError
-from siltstone.fs.posix import PosixFileSystem, raise_file_limit
+from siltstone.fs.posix import (
+    PosixFileSystem,
+    absolute_path,
+    end_process,
+    raise_file_limit,
+)
 from siltstone.logs import log
+from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
 _LOGIN_THREADS: Final = 4
+_READER_THREADS: Final = 4
 _UPKEEP_SECONDS: Final = 1.0
 _SWEEP_BUDGET: Final = 1000
 _STORE_TIMEOUT: Final = 60.0
@@ -44,13 +65,20 @@ _POLL_SECONDS: Final = 0.005
 _COLLECT_AT: Final = (100_000, 50, 100)
 
 
-def run_server(settings: BrokerSettings) -> int:
+def run_server(settings: BrokerSettings, *, allow_empty: bool = False) -> int:
     """Run the broker until SIGTERM or SIGINT; return the status to exit with.
 
-    Raises: SiltstoneError when it cannot start.
+    Without a valid snapshot, where there should be one, it starts only if that is allowed.
+
+    Raises: SiltstoneError when it cannot start, or cannot write its last snapshot.
     """
     with open_store(settings.data) as store:
-        uvloop.run(Server(settings, store).run())
+        server = Server(settings, store, allow_empty=allow_empty)
+        uvloop.run(server.run())
+    if server.left_calls:
+        # All is stored, and Python would wait for those who do not read what they asked for.
+        logging.shutdown()
+        end_process(0)
     return 0
 
 
@@ -63,6 +91,10 @@ def check_files(settings: BrokerSettings) -> None:
     for listener in settings.listeners:
         if listener.secure:
             server_context(listener)
+    for bridge in settings.bridge:
+        link_settings(bridge, PosixFileSystem())
+    if settings.flight.enabled:
+        read_certificates(settings.flight)
 
 
 class LoopShell:
@@ -72,6 +104,8 @@ class LoopShell:
         self._loop = loop
         self._tick = tick
         self._executor = ThreadPoolExecutor(_LOGIN_THREADS, "siltstone-login")
+        # Their work is short, and must not wait for passwords.
+        self._readers = ThreadPoolExecutor(_READER_THREADS, "siltstone-reader")
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> float:
@@ -89,6 +123,10 @@ class LoopShell:
         future = self._loop.run_in_executor(self._executor, work)
         future.add_done_callback(lambda _: then())
 
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        future = self._loop.run_in_executor(self._readers, work)
+        future.add_done_callback(lambda _: then())
+
     def wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -99,19 +137,28 @@ class LoopShell:
         if self._timer is not None:
             self._timer.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
 
 class Server:
     """A broker on its listeners."""
 
-    def __init__(self, settings: BrokerSettings, store: Store) -> None:
+    def __init__(
+        self, settings: BrokerSettings, store: Store, *, allow_empty: bool = False
+    ) -> None:
         self._settings = settings
+        self._allow_empty = allow_empty
         self._store = store
         self._fs = PosixFileSystem()
         self._clock = SystemClock()
         self._admission = Admission(settings.limits)
         self._channels: set[Channel] = set()
         self._listeners: list[Listener] = []
+        self._door: Door | None = None
+        # Whether calls of Flight still ran when it ended.
+        self.left_calls = False
+        self._control: asyncio.Server | None = None
+        self._topic_logs: TopicLogServer | None = None
         self._stopping = asyncio.Event()
         self._reloading: set[asyncio.Task[None]] = set()
 
@@ -121,28 +168,52 @@ class Server:
         raise_file_limit()
         shell = LoopShell(loop, lambda: broker.tick())  # noqa: PLW0108 - it is made below
         broker = self._make_broker(shell)
+        snapshots = self._make_snapshots(loop, broker)
         _spare_collector()
+        links = open_links(broker, self._fs, absolute_path(self._settings.data))
         sys_topics = SysTopics(broker)
         for number, act in (
             (signal.SIGTERM, self._stopping.set),
             (signal.SIGINT, self._stopping.set),
             (signal.SIGHUP, lambda: self._reload_soon(broker)),
+            (signal.SIGUSR1, snapshots.ask),
         ):
             loop.add_signal_handler(number, act)
         try:
+            self._control = await open_control(self._fs, self._store, broker)
             await self._listen(loop, broker)
+            if self._settings.flight.enabled:
+                self._door = open_door(self._settings.flight, self._store, broker)
+            if self._settings.topiclog.enabled:
+                self._topic_logs = await serve_topic_logs(
+                    self._settings.topiclog, self._store, broker
+                )
             if started is not None:
                 started(self._listeners)
             async with asyncio.TaskGroup() as group:
                 upkeep = group.create_task(self._upkeep(broker))
                 publishing = group.create_task(sys_topics.run())
+                saving = group.create_task(snapshots.run())
+                linking = [group.create_task(link.run()) for link in links]
                 await self._stopping.wait()
                 await self._stop(broker)
                 upkeep.cancel()
                 publishing.cancel()
+                saving.cancel()
+                for task in linking:
+                    task.cancel()
+            if self._settings.persistence == "snapshot":
+                await snapshots.save()
         finally:
+            snapshots.close()
             for listener in self._listeners:
                 await listener.close()
+            await self._close_door()
+            if self._control is not None:
+                self._control.close()
+            await self._close_topic_logs()
+            for link in links:
+                link.close()
             shell.close()
             log(_LOG, logging.INFO, "stopped")
 
@@ -152,6 +223,16 @@ class Server:
 
     def _make_broker(self, shell: LoopShell) -> Broker:
         settings = self._settings
+        check_persistence(self._fs, self._store, settings.persistence)
+        if settings.persistence == "snapshot":
+            return Broker(
+                settings,
+                database=None,
+                retained=RetainedMessages(None, self._clock, settings.limits),
+                access=load_access(self._fs, settings.access, self._clock),
+                clock=self._clock,
+                shell=shell,
+            )
         storage = settings.storage
         database = self._store.ensure(storage.database, storage.database_settings())
         for report in database.reports:
@@ -169,7 +250,7 @@ class Server:
         log_database = self._store.ensure(LOG_NAME, LOG_SETTINGS)
         retained = RetainedMessages(log_database, self._clock, settings.limits)
         retained.load()
-        return Broker(
+        broker = Broker(
             settings,
             database=database,
             retained=retained,
@@ -177,6 +258,25 @@ class Server:
             clock=self._clock,
             shell=shell,
         )
+        if settings.sessions.durable:
+            keep_sessions(self._store, broker, database, self._clock)
+        return broker
+
+    def _make_snapshots(self, loop: asyncio.AbstractEventLoop, broker: Broker) -> Snapshots:
+        """Load the last snapshot of a broker that keeps all in memory, and be ready for more."""
+        settings = self._settings
+        path = self._store.path
+        snapshots = Snapshots(
+            partial(open_keeper, self._fs, self._clock, path, settings.snapshot.keep),
+            interval=settings.snapshot_interval,
+            loop=loop,
+        )
+        if settings.persistence == "snapshot":
+            load_state(broker, snapshots.keeper, allow_empty=self._allow_empty)
+            snapshots.use(OF_BROKER, partial(begin_capture, broker, loop))
+        else:
+            snapshots.use(OF_STORE, partial(begin_backup, self._fs, path))
+        return snapshots
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, broker: Broker) -> None:
         for settings in self._settings.listeners:
@@ -240,11 +340,26 @@ class Server:
         if not failures:
             log(_LOG, logging.INFO, "reloaded")
 
+    async def _close_door(self) -> None:
+        """End Flight; its calls may still need the loop."""
+        door, self._door = self._door, None
+        if door is not None:
+            loop = asyncio.get_running_loop()
+            ended = await loop.run_in_executor(None, door.close, self._settings.drain_timeout)
+            self.left_calls = not ended
+
+    async def _close_topic_logs(self) -> None:
+        server, self._topic_logs = self._topic_logs, None
+        if server is not None:
+            await server.close(self._settings.drain_timeout)
+
     async def _stop(self, broker: Broker) -> None:
         """Let what was published reach the disk, then tell the clients."""
         log(_LOG, logging.INFO, "stopping", clients=len(broker.clients))
         for listener in self._listeners:
             await listener.close()
+        await self._close_door()
+        await self._close_topic_logs()
         for channel in self._channels:
             channel.stop_reading()
         await _until(lambda: broker.bridge.pending_bytes == 0, _STORE_TIMEOUT)
@@ -253,8 +368,8 @@ class Server:
         await _until(lambda: not self._channels, self._settings.drain_timeout)
         for channel in list(self._channels):
             channel.abort()
-        # The wills of those who were connected.
-        await _until(lambda: broker.bridge.pending_bytes == 0, _STORE_TIMEOUT)
+        # The wills of those who were connected, and their sessions.
+        await _until(lambda: broker.is_settled, _STORE_TIMEOUT)
 
 
 def _spare_collector() -> None:

@@ -11,9 +11,18 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -21,10 +30,25 @@ from siltstone.errors import InvalidTopicError
 from siltstone.store.settings import NEVER
 from siltstone.topic.grammar import TopicFilter
 
+DAY: Final = 86_400.0
+U32_MAX: Final = 4_294_967_295
+
 _BYTE_SIZE: Final = TypeAdapter(ByteSize)
 _HOOK: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)?")
 # As the store has it, but for those that begin with _: the broker keeps its own state in them.
 _DATABASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class Settings(BaseModel):
+    """What every group of settings is: frozen, without unknown keys, quiet about its values."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        hide_input_in_errors=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,51 +8,39 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from itertools import combinations
-from typing import ClassVar, Final, Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from siltstone.broker.bridge_settings import BridgeSettings
 from siltstone.broker.setting_types import (
+    DAY,
+    U32_MAX,
     Count,
-    DatabaseName,
-    FilterText,
     HookName,
     Mode,
     OptionalBool,
     OptionalSeconds,
-    OptionalSize,
     Seconds,
+    Settings,
     Size,
-    Thresholds,
     wrong,
 )
-from siltstone.segment.segment import SEGMENT_BYTES_MIN
+from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage
+from siltstone.broker.topiclog_settings import TopicLogSettings
 from siltstone.store.settings import DatabaseSettings
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
-DAY: Final = 86_400.0
+_SNAPSHOT_SECONDS: Final = 300.0
 U16_MAX: Final = 65_535
-U32_MAX: Final = 4_294_967_295
 
 # A first byte, four bytes of length with seven bits each, and as much as these can say (2.1.4).
 PACKET_SIZE_MAX: Final = 5 + 268_435_455
 
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 _DEFAULTS: Final = DatabaseSettings()
-
-
-class Settings(BaseModel):
-    """What every group of settings is: frozen, without unknown keys, quiet about its values."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        validate_default=True,
-        hide_input_in_errors=True,
-    )
 
 
 class Limits(Settings):
@@ -157,87 +145,6 @@ class Limits(Settings):
         ge=64 * KIB,
         description="Bytes of publishes that wait for the disk before sockets stop being read.",
     )
-
-
-class StoreRule(Settings):
-    """What is stored of the topics that a filter matches; the first rule that matches holds."""
-
-    filter: FilterText = Field(description="The topics that this rule is for.")
-    store: Literal["always", "never"] = Field(
-        default="always", description="Whether their messages are stored."
-    )
-    durability: Literal["synced", "written", "none"] = Field(
-        default="synced",
-        description="What an acknowledged message survives: a power cut, the end of the process, "
-        "or nothing.",
-    )
-
-
-class Storage(Settings):
-    """Where messages are stored, and how. All but `database` and `rules` is for a database that
-    the broker creates; `siltstone db set` changes one that exists.
-    """
-
-    database: DatabaseName = Field(
-        default="messages", description="The database that publishes are appended to."
-    )
-    rules: tuple[StoreRule, ...] = Field(
-        default=(),
-        description="What is stored, by topic filter; without a match: always, synced.",
-    )
-    shards: Count = Field(
-        default=_DEFAULTS.shards, ge=1, le=4096, description="How many threads write."
-    )
-    thresholds: Thresholds = Field(
-        default=_DEFAULTS.thresholds,
-        description="Words that a topic level keeps apart before the next becomes varying, level "
-        "by level; the last holds below too. 0: all vary, -1: none.",
-    )
-    segment_bytes: Size = Field(
-        default=_DEFAULTS.segment_bytes,
-        ge=SEGMENT_BYTES_MIN,
-        le=1 << 40,
-        multiple_of=4096,
-        description="The size of a segment file.",
-    )
-    compression: Literal["none", "zstd", "lz4"] = Field(
-        default="none", description="How flushes are compressed."
-    )
-    flush_interval: Seconds = Field(
-        default=_DEFAULTS.flush_interval,
-        ge=0,
-        le=3600,
-        description="The longest that a row waits for a flush.",
-    )
-    idle_flush_interval: Seconds = Field(
-        default=_DEFAULTS.idle_flush_interval,
-        ge=0,
-        le=3600,
-        description="Flush when no row came for so long.",
-    )
-    rotate_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.rotate_seconds, gt=0, description="Begin a new generation so often."
-    )
-    rotate_bytes: OptionalSize = Field(
-        default=_DEFAULTS.rotate_bytes, gt=0, description="Begin a new generation at this size."
-    )
-    retain_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.retain_seconds, gt=0, description="Drop sealed slabs that are older."
-    )
-    retain_bytes: OptionalSize = Field(
-        default=_DEFAULTS.retain_bytes,
-        gt=0,
-        description="Drop the oldest sealed slabs beyond this size.",
-    )
-    quota_bytes: OptionalSize = Field(
-        default=_DEFAULTS.quota_bytes,
-        gt=0,
-        description="Refuse publishes beyond this size.",
-    )
-
-    def database_settings(self) -> DatabaseSettings:
-        """Return the settings of the database, should it have to be created."""
-        return DatabaseSettings(**self.model_dump(exclude={"database", "rules"}))
 
 
 Kind = Literal["tcp", "tls", "ws", "wss", "unix"]
@@ -390,12 +297,16 @@ class AccessSettings(Settings):
         return self
 
 
-class ShareSettings(Settings):
-    """How a shared subscription picks the member that gets a message."""
+class SnapshotSettings(Settings):
+    """Snapshots of all state, in the directory `snapshots` of the data."""
 
-    strategy: Literal["round-robin", "random", "least-loaded", "sticky"] = Field(
-        default="round-robin", description="How the next member is chosen."
+    time_interval: OptionalSeconds = Field(
+        default=None,
+        ge=0,
+        description="How often one is written; 0: never; none: every 300 s where persistence = "
+        '"snapshot", and else never. SIGUSR1 and `siltstone snapshot now` ask for one too.',
     )
+    keep: Count = Field(default=2, ge=1, description="How many are kept.")
 
 
 class LogSettings(Settings):
@@ -409,10 +320,62 @@ class LogSettings(Settings):
     )
 
 
+class FlightSettings(Settings):
+    """Arrow Flight, by which programs on other machines read and append rows. The users are those
+    of `access`.
+    """
+
+    enabled: bool = Field(default=False, description="Whether Flight is served.")
+    host: str = Field(
+        default="127.0.0.1", description='The address to bind; "0.0.0.0" or "::" for all.'
+    )
+    port: Count = Field(
+        default=8815, ge=0, le=U16_MAX, description="The port to bind; 0: any that is free."
+    )
+    certificate: str = Field(
+        default="", description="File with the certificate chain, as PEM; without it no TLS."
+    )
+    key: str = Field(default="", description="File with the private key of it, as PEM.")
+    client_ca: str = Field(
+        default="",
+        description="File with the authorities of client certificates, as PEM; clients must show "
+        "one then.",
+    )
+    allow_anonymous: OptionalBool = Field(
+        default=None,
+        description="Whether clients may come without a name; none: only on loopback.",
+    )
+
+    @property
+    def anonymous_allowed(self) -> bool:
+        """Tell whether a client may come without a name."""
+        return _is_loopback(self.host) if self.allow_anonymous is None else self.allow_anonymous
+
+    @property
+    def address(self) -> str:
+        """The address as Flight has it, such as grpc+tcp://127.0.0.1:8815."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"grpc+{'tls' if self.certificate else 'tcp'}://{host}:{self.port}"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.certificate) != bool(self.key):
+            missing = "key" if self.certificate else "certificate"
+            raise wrong("is missing, TLS needs a certificate and its key", missing)
+        if self.client_ca and not self.certificate:
+            raise wrong("is only for TLS, which needs a certificate", "client_ca")
+        return self
+
+
 class BrokerSettings(Settings):
     """Everything that `siltstone serve` can be told."""
 
     data: str = Field(default="siltstone-data", min_length=1, description="The data directory.")
+    persistence: Literal["store", "snapshot"] = Field(
+        default="store",
+        description="Where messages and sessions are kept: on disk as they come, or in memory, of "
+        "which snapshots are written.",
+    )
     sys_interval: Seconds = Field(
         default=10.0, ge=0, description="How often the $SYS topics are published; 0: never."
     )
@@ -426,10 +389,28 @@ class BrokerSettings(Settings):
     storage: Storage = Field(default=Storage(), description="Where messages are stored.")
     access: AccessSettings = Field(default=AccessSettings(), description="Who may do what.")
     share: ShareSettings = Field(default=ShareSettings(), description="Shared subscriptions.")
+    sessions: SessionSettings = Field(
+        default=SessionSettings(), description="Sessions that outlive their connections."
+    )
+    snapshot: SnapshotSettings = Field(
+        default=SnapshotSettings(), description="Snapshots of all state."
+    )
     log: LogSettings = Field(default=LogSettings(), description="What is told on stderr.")
+    flight: FlightSettings = Field(default=FlightSettings(), description="Arrow Flight.")
+    topiclog: TopicLogSettings = Field(default=TopicLogSettings(), description="Topic logs.")
     listeners: tuple[ListenerSettings, ...] = Field(
         default=(ListenerSettings(),), description="Where clients connect."
     )
+    bridge: tuple[BridgeSettings, ...] = Field(
+        default=(), description="Other brokers that messages are exchanged with."
+    )
+
+    @property
+    def snapshot_interval(self) -> float:
+        """The seconds between two snapshots by the clock, 0 for none."""
+        if self.snapshot.time_interval is not None:
+            return self.snapshot.time_interval
+        return _SNAPSHOT_SECONDS if self.persistence == "snapshot" else 0.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -440,8 +421,21 @@ class BrokerSettings(Settings):
                 raise wrong(
                     f"wants {other.address}, which {one.address} has taken", "listeners", index
                 )
+        for (_, this), (index, that) in combinations(enumerate(self.bridge), 2):
+            if this.name == that.name:
+                raise wrong(f"is the name of another bridge: {that.name!r}", "bridge", index)
+        if self.topiclog.enabled and self.persistence == "snapshot":
+            raise wrong("needs the store: set persistence to it", "topiclog", "enabled")
+        if self.flight.enabled and self.persistence == "snapshot":
+            raise wrong("needs the store: set persistence to it", "flight", "enabled")
         if self.access.password_file or self.access.hook:
             return self
+        if self.flight.enabled and not self.flight.anonymous_allowed:
+            raise wrong(
+                f"lets nobody in at {self.flight.address}: set access.password_file or "
+                "access.hook, or allow clients without a name by allow_anonymous = true",
+                "flight",
+            )
         for index, listener in enumerate(self.listeners):
             if not listener.anonymous_allowed and not listener.knows_by_certificate:
                 raise wrong(

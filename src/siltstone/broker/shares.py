@@ -2,8 +2,8 @@
 
 A member that can take a message at once is preferred to one that would let it wait, and one that is
 connected to one that is away. Who is chosen among these is the strategy's: in turn, at random, the
-one with the least to do, or the same member for all messages of a publisher, which then may wait
-for it, so that they stay in order.
+one with the least to do, or the same member for all messages of a publisher or topic, which may
+then wait for it, so that they stay in order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ROUND_ROBIN: Final = "round-robin"
 RANDOM: Final = "random"
 LEAST_LOADED: Final = "least-loaded"
 STICKY: Final = "sticky"
+STICKY_TOPIC: Final = "sticky-topic"
 
 # How well a member can take a message: at once, later, or when it is back.
 _CLEAR: Final = 3
@@ -134,6 +135,8 @@ class ShareGroup:
     def _start(self, topic: bytes, source: Outbox | None, count: int) -> int:
         if self.strategy == RANDOM:
             return random.randrange(count)  # noqa: S311 - it spreads load and guards nothing
+        if self.strategy == STICKY_TOPIC:
+            return hash(topic) % count
         if self.strategy == STICKY:
             return hash(topic if source is None else source) % count
         self._turn += 1
@@ -142,7 +145,8 @@ class ShareGroup:
     def _rank(self, outbox: Outbox) -> int:
         if not outbox.attached:
             return _AWAY
-        return _CLEAR if self.strategy == STICKY or outbox.is_clear() else _BUSY
+        is_sticky = self.strategy == STICKY or self.strategy == STICKY_TOPIC  # noqa: PLR1714 - faster
+        return _CLEAR if is_sticky or outbox.is_clear() else _BUSY
 
     def _least_loaded(self, topic: bytes, rank: int) -> Subscriber | None:
         """Return the member of this rank with the fewest messages under way, in turn among

@@ -5,34 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from siltstone.broker.settings import StoreRule
+from siltstone.broker.interest import Interest
+from siltstone.broker.storage_settings import StoreRule
 from siltstone.database import Durability
 from siltstone.mqtt.flow import pick
 from siltstone.mqtt.publish import PublishBatch
+from siltstone.session.policy import must_write
 from siltstone.topic.grammar import TopicFilter
 
 _REMEMBERED_MAX: Final = 100_000
+_ALWAYS: Final = StoreRule(filter="#")
+# For a broker without a store: every topic, those that begin with $ included.
+NOTHING_STORED: Final = (
+    StoreRule(filter="#", store="never"),
+    StoreRule(filter="$SYS/#", store="never"),
+)
 
 
 class StoreRules:
-    """Says which durability a topic has; None is not stored at all."""
+    """Says which durability a message has; None is not stored at all."""
 
-    def __init__(self, rules: Sequence[StoreRule]) -> None:
-        self._rules: list[tuple[TopicFilter, Durability | None]] = [
-            (
-                TopicFilter.parse(rule.filter),
-                None if rule.store == "never" else rule.durability,
-            )
-            for rule in rules
-        ]
-        self._known: dict[bytes, Durability | None] = {}
+    def __init__(self, rules: Sequence[StoreRule], interest: Interest) -> None:
+        self._rules = [(TopicFilter.parse(rule.filter), rule) for rule in rules]
+        self._interest = interest
+        self._known: dict[bytes, StoreRule] = {}
+        # Whether anything at all may not be stored.
+        self.leaves_out = any(rule.store != "always" for rule in rules)
 
-    def durability(self, topic: bytes) -> Durability | None:
-        """Return what the first rule that matches says; everything else is synced."""
-        for topic_filter, durability in self._rules:
+    def rule(self, topic: bytes) -> StoreRule:
+        """Return the first rule that matches; everything else is stored and synced."""
+        for topic_filter, rule in self._rules:
             if topic_filter.matches(topic):
-                return durability
-        return "synced"
+                return rule
+        return _ALWAYS
 
     def split(self, batch: PublishBatch) -> dict[Durability | None, PublishBatch]:
         """Return a batch by durability, each part in order; whole where there are no rules."""
@@ -40,11 +45,25 @@ class StoreRules:
             return {"synced": batch}
         indexes: dict[Durability | None, list[int]] = {}
         for index, topic in enumerate(batch.topics):
-            if topic not in self._known:
+            rule = self._known.get(topic)
+            if rule is None:
                 if len(self._known) >= _REMEMBERED_MAX:
                     self._known.clear()
-                self._known[topic] = self.durability(topic)
-            indexes.setdefault(self._known[topic], []).append(index)
+                rule = self._known[topic] = self.rule(topic)
+            durability = self._durability(rule, topic, batch.flags[index] & 3)
+            indexes.setdefault(durability, []).append(index)
         if len(indexes) == 1:
             return dict.fromkeys(indexes, batch)
         return {durability: pick(batch, part) for durability, part in indexes.items()}
+
+    def _durability(self, rule: StoreRule, topic: bytes, qos: int) -> Durability | None:
+        if rule.store == "always":
+            return rule.durability
+        is_wanted, is_missed = self._interest.of(topic)
+        is_written = must_write(rule.store, qos=qos, is_wanted=is_wanted, is_missed=is_missed)
+        return rule.durability if is_written else None
+
+
+def asks_for_interest(rules: Sequence[StoreRule]) -> bool:
+    """Tell whether any rule depends on who is subscribed."""
+    return any(rule.store in ("subscribed", "offline") for rule in rules)

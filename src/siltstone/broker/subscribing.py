@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from siltstone.broker.groups import Groups
 from siltstone.broker.registry import Registry
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import Retained
-from siltstone.broker.router import Router
 from siltstone.broker.settings import Limits
 from siltstone.broker.shares import Subscriber
 from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from siltstone.mqtt.publish import with_expiry
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import encode_variable
+from siltstone.session.lending import Member
 from siltstone.session.outbox import Outbox
-from siltstone.session.session import Session, Subscribed
+from siltstone.session.session import Session
+from siltstone.session.subscribed import Subscribed
 from siltstone.topic.grammar import TopicFilter
 
 _RETAIN: Final = 4
@@ -50,17 +52,19 @@ class Subscriptions:
         self,
         limits: Limits,
         strategy: str,
-        router: Router,
         registry: Registry,
         retained: RetainedMessages,
         now_us: Callable[[], int],
     ) -> None:
         self._limits = limits
         self._strategy = strategy
-        self._router = router
+        self._router = registry.router
+        self._unstored = registry.unstored
         self._registry = registry
         self._retained = retained
         self._now_us = now_us
+        # Where share groups read the store; None where they get what comes.
+        self.groups: Groups | None = None
         # What sessions that are away have not been sent yet, by client id.
         self._put_off: dict[str, deque[Replay]] = {}
 
@@ -68,6 +72,7 @@ class Subscriptions:
         self, session: Session, packet: Subscribe, rights: Rights
     ) -> tuple[tuple[Reason, ...], list[Replay]]:
         """Take all filters of a packet; return the reasons, and the retained messages to send."""
+        session.outbox.changing()
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else 0
         reasons: list[Reason] = []
@@ -79,11 +84,14 @@ class Subscriptions:
                 continue
             text = subscription.filter.text
             is_new = text not in session.subscriptions
-            self._registry.subscription_count += is_new
+            if is_new:
+                self._registry.count_subscription(session, subscription.filter)
             session.subscriptions[text] = Subscribed(
                 subscription=subscription, identifier=identifier
             )
             self._route(session, subscription, identifier, rights)
+            if session.durable is not None:
+                session.durable.keep(subscription, identifier)
             reasons.append(Reason(subscription.qos))
             # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; a shared subscription gets none (4.8.2).
             handling = subscription.retain_handling
@@ -91,16 +99,38 @@ class Subscriptions:
                 replays.append(Replay(text, self._retained.walk(subscription.filter)))
         return tuple(reasons), replays
 
+    def when_kept(self, session: Session, act: Callable[[], None]) -> None:
+        """Call back when the share groups of a durable session are kept."""
+        if self.groups is None:
+            act()
+        else:
+            self.groups.when_kept(list(session.groups), act)
+
     def unsubscribe(self, session: Session, packet: Unsubscribe) -> tuple[Reason, ...]:
         """Drop all filters of a packet; return the reasons."""
+        session.outbox.changing()
         reasons: list[Reason] = []
         for topic_filter in packet.filters:
             if topic_filter.text in session.subscriptions:
                 self._registry.drop_route(session, topic_filter.text)
+                if session.durable is not None:
+                    session.durable.unsubscribe(topic_filter)
                 reasons.append(Reason.SUCCESS)
             else:
                 reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
         return tuple(reasons)
+
+    def restore(self, session: Session, rights: Rights) -> None:
+        """Route the subscriptions that a durable session has from earlier connections."""
+        assert session.durable is not None
+        for saved in session.durable.subscriptions():
+            self.put_back(session, saved, rights)
+
+    def put_back(self, session: Session, saved: Subscribed, rights: Rights) -> None:
+        """Route a subscription that a session has from earlier on."""
+        session.subscriptions[saved.subscription.filter.text] = saved
+        self._registry.count_subscription(session, saved.subscription.filter)
+        self._route(session, saved.subscription, saved.identifier, rights)
 
     def put_off(self, session: Session, replays: deque[Replay]) -> None:
         """Keep what a connection that ends has left unsent, but for QoS 0.
@@ -119,6 +149,10 @@ class Subscriptions:
             for replay in kept:
                 replay.messages = self._retained.walk(known[replay.text].subscription.filter)
         self._put_off[session.client_id] = kept
+
+    def forget(self, client_id: str) -> None:
+        """Forget what a session has left unsent that is no more."""
+        self._put_off.pop(client_id, None)
 
     def take_up(self, session: Session) -> deque[Replay]:
         """Return what the connection before has left unsent."""
@@ -168,10 +202,32 @@ class Subscriptions:
             _encoded(identifier),
             rights.may_receive,
         )
-        if topic_filter.group is None:
+        durable = session.durable
+        if topic_filter.group is None and durable is not None:
+            self._unstored.subscribe(topic_filter.levels, subscriber)
+            durable.want(subscription, _encoded(identifier), rights.may_receive)
+        elif topic_filter.group is None:
             self._router.subscribe(topic_filter.levels, subscriber)
-        else:
+        elif self.groups is None:
             self._router.join(topic_filter.group, topic_filter.levels, subscriber, self._strategy)
+        else:
+            self._unstored.join(topic_filter.group, topic_filter.levels, subscriber, self._strategy)
+            self._join(self.groups, session, subscription, subscriber)
+
+    def _join(
+        self, groups: Groups, session: Session, subscription: Subscription, subscriber: Subscriber
+    ) -> None:
+        """Let a share group lend rows of the store to a session."""
+        member = Member(
+            session.outbox,
+            subscription.qos,
+            subscription.retain_as_published,
+            subscriber.identifier,
+            subscriber.guard,
+            self._limits.inflight_max,
+        )
+        group = groups.join(subscription.filter, member, is_durable=session.durable is not None)
+        session.groups[subscription.filter.text] = group
 
     def _refusal(
         self, session: Session, topic_filter: TopicFilter, rights: Rights

@@ -79,7 +79,7 @@ class SysTopics:
             batch.payloads.append(payload)
             batch.flags.append(0)
             batch.packet_ids.append(0)
-        self._broker.router.dispatch(batch, None, self._broker.shell.now())
+        self._broker.dispatch_unstored(batch)
 
     def values(self, seconds: float) -> dict[bytes, str]:
         """Return every value by the name of its topic."""

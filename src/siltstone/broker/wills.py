@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from siltstone.broker.timers import Timer, Timers
+from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
+from siltstone.mqtt.publish import PublishBatch
 from siltstone.session.session import Session
+from siltstone.session.state import SavedWill
+
+# The retain flag of a stored row.
+_RETAIN: Final = 4
 
 Publish = Callable[[Session, Will], None]
 
@@ -36,6 +43,11 @@ class Wills:
         timer = self._timers.at(now + delay, partial(self.fire, session.client_id))
         self._waiting[session.client_id] = (session, will, timer)
 
+    def waiting(self, client_id: str) -> tuple[Will, float] | None:
+        """Return the will that waits for a client id, and its time."""
+        waiting = self._waiting.get(client_id)
+        return None if waiting is None else (waiting[1], waiting[2].at)
+
     def cancel(self, client_id: str) -> None:
         """Forget the will of a client that came back in time."""
         waiting = self._waiting.pop(client_id, None)
@@ -44,8 +56,39 @@ class Wills:
 
     def fire(self, client_id: str) -> None:
         """Publish the will that waits for a client id, if there is one."""
+        if client_id in self._waiting:
+            self._waiting[client_id][0].outbox.changing()
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None:
             session, will, timer = waiting
             self._timers.cancel(timer)
             self._publish(session, will)
+
+
+def saved_will(will: Will | None) -> SavedWill | None:
+    """Return a will as it is saved with its session."""
+    if will is None:
+        return None
+    return SavedWill(
+        topic=will.topic,
+        payload=will.payload,
+        qos=will.qos,
+        retain=will.retain,
+        properties=encode_message_properties(will.properties),
+        delay_seconds=will.properties.will_delay_interval or 0,
+        expiry_seconds=will.properties.message_expiry_interval,
+    )
+
+
+def batch_of(will: SavedWill) -> PublishBatch:
+    """Return the message that a will is."""
+    batch = PublishBatch()
+    batch.topics.append(will.topic)
+    batch.payloads.append(will.payload)
+    batch.flags.append(will.qos | (_RETAIN if will.retain else 0))
+    batch.packet_ids.append(0)
+    if will.properties:
+        batch.properties.append(will.properties)
+    if will.expiry_seconds is not None:
+        batch.expiries.append(will.expiry_seconds)
+    return batch

@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.broker.access import Access
 from siltstone.broker.acl import Acl
-from siltstone.broker.settings import StoreRule
+from siltstone.broker.storage_settings import StoreRule
 from siltstone.errors import PoisonedError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Disconnect, PingReq, PubAck, Publish, Will

@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.broker.access import Access
 from siltstone.broker.acl import Acl
-from siltstone.broker.settings import StoreRule
+from siltstone.broker.storage_settings import StoreRule
 from siltstone.errors import PoisonedError, UsageError
 from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.reason import Reason

@@ -78,8 +78,15 @@ class Guest:
         self.ends.append((reason, text))
 
     def welcome(
-        self, connect: Connect, terms: Terms, identity: Identity, session: Session | None
+        self,
+        connect: Connect,
+        terms: Terms,
+        identity: Identity,
+        session: Session | None,
+        *,
+        is_present: bool,
     ) -> None:
+        assert is_present == (session is not None)
         assert self.core.broker.registry.find(terms.client_id) is session
         self.welcomes.append((connect, terms, identity, session))
         if session is None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from siltstone.broker.interest import Interest
 from siltstone.broker.registry import Registry
 from siltstone.broker.router import Router
 from siltstone.broker.settings import Limits
@@ -9,7 +10,8 @@ from siltstone.broker.shares import ROUND_ROBIN, Subscriber
 from siltstone.broker.timers import Timers
 from siltstone.mqtt.packets import Subscription
 from siltstone.session.outbox import Ready
-from siltstone.session.session import NO_EXPIRY, Session, Subscribed
+from siltstone.session.session import NO_EXPIRY, Session
+from siltstone.session.subscribed import Subscribed
 from siltstone.topic.grammar import TopicFilter
 from tests.support.receiver import Receiver
 
@@ -24,6 +26,8 @@ class Desk:
         self.registry = Registry(
             Limits(**limits),
             self.router,
+            Router(),
+            Interest(is_asked=False),
             self.timers,
             Ready(lambda: None),
             ended=self.ended.append,
@@ -163,3 +167,17 @@ def test_one_subscription_is_taken_away_and_the_others_stay() -> None:
     desk.registry.drop_route(session, "y")
     assert (session.subscriptions, desk.registry.subscription_count) == ({}, 2)
     assert len(desk.router) == 2
+
+
+def test_when_a_session_was_left_is_known_while_it_can_expire() -> None:
+    desk = Desk()
+    session, ever = (
+        desk.session("a", expiry_seconds=60),
+        desk.session("b", expiry_seconds=NO_EXPIRY),
+    )
+    assert desk.registry.left_at(session) is None
+    for each in (session, ever):
+        desk.registry.leave(each, 100.0)
+    assert (desk.registry.left_at(session), desk.registry.left_at(ever)) == (100.0, None)
+    desk.registry.resume(session)
+    assert desk.registry.left_at(session) is None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import PurePath
 from typing import Any, cast
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from siltstone.broker.listeners import Listener
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.server import LoopShell, Server, run_server
 from siltstone.broker.settings import BrokerSettings, ListenerSettings
+from siltstone.broker.storage_settings import SessionSettings
 from siltstone.directory import Store
 from siltstone.errors import OverloadedError, SiltstoneError, UsageError
 from siltstone.mqtt.encode import encode
@@ -72,6 +74,7 @@ class Shelf:
     """Of a store, what a server needs."""
 
     def __init__(self) -> None:
+        self.path = PurePath("/no data directory")
         self.databases = {name: Base(name) for name in ("messages", "_retained")}
 
     def ensure(self, name: str, settings: object) -> Base:
@@ -150,7 +153,10 @@ class Desk:
         self.doors: list[Door] = []
         self.collector: list[tuple[object, ...]] = []
         settings = {"sys_interval": 0, "drain_timeout": 600} | settings
-        self.server = Server(BrokerSettings(**settings), cast("Store", self.shelf))
+        self.server = Server(
+            BrokerSettings(sessions=SessionSettings(durable=False), **settings),
+            cast("Store", self.shelf),
+        )
         monkeypatch.setattr(server_module, "open_listener", self.open_door)
         monkeypatch.setattr(server_module, "raise_file_limit", lambda: None)
         for name in ("collect", "freeze", "set_threshold"):

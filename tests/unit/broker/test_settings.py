@@ -11,13 +11,12 @@ from siltstone.broker.settings import (
     MIB,
     AccessSettings,
     BrokerSettings,
+    FlightSettings,
     Limits,
     ListenerSettings,
     LogSettings,
-    ShareSettings,
-    Storage,
-    StoreRule,
 )
+from siltstone.broker.storage_settings import ShareSettings, Storage, StoreRule
 from siltstone.errors import UsageError
 from siltstone.store.settings import DatabaseSettings
 
@@ -319,3 +318,50 @@ def test_a_login_waits_no_longer_than_the_longest() -> None:
     assert complaints(AccessSettings, {"login_delay": 11}) == [
         ("login_delay", "must not be above login_delay_max")
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "address", "anonymous"),
+    [
+        ({}, "grpc+tcp://127.0.0.1:8815", True),
+        ({"host": "::", "port": 1}, "grpc+tcp://[::]:1", False),
+        ({"host": "::1", "certificate": "c", "key": "k"}, "grpc+tls://[::1]:8815", True),
+        ({"allow_anonymous": False}, "grpc+tcp://127.0.0.1:8815", False),
+    ],
+)
+def test_flight_is_named_by_its_address(
+    values: dict[str, Any], address: str, anonymous: bool
+) -> None:
+    settings = FlightSettings.model_validate(values)
+    assert (settings.enabled, settings.address, settings.anonymous_allowed) == (
+        False,
+        address,
+        anonymous,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"certificate": "c"}, ("key", "is missing, TLS needs a certificate and its key")),
+        ({"key": "k"}, ("certificate", "is missing, TLS needs a certificate and its key")),
+        ({"client_ca": "c"}, ("client_ca", "is only for TLS, which needs a certificate")),
+    ],
+)
+def test_flight_has_what_tls_needs(values: dict[str, Any], complaint: tuple[str, str]) -> None:
+    assert complaints(FlightSettings, values) == [complaint]
+
+
+def test_flight_needs_the_store_and_somebody_who_may_come_in() -> None:
+    in_memory = {"flight": {"enabled": True}, "persistence": "snapshot"}
+    assert complaints(BrokerSettings, in_memory) == [
+        ("flight.enabled", "needs the store: set persistence to it")
+    ]
+    public = {"flight": {"enabled": True, "host": "192.168.0.1"}}
+    assert [key for key, _ in complaints(BrokerSettings, public)] == ["flight"]
+    for values in (
+        {"flight": {"host": "192.168.0.1"}},
+        {"flight": {"enabled": True, "host": "192.168.0.1", "allow_anonymous": True}},
+        public | {"access": {"password_file": "users"}},
+    ):
+        BrokerSettings.model_validate(values)

@@ -16,7 +16,8 @@ from siltstone.broker.shares import (
     offer_message,
 )
 from siltstone.mqtt.publish import PUBACK
-from siltstone.session.outbox import NEVER, Outbox
+from siltstone.session.delivery import NEVER
+from siltstone.session.outbox import Outbox
 from tests.support.packets import Message
 from tests.support.receiver import Receiver, make_outbox
 

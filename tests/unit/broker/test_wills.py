@@ -75,3 +75,10 @@ def test_without_a_will_there_is_nothing_to_take_away_or_to_publish() -> None:
     desk.wills.cancel("a")
     desk.wills.fire("a")
     assert (desk.published, desk.waiting) == ([], (0, 0))
+
+
+def test_a_will_that_waits_is_known_with_its_time() -> None:
+    desk = Desk()
+    will = will_of(30)
+    desk.leave("a", will, 100.0)
+    assert (desk.wills.waiting("a"), desk.wills.waiting("b")) == ((will, 130.0), None)

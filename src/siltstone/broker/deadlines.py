@@ -1,0 +1,138 @@
+"""What is due of sessions that are away: wills whose delay is over, and sessions whose time is.
+
+Both are in the archive, in order of time, so that they outlive the broker; it is asked every
+second. Nothing is early, and nothing is lost: a will is forgotten after it was stored, a session
+when that is durable. What was due while the broker was down is due when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from siltstone.broker.durables import Durables, Found
+from siltstone.broker.groups import Groups
+from siltstone.broker.timers import Timers
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.session.archive import Due
+from siltstone.session.owned_session import OwnedSession
+from siltstone.session.state import SavedWill
+
+Act = Callable[[], None]
+Settle = Callable[[Exception | None], None]
+
+_LOOK_SECONDS: Final = 1.0
+# So many are dealt with between two looks.
+_MANY: Final = 1000
+
+
+class Shell(Protocol):
+    """What is needed of the loop."""
+
+    def now(self) -> float:
+        """Return the loop's time."""
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Do work that waits for the disk in a thread, then something on the loop."""
+
+
+class PublishWill(Protocol):
+    """Publishes the will of a client id; `settle` hears when it is stored, or cannot be."""
+
+    def __call__(self, client_id: str, will: SavedWill, source: None, settle: Settle) -> None: ...
+
+
+class Deadlines:
+    """Looks for what is due, for ever."""
+
+    def __init__(
+        self,
+        durables: Durables,
+        groups: Groups,
+        *,
+        shell: Shell,
+        timers: Timers,
+        clock: Clock,
+        publish_will: PublishWill,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._durables = durables
+        self._groups = groups
+        self._shell = shell
+        self._timers = timers
+        self._clock = clock
+        self._publish_will = publish_will
+        self._ended = ended
+        self._dealing: set[tuple[str, str]] = set()
+        self._again()
+
+    def _again(self) -> None:
+        self._timers.at(self._shell.now() + _LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        found: list[Due] = []
+
+        def work() -> None:
+            try:
+                found.extend(self._durables.archive.due(limit=_MANY))
+            except SiltstoneError as exc:
+                self._durables.tell("", exc)
+
+        def then() -> None:
+            for due in found:
+                self._begin(due)
+            self._again()
+
+        self._shell.read_in_thread(work, then)
+
+    def _begin(self, due: Due) -> None:
+        key = (due.kind, due.client_id)
+        if key in self._dealing:
+            return
+        self._dealing.add(key)
+        self._durables.turns.begin(due.client_id, partial(self._take, due))
+
+    def _end(self, due: Due) -> None:
+        self._dealing.discard((due.kind, due.client_id))
+        self._durables.turns.end(due.client_id)
+
+    def _take(self, due: Due) -> None:
+        if due.kind == "group":
+            self._groups.expire(due.client_id, partial(self._end, due))
+        elif due.client_id in self._durables.sessions:
+            # Its client came back in time.
+            self._end(due)
+        else:
+            self._durables.find(due.client_id, partial(self._taken, due))
+
+    def _taken(self, due: Due, owned: Found) -> None:
+        if owned is None or isinstance(owned, SiltstoneError):
+            if owned is not None:
+                self._durables.tell(due.client_id, owned)
+            self._end(due)
+            return
+        will = self._durables.due_will(owned.state)
+        is_over = self._durables.is_expired(owned.state)
+        if will is not None:
+            self._publish_will(due.client_id, will, None, partial(self._published, due, owned))
+        elif is_over:
+            self._drop(due, owned)
+        else:
+            self._end(due)
+
+    def _published(self, due: Due, owned: OwnedSession, error: Exception | None) -> None:
+        if error is not None:
+            # It stays due.
+            self._durables.tell(due.client_id, error)
+            self._end(due)
+        elif self._durables.is_expired(owned.state):
+            self._drop(due, owned)
+        else:
+            owned.put_meta(will=None)
+            self._durables.save(owned, partial(self._end, due))
+
+    def _drop(self, due: Due, owned: OwnedSession) -> None:
+        self._ended(due.client_id)
+        self._durables.drop_away(owned, partial(self._end, due))

@@ -1,0 +1,217 @@
+"""The door for Flight: a server beside the listeners, with the broker's users and rights.
+
+Calls come on threads of their own. What belongs to the loop (rights, failed logins, subscribers) is
+asked of it there; a caller waits for the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import PurePath
+from threading import BoundedSemaphore
+from typing import Final, TypeVar
+
+from siltstone.broker.access import Credentials, Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.newcomers import publish_rows
+from siltstone.broker.settings import FlightSettings, ListenerSettings
+from siltstone.broker.tls import server_context
+from siltstone.bulk.staging import Staging
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError, RetryError, SiltstoneError
+from siltstone.flight.appending import Commits
+from siltstone.flight.desk import Desk
+from siltstone.flight.gate import Caller, OpenGate, Visitor
+from siltstone.flight.server import Certificates, FlightServer
+from siltstone.flight.target import SOCKET, socket_node
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.mqtt.reason import Reason
+from siltstone.store.partition import Columns
+from siltstone.topic.grammar import TopicFilter
+
+_LOG: Final = logging.getLogger("siltstone.flight")
+_LOGINS_MAX: Final = 32
+_ANSWER_SECONDS: Final = 30.0
+# What the name of a Unix socket may have, its end included, is 108 bytes.
+_SOCKET_SIZE_MAX: Final = 107
+_SOCKET_MODE: Final = 0o600
+T = TypeVar("T")
+
+
+class Door:
+    """The Flight servers of a broker: one for the network, one for programs of its own user."""
+
+    def __init__(self, servers: list[FlightServer], socket: PurePath | None, port: int) -> None:
+        self._servers = servers
+        self._socket = socket
+        self.port = port
+
+    def close(self, timeout: float) -> bool:
+        """Take no more calls, and wait so long for those that run; tell whether all have ended.
+
+        Never called on the loop, which calls may need to end.
+        """
+        held_up = [server for server in self._servers if not server.close(timeout)]
+        if held_up:
+            log(_LOG, logging.WARNING, "calls left behind")
+        if self._socket is not None:
+            with suppress(NotFoundError):
+                PosixFileSystem().remove(self._socket)
+        return not held_up
+
+
+def open_door(settings: FlightSettings, store: Store, broker: Broker) -> Door:
+    """Serve Flight. Raises: UsageError, DiskError."""
+    fs = PosixFileSystem()
+    announce = partial(_announce, broker, broker.settings.storage.database)
+    desk = Desk(fs, store, Commits(Staging(fs, store.path), announce), announce)
+    network = FlightServer(
+        settings.address, desk, BrokerGate(settings, broker), read_certificates(settings)
+    )
+    address = settings.address.rpartition(":")[0]
+    log(_LOG, logging.INFO, "serving flight", address=f"{address}:{network.port}")
+    socket = store.path / SOCKET
+    if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
+        log(_LOG, logging.WARNING, "path too long for a socket, sinks need the url", path=socket)
+        return Door([network], None, network.port)
+    local = FlightServer(socket_node(store.path).url, desk, OpenGate())
+    fs.set_mode(socket, _SOCKET_MODE)
+    return Door([network, local], socket, network.port)
+
+
+def read_certificates(settings: FlightSettings) -> Certificates | None:
+    """Read the files that the settings name; None where no TLS is spoken.
+
+    Raises: UsageError that names the setting and the file.
+    """
+    if not settings.certificate:
+        return None
+    # A context of Python's own says what is wrong with a file; gRPC does not.
+    server_context(
+        ListenerSettings(
+            kind="tls",
+            host=settings.host,
+            port=settings.port,
+            certificate=settings.certificate,
+            key=settings.key,
+            client_ca=settings.client_ca,
+            client_certificate="required" if settings.client_ca else "none",
+        )
+    )
+    fs = PosixFileSystem()
+    return Certificates(
+        certificate=fs.read(PurePath(settings.certificate)),
+        key=fs.read(PurePath(settings.key)),
+        client_ca=fs.read(PurePath(settings.client_ca)) if settings.client_ca else b"",
+    )
+
+
+def _announce(broker: Broker, database: str, name: str, rows: Columns) -> None:
+    if name == database:
+        broker.shell.soon_from_thread(partial(publish_rows, broker, rows))
+
+
+class BrokerGate:
+    """Lets in whom the broker would let in."""
+
+    def __init__(
+        self,
+        settings: FlightSettings,
+        broker: Broker,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._sleep = sleep
+        self._places = BoundedSemaphore(_LOGINS_MAX)
+
+    def enter(self, caller: Caller) -> Visitor | str:
+        broker = self._broker
+        credentials = Credentials(
+            client_id="",
+            username=caller.username,
+            password=caller.password,
+            certificate_user=None,
+            address=caller.address,
+            listener=self._settings.address,
+            anonymous_allowed=self._settings.anonymous_allowed,
+        )
+        known = on_loop(broker, lambda: broker.access.trivial(credentials))
+        if known is None:
+            if not self._places.acquire(blocking=False):
+                return "too many log in at once, try again"
+            try:
+                self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(caller.address)))
+                known = broker.access.authenticate(credentials)
+            finally:
+                self._places.release()
+        if isinstance(known, Identity):
+            on_loop(broker, lambda: broker.throttle.succeeded(caller.address))
+            return BrokerVisitor(broker, known)
+        if known is not Reason.SERVER_UNAVAILABLE:
+            on_loop(broker, lambda: broker.throttle.failed(caller.address))
+            self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(caller.address)))
+        return _REFUSALS.get(known, "the login cannot be judged now, try again")
+
+
+_REFUSALS: Final = {
+    Reason.NOT_AUTHORIZED: "a login is needed: give username and password",
+    Reason.BAD_USER_NAME_OR_PASSWORD: "the user is unknown, or the password wrong",
+}
+
+
+class BrokerVisitor:
+    """A user of the broker, with the rights of now."""
+
+    def __init__(self, broker: Broker, identity: Identity) -> None:
+        self._broker = broker
+        self._identity = identity
+        self.unlimited = broker.access.open
+
+    def may_read(self, filters: Sequence[str]) -> str | None:
+        if self.unlimited:
+            return None
+        parsed = [TopicFilter.parse(each) for each in filters]
+        broker, identity = self._broker, self._identity
+        return on_loop(
+            broker,
+            lambda: next(
+                (each.text for each in parsed if not broker.may_subscribe(identity, each)), None
+            ),
+        )
+
+    def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:
+        broker, identity = self._broker, self._identity
+        return on_loop(
+            broker, lambda: {each for each in topics if not broker.may_receive(identity, each)}
+        )
+
+    def unwritable(self, topics: Iterable[bytes]) -> set[bytes]:
+        broker, identity = self._broker, self._identity
+        return on_loop(
+            broker,
+            lambda: {each for each in topics if not broker.access.may_publish(identity, each)},
+        )
+
+
+def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
+    """Ask something on the loop and wait for the answer. Raises: RetryError when it has ended."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except SiltstoneError as exc:
+            answer.set_exception(exc)
+
+    broker.shell.soon_from_thread(run)
+    try:
+        return answer.result(_ANSWER_SECONDS)
+    except TimeoutError as exc:
+        raise RetryError("the broker does not answer, it may be stopping") from exc

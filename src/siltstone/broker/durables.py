@@ -1,0 +1,401 @@
+"""Durable sessions while their clients are connected: opened, fed from the store, saved, left.
+
+What is known of a session that is away is in the archive and nowhere else. A client that comes back
+has its session loaded, and every row that it missed comes by on its feed, from where it left off.
+
+Invariants: the durable state of one client id changes in turns; positions are saved at most a
+second behind, and always when a connection ends; a session that is connected is known to be so on
+disk before its client is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from siltstone.broker.errands import Errands
+from siltstone.broker.feeding import Feeding
+from siltstone.broker.interest import Interest
+from siltstone.broker.storage_settings import SessionSettings
+from siltstone.broker.timers import Timers
+from siltstone.broker.turns import Turns
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.logs import log
+from siltstone.session.archive import SessionArchive
+from siltstone.session.backlog import Backlog
+from siltstone.session.durable import Durable, new_session
+from siltstone.session.keeper import Keeper, SaveTicket
+from siltstone.session.lag import Lag, backlog_lag
+from siltstone.session.owned_session import OwnedSession
+from siltstone.session.session import Session
+from siltstone.session.state import SavedSession, SavedWill
+from siltstone.topic.grammar import TopicFilter
+from siltstone.tx.ticket import CommitTicket
+
+Act = Callable[[], None]
+Found = OwnedSession | SiltstoneError | None
+T = TypeVar("T")
+
+# Every session is looked at so often, a part of them each time, and saved if it has moved.
+_SAVE_SECONDS: Final = 0.1
+_SAVE_PARTS: Final = 8
+
+
+class Shell(Protocol):
+    """What durable sessions need of the loop."""
+
+    def now(self) -> float:
+        """Return the loop's time."""
+
+    def soon(self, act: Act) -> None:
+        """Run something when the current work is done."""
+
+    def soon_from_thread(self, act: Act) -> None:
+        """Run something on the loop, called from any thread."""
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Do work that waits for the disk in a thread, then something on the loop."""
+
+
+class Durables:
+    """The durable sessions of a broker. Everything here runs on the loop."""
+
+    def __init__(
+        self,
+        archive: SessionArchive,
+        feeding: Feeding,
+        run: int,
+        *,
+        shell: Shell,
+        timers: Timers,
+        clock: Clock,
+        interest: Interest,
+        limits: SessionSettings,
+        failed: Callable[[Session, Exception], None],
+    ) -> None:
+        self.archive = archive
+        self.run = run
+        self._shell = shell
+        self._timers = timers
+        self._clock = clock
+        self._interest = interest
+        self._limits = limits
+        self._failed = failed
+        self._log = logging.getLogger("siltstone.sessions")
+        self.turns = Turns(shell.soon)
+        self.feeding = feeding
+        # What there was when this run began: any of it may have been sent by the one before.
+        self._began = feeding.ends()
+        self.sessions: dict[str, Session] = {}
+        self._rota: deque[Session] = deque()
+        # What sessions that are back still miss, by client id: until they have caught up, messages
+        # are stored for them as if they were away, and so come behind those that they missed.
+        self._missing: dict[str, list[tuple[TopicFilter, int]]] = {}
+        self._taking: Errands[str, OwnedSession | None] = Errands(
+            shell.read_in_thread, archive.take_many
+        )
+        self._making: Errands[SavedSession, OwnedSession] = Errands(
+            shell.read_in_thread, archive.create_many
+        )
+        self._timers.at(shell.now() + _SAVE_SECONDS, self._save_some)
+
+    # The life of a session.
+
+    def find(self, client_id: str, then: Callable[[Found], None]) -> None:
+        """Take the session of a client id that is away; call back with it, or None."""
+        self._taking.ask(client_id, then)
+
+    def make(
+        self,
+        client_id: str,
+        *,
+        user: str,
+        version: int,
+        expiry_seconds: int,
+        then: Callable[[OwnedSession | SiltstoneError], None],
+    ) -> None:
+        """Begin a session, in place of any other of this client id; call back with it."""
+        saved = new_session(
+            client_id,
+            user=user,
+            version=version,
+            expiry_seconds=expiry_seconds,
+            run=self.run,
+            ends=self.feeding.ends(),
+        )
+        self._making.ask(saved, then)
+
+    def is_expired(self, state: SavedSession) -> bool:
+        """Tell whether a session that is away has had its time."""
+        away_us = state.away_since_us
+        return (
+            away_us is not None
+            and state.expiry_seconds != 0xFFFF_FFFF
+            and away_us + state.expiry_seconds * 1_000_000 <= self._clock.now_us()
+        )
+
+    def due_will(self, state: SavedSession) -> SavedWill | None:
+        """Return the will of a session that is away, if it is to be published by now.
+
+        [MQTT-3.1.3-9]: when its delay is over, or the session ends.
+        """
+        away_us, will = state.away_since_us, state.will
+        if away_us is None or will is None:
+            return None
+        is_due = away_us + will.delay_seconds * 1_000_000 <= self._clock.now_us()
+        return will if is_due or self.is_expired(state) else None
+
+    def attach(self, session: Session, owned: OwnedSession, window: int) -> Durable:
+        """Make a session of a connected client durable; it begins where it was left."""
+        durable = Durable(
+            owned,
+            session.publisher,
+            session.outbox,
+            ends=self.feeding.ends,
+            hop=self._shell.soon_from_thread,
+            later=self._later,
+            failed=partial(self._lost, session),
+        )
+        durable.restore(
+            self.feeding.ends(),
+            self._began,
+            window,
+            now=self._shell.now(),
+            wall_us=self._clock.now_us(),
+        )
+        session.durable = durable
+        if self._interest.is_asked:
+            self._missing[session.client_id] = [
+                (TopicFilter.parse(saved.filter), saved.qos) for saved in owned.state.subscriptions
+            ]
+        session.received.packet_ids = durable.inbound.certain()
+        self.sessions[session.client_id] = session
+        self._rota.append(session)
+        return durable
+
+    def feed(self, session: Session) -> None:
+        """Let rows come by, now that it is known which are wanted, or wanted anew."""
+        durable = _durable(session)
+        filters = [
+            subscribed.subscription.filter
+            for subscribed in session.subscriptions.values()
+            if subscribed.subscription.filter.group is None
+        ]
+        filters += durable.unfinished()
+        if durable.feed is None and filters:
+            self.feeding.begin(durable, filters, durable.next_rows(), durable.spare_credit())
+        elif durable.feed is not None and filters:
+            self.feeding.hub.filter(durable.feed, filters)
+        elif durable.feed is not None:
+            self.feeding.end(durable)
+            durable.leave_feed()
+        if durable.feed is None or durable.feed.has_caught_up():
+            self._miss_no_more(session.client_id)
+
+    def _miss_no_more(self, client_id: str) -> None:
+        for topic_filter, qos in self._missing.pop(client_id, ()):
+            self._interest.forget(topic_filter, qos)
+
+    def begin(self, session: Session) -> None:
+        """Let the rows come by that a session has missed, within its limits, then all others."""
+        durable = _durable(session)
+        limits = self._limits
+        durable.reader.age_max_us = int(limits.backlog_age_max * 1_000_000)
+        messages_max, bytes_max = limits.backlog_messages_max, limits.backlog_bytes_max
+        if not messages_max and not bytes_max:
+            self.feed(session)
+        elif limits.backlog_policy == "drop-new":
+            durable.reader.backlog = Backlog(messages_max, bytes_max)
+            self.feed(session)
+        else:
+            # How many are too much is known when all are counted.
+            ends = {shard: lane.missed_until for shard, lane in durable.progress.lanes.items()}
+            self.ask(
+                partial(
+                    backlog_lag,
+                    self.feeding.source,
+                    durable.owned.state,
+                    ends,
+                    durable.reader.age_max_us,
+                    self._clock.now_us(),
+                ),
+                partial(self._measured, session),
+            )
+
+    def _measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
+        if self.sessions.get(session.client_id) is not session:
+            return
+        if isinstance(lag, SiltstoneError):
+            self._lost(session, lag)
+            return
+        limits = self._limits
+        _durable(session).reader.backlog = Backlog(
+            limits.backlog_messages_max,
+            limits.backlog_bytes_max,
+            (lag.messages, lag.size_bytes),
+        )
+        self.feed(session)
+
+    def narrow(self, session: Session) -> None:
+        """Forget the rows that wait in memory and are not wanted any more; read on without them."""
+        _durable(session).narrow()
+        self.feed(session)
+
+    def leave(self, session: Session, will: SavedWill | None) -> None:
+        """Let a session be, saved, while its client is away; or end it where it has no time."""
+        durable = _durable(session)
+        self._miss_no_more(session.client_id)
+        if session.expiry_seconds:
+            for saved in durable.owned.state.subscriptions:
+                self._interest.miss(TopicFilter.parse(saved.filter), saved.qos)
+        del self.sessions[session.client_id]
+        self.feeding.end(durable)
+        # Now, for the outbox is about to forget what is in flight.
+        durable.freeze()
+        # Whoever waits to take the session over must find what is saved now.
+        self.turns.begin_next(session.client_id, partial(self._save_last, session, durable, will))
+
+    def _save_last(self, session: Session, durable: Durable, will: SavedWill | None) -> None:
+        if session.unsettled and not durable.is_lost:
+            # Messages of this connection are on their way to the disk: what the client sends again
+            # must find their outcome.
+            session.when_settled.append(partial(self._save_last, session, durable, will))
+            return
+        done = partial(self.turns.end, session.client_id)
+        if session.expiry_seconds == 0:
+            self.drop(durable.owned, done)
+            return
+        durable.owned.put_meta(
+            connected=False,
+            away_since_us=self._clock.now_us(),
+            expiry_seconds=session.expiry_seconds,
+            will=will,
+            dropped=durable.dropped(),
+            unclean=durable.is_doubtful(),
+        )
+        durable.close(done)
+
+    def _lost(self, session: Session, error: Exception) -> None:
+        """Go on without a save that cannot be made."""
+        self.tell(session.client_id, error)
+        durable = _durable(session)
+        durable.is_lost = True
+        waiting, session.when_settled = session.when_settled, []
+        for act in waiting:
+            # What they wait for may have waited for this save.
+            act()
+        if durable.when_lost is not None:
+            durable.when_lost(error)
+        elif session.client_id in self.sessions:
+            self._failed(session, error)
+
+    def forget_rights(self) -> None:
+        """Ask anew what each session may read."""
+        for session in self.sessions.values():
+            _durable(session).reader.forget_rights()
+
+    def drop(self, owned: OwnedSession, then: Act) -> None:
+        """Delete a session for good; call back when that is durable, or cannot be."""
+        self.carry_out(owned.client_id, owned.drop_later, then)
+
+    def drop_away(self, owned: OwnedSession, then: Act) -> None:
+        """Delete a session that is away."""
+        for saved in owned.state.subscriptions:
+            self._interest.forget(TopicFilter.parse(saved.filter), saved.qos)
+        self.drop(owned, then)
+
+    def load_interest(self) -> None:
+        """Take in what sessions that are away are interested in; waits for the disk."""
+        if self._interest.is_asked:
+            self._interest.load(
+                (TopicFilter.parse(away.filter), away.qos_max, away.count)
+                for away in self.archive.filters()
+            )
+
+    def save(self, owned: OwnedSession, then: Act) -> None:
+        """Save a session that is away; call back when that is durable, or cannot be."""
+        self.carry_out(owned.client_id, owned.save_later, then)
+
+    def carry_out(self, name: str, submit: Callable[[], CommitTicket | None], then: Act) -> None:
+        """Commit something; call back when that is durable, or cannot be."""
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                self.tell(name, error)
+            then()
+
+        try:
+            ticket = submit()
+        except SiltstoneError as exc:
+            done(exc)
+            return
+        if ticket is None:
+            then()
+        else:
+            ticket.on_done(lambda known: self._shell.soon_from_thread(partial(done, known.error)))
+
+    # Saving.
+
+    def _save_some(self) -> None:
+        """Save a part of the sessions; all of them have their turn within a second."""
+        for _ in range(len(self._rota) // _SAVE_PARTS + 1):
+            if not self._rota:
+                break
+            session = self._rota.popleft()
+            if self.sessions.get(session.client_id) is session:
+                self._look_after(session)
+                self._rota.append(session)
+        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
+
+    def _look_after(self, session: Session) -> None:
+        durable = _durable(session)
+        dropped = durable.dropped()
+        if dropped != durable.owned.state.dropped:
+            durable.owned.put_meta(dropped=dropped)
+            durable.save()
+        durable.save_progress()
+        if durable.feed is not None and durable.feed.has_caught_up():
+            self._miss_no_more(session.client_id)
+        if durable.is_finished():
+            self.feed(session)
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return self._shell.now()
+
+    def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
+        """Have the archive asked something in a thread; call back with what it said."""
+        answers: list[T | SiltstoneError] = []
+
+        def ask() -> None:
+            try:
+                answers.append(work())
+            except SiltstoneError as exc:
+                answers.append(exc)
+
+        self._shell.read_in_thread(ask, lambda: then(answers[0]))
+
+    def keeper(self, name: str, submit: Callable[[], SaveTicket | None]) -> Keeper:
+        """Return what saves something of this name."""
+        return Keeper(
+            submit,
+            hop=self._shell.soon_from_thread,
+            later=self._later,
+            failed=partial(self.tell, name),
+        )
+
+    def _later(self, seconds: float, act: Act) -> None:
+        self._timers.at(self._shell.now() + seconds, act)
+
+    def tell(self, client_id: str, error: Exception) -> None:
+        """Log what went wrong with a session."""
+        log(self._log, logging.ERROR, "session not saved", client_id=client_id, error=str(error))
+
+
+def _durable(session: Session) -> Durable:
+    assert session.durable is not None
+    return session.durable

@@ -1,0 +1,386 @@
+"""Share groups over the store: who their members are, where they stand, how long they are kept.
+
+A group is in memory while it has members that are connected. One that a durable session belongs to
+is kept in the archive with its place, and goes on from there when a member returns, until it
+expires; any other ends with its last member. All groups are lent their rows from the store, so
+durable and volatile members mix.
+
+Invariant: a durable member is told that it has subscribed when its group is kept; what comes after
+that is the group's, whatever becomes of the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from siltstone.broker.durables import Durables
+from siltstone.broker.timers import Timers
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.feed.batch import FeedBatch
+from siltstone.feed.pool import Feed
+from siltstone.guard import contain
+from siltstone.logs import log
+from siltstone.session.archive_keys import group_parts
+from siltstone.session.keeper import Keeper, SaveTicket
+from siltstone.session.lending import Lending, Member
+from siltstone.session.outbox import Outbox
+from siltstone.session.owned_group import OwnedGroup
+from siltstone.session.progress import Progress
+from siltstone.session.saved_progress import done_of, position_of, restore_progress
+from siltstone.session.state import SavedGroup
+from siltstone.topic.grammar import TopicFilter
+
+Act = Callable[[], None]
+
+_LOG: Final = logging.getLogger("siltstone.groups")
+_LOOK_SECONDS: Final = 1.0
+# Groups whose members are at work are saved so often.
+_SAVE_SECONDS: Final = 0.1
+_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTerms:
+    """How groups lend, and how long they are kept without members."""
+
+    strategy: str
+    loan_timeout: float
+    expiry_seconds: int
+
+
+class Group:
+    """One group while it has members."""
+
+    def __init__(
+        self,
+        topic_filter: TopicFilter,
+        terms: GroupTerms,
+        ends: dict[int, int],
+        groups: Groups,
+    ) -> None:
+        self._groups = groups
+        assert topic_filter.group is not None
+        self.name = topic_filter.group
+        self.text = topic_filter.text
+        self.filter = TopicFilter.parse(b"/".join(topic_filter.levels).decode())
+        self.progress = Progress()
+        self.lending = Lending(terms.strategy, self.progress)
+        # Where it begins if it is new.
+        self.ends = ends
+        self.owned: OwnedGroup | None = None
+        self.keeper: Keeper | None = None
+        self.feed: Feed | None = None
+        # Whether it is to outlive its members, and whether it is known if it was here before.
+        self.is_kept = False
+        self.is_open = False
+        # Who waits until it is kept.
+        self.waiting: list[Act] = []
+        self.gaps = 0
+
+    def leave(self, outbox: Outbox) -> None:
+        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        self._groups.leave(self, outbox)
+
+    def replenish(self) -> None:
+        """Lend more where there is room."""
+        self._groups.replenish(self)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it outlives the broker, if it is to."""
+        return self.owned is not None or not self.is_kept
+
+    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+        """Take rows of the store."""
+        self._groups.busy[self] = None
+        self.lending.receive(batch, rows, now, wall_us)
+
+    def freed(self) -> int:
+        """Return how many more rows the members could take, if it is worth telling; else 0."""
+        return self.lending.freed()
+
+    def lost(self, serials: int) -> None:
+        """Take note of rows that the store dropped before they came by."""
+        self.gaps += serials
+
+    def broken(self, error: Exception) -> None:
+        """Lend nothing more for now: the rows cannot be read."""
+        self.look()
+        self.feed = None
+        log(_LOG, logging.ERROR, "share group not read", group=self.text, error=str(error))
+
+    def restore(self, saved: SavedGroup | None) -> None:
+        """Begin where the group was left; a new one begins where its first member found it."""
+        if saved is None:
+            for shard, end in self.ends.items():
+                self.progress.start(shard, end, [])
+            return
+        restore_progress(self.progress, saved.position, saved.done)
+        for lane in self.progress.lanes.values():
+            if lane.done:
+                # What was lent before one that is done may have been sent.
+                lane.doubtful_until = max(lane.done)
+
+    def look(self) -> None:
+        """Take note of how far the feed has come."""
+        if self.feed is not None:
+            for shard in range(len(self.feed.places)):
+                self.progress.lane(shard).pass_by(self.feed.place(shard))
+
+    def put_progress(self) -> None:
+        """Hand how far the group has come to the next save."""
+        self.look()
+        self.progress.changed = False
+        if self.owned is not None:
+            self.owned.put_progress(
+                position=position_of(self.progress), done=done_of(self.progress)
+            )
+
+
+class Groups:
+    """The share groups of a broker. Everything here runs on the loop."""
+
+    def __init__(
+        self, durables: Durables, terms: GroupTerms, *, timers: Timers, clock: Clock
+    ) -> None:
+        self._durables = durables
+        self._feeding = durables.feeding
+        self._terms = terms
+        self._timers = timers
+        self._clock = clock
+        self.groups: dict[str, Group] = {}
+        # Those that have lent something.
+        self.busy: dict[Group, None] = {}
+        self._again()
+        self._save_again()
+
+    def join(self, topic_filter: TopicFilter, member: Member, *, is_durable: bool) -> Group:
+        """Make an outbox a member of a group; it gets rows as soon as the group is loaded."""
+        group = self.groups.get(topic_filter.text)
+        if group is None:
+            group = Group(topic_filter, self._terms, self._feeding.ends(), self)
+            self.groups[group.text] = group
+            self._durables.turns.begin(group.text, partial(self._load, group))
+        is_known = any(known.outbox is member.outbox for known in group.lending.members)
+        group.lending.join(member, self._durables.now())
+        if is_durable and not group.is_kept:
+            group.is_kept = True
+            if group.is_open:
+                self._durables.turns.begin(group.text, partial(self._keep, group))
+        if group.feed is not None and not is_known:
+            self._feeding.hub.grant(group.feed, member.credit)
+        return group
+
+    def leave(self, group: Group, outbox: Outbox) -> None:
+        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        group.lending.leave(outbox, self._durables.now())
+        if not group.lending.members and self.groups.get(group.text) is group:
+            self._feeding.end(group)
+            group.put_progress()
+            del self.groups[group.text]
+            self.busy.pop(group, None)
+            self._durables.turns.begin(group.text, partial(self._park, group))
+        else:
+            self._feeding.replenish(group)
+
+    def when_kept(self, texts: Iterable[str], act: Act) -> None:
+        """Call back when the groups of these filters are kept that are to be."""
+        for text in texts:
+            group = self.groups.get(text)
+            if group is not None and not group.is_safe:
+                group.waiting.append(partial(self.when_kept, texts, act))
+                return
+        act()
+
+    def move(self, text: str, position: dict[int, int], then: Act) -> bool:
+        """Let a group that has members go on at a position, when it is its turn; tell whether it
+        has any. Call back then when that is durable, if it is to be.
+        """
+        group = self.groups.get(text)
+        if group is None or not group.is_open:
+            return False
+        self._feeding.end(group)
+        group.lending.reset()
+        for shard, serial in position.items():
+            group.progress.start(shard, serial, [])
+        self._begin(group)
+        if group.keeper is None:
+            then()
+        else:
+            group.keeper.save(then)
+        return True
+
+    def replenish(self, group: Group) -> None:
+        """Let more rows come by where there is room for them."""
+        self._feeding.replenish(group)
+
+    def forget_rights(self) -> None:
+        """Ask anew what each member may read."""
+        for group in self.groups.values():
+            for member in group.lending.members:
+                member.forget_rights()
+
+    # Turns, one at a time for each group.
+
+    def _load(self, group: Group) -> None:
+        """Find out whether the group was here before."""
+        archive = self._durables.archive
+        name, text = group.name, group.filter.text
+        self._durables.ask(partial(archive.take_group, name, text), partial(self._loaded, group))
+
+    def _loaded(self, group: Group, found: OwnedGroup | SiltstoneError | None) -> None:
+        if isinstance(found, SiltstoneError):
+            _tell(group.text, found)
+            self._durables.turns.end(group.text)
+            return
+        group.owned = found
+        group.restore(None if found is None else found.state)
+        if found is not None:
+            group.is_kept = True
+            found.put_meta(empty_since_us=None)
+        self._open(group)
+
+    def _open(self, group: Group) -> None:
+        group.is_open = True
+        if group.lending.members:
+            self._begin(group)
+        if not group.is_safe:
+            self._keep(group)
+        else:
+            self._watch(group)
+            self._durables.turns.end(group.text)
+
+    def _begin(self, group: Group) -> None:
+        """Let rows come by from where a group stands."""
+        places = {shard: lane.next_serial for shard, lane in group.progress.lanes.items()}
+        self._feeding.begin(group, [group.filter], places, group.lending.begin())
+
+    def _keep(self, group: Group) -> None:
+        """Keep a group from now on."""
+        if group.owned is not None:
+            self._durables.turns.end(group.text)
+            return
+        group.look()
+        saved = SavedGroup(
+            name=group.name,
+            filter=group.filter.text,
+            strategy=self._terms.strategy,
+            expiry_seconds=self._terms.expiry_seconds,
+            created_us=self._clock.now_us(),
+            position=position_of(group.progress),
+            done=done_of(group.progress),
+        )
+        archive = self._durables.archive
+        self._durables.ask(partial(archive.create_group, saved), partial(self._kept, group))
+
+    def _kept(self, group: Group, made: OwnedGroup | SiltstoneError) -> None:
+        if isinstance(made, SiltstoneError):
+            _tell(group.text, made)
+        else:
+            group.owned = made
+            self._watch(group)
+        self._durables.turns.end(group.text)
+
+    def _watch(self, group: Group) -> None:
+        """Save a group that is kept from now on."""
+        self._call_back(group)
+        if group.owned is None:
+            return
+
+        def submit() -> SaveTicket | None:
+            group.put_progress()
+            assert group.owned is not None
+            return group.owned.save_later()
+
+        group.keeper = self._durables.keeper(group.text, submit)
+        group.keeper.save()
+
+    def _call_back(self, group: Group) -> None:
+        """Tell those who have waited until a group is kept."""
+        waiting, group.waiting = group.waiting, []
+        for act in waiting:
+            contain(act)
+
+    def _park(self, group: Group) -> None:
+        """Let a group without members keep its place, or end it."""
+        end = partial(self._durables.turns.end, group.text)
+        self._call_back(group)
+        if group.owned is None or group.keeper is None:
+            end()
+        else:
+            group.owned.put_meta(empty_since_us=self._clock.now_us())
+            group.keeper.close(end)
+
+    # Time.
+
+    def _save_again(self) -> None:
+        self._timers.at(self._durables.now() + _SAVE_SECONDS, self._save_busy)
+
+    def _save_busy(self) -> None:
+        """Save what has moved of the groups that are at work."""
+        for group in list(self.busy):
+            self._save(group)
+            if not group.lending.has_lent():
+                del self.busy[group]
+        self._save_again()
+
+    def _save(self, group: Group) -> None:
+        group.look()
+        if group.progress.changed and group.keeper is not None:
+            group.keeper.save()
+
+    def _again(self) -> None:
+        self._timers.at(self._durables.now() + _LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Save what has moved, and lend on what stands still."""
+        now = self._durables.now()
+        for group in list(self.groups.values()):
+            self._try_again(group)
+            self._save(group)
+            group.lending.look_for_stalls(now, self._terms.loan_timeout)
+            self._feeding.replenish(group)
+        self._again()
+
+    def _try_again(self, group: Group) -> None:
+        """Do what could not be done when its turn was."""
+        turns = self._durables.turns
+        if not group.is_open and turns.is_free(group.text):
+            turns.begin(group.text, partial(self._load, group))
+        elif not group.is_safe and turns.is_free(group.text):
+            turns.begin(group.text, partial(self._keep, group))
+        elif group.is_open and group.feed is None:
+            self._begin(group)
+
+    def expire(self, text: str, then: Act) -> None:
+        """End a group that was long enough without members; it is its turn."""
+        archive = self._durables.archive
+        name, plain = group_parts(text)
+        if text in self.groups:
+            then()
+        else:
+            self._durables.ask(
+                partial(archive.take_group, name, plain), partial(self._expired, text, then)
+            )
+
+    def _expired(self, text: str, then: Act, found: OwnedGroup | SiltstoneError | None) -> None:
+        if isinstance(found, SiltstoneError):
+            _tell(text, found)
+        if found is None or isinstance(found, SiltstoneError):
+            then()
+            return
+        state = found.state
+        empty_us = state.empty_since_us
+        if empty_us is None or empty_us + state.expiry_seconds * _US > self._clock.now_us():
+            then()
+        else:
+            self._durables.carry_out(text, found.drop_later, then)
+
+
+def _tell(text: str, error: Exception) -> None:
+    log(_LOG, logging.ERROR, "share group not kept", group=text, error=str(error))

@@ -1,0 +1,117 @@
+"""The start of a run over the sessions and groups that earlier runs have left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.control import Control, serve_control
+from siltstone.broker.deadlines import Deadlines
+from siltstone.broker.durables import Durables
+from siltstone.broker.feeding import Feeding
+from siltstone.broker.groups import Groups, GroupTerms
+from siltstone.clock import Clock
+from siltstone.database import Database
+from siltstone.directory import Store
+from siltstone.feed.pool import Source
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.mqtt.reason import Reason
+from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.archive_keys import group_id
+from siltstone.session.session import Session
+
+_LOG: Final = logging.getLogger("siltstone.sessions")
+
+
+def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock) -> None:
+    """Let sessions outlive their connections from now on; waits for the disk."""
+    archive = SessionArchive(store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS), clock)
+    run = begin_run(archive, clock)
+    durables = begin_keeping(broker, archive, database.feed_source(), run)
+    durables.load_interest()
+    database.on_commit(durables.feeding.announce_from_thread)
+
+
+def begin_run(archive: SessionArchive, clock: Clock) -> int:
+    """Count one more run, over what the one before has left; return its number.
+
+    Whoever was connected then is away from now on: nobody knows how long ago it was last seen.
+    """
+    started = archive.begin_run()
+    if started.orphans:
+        log(_LOG, logging.WARNING, "clients were connected", sessions=len(started.orphans))
+    archive.mark_away(started.orphans, clock.now_us())
+    _empty_groups(archive, clock.now_us())
+    return started.run
+
+
+def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: int) -> Durables:
+    """Let a broker keep its sessions in an archive, and read for them from the store."""
+    broker.durables = durables = Durables(
+        archive,
+        Feeding(source, broker.shell, broker.clock),
+        run,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+        interest=broker.interest,
+        limits=broker.settings.sessions,
+        failed=partial(_end_session, broker),
+    )
+    share = broker.settings.share
+    broker.subscriptions.groups = groups = Groups(
+        durables,
+        GroupTerms(
+            strategy=share.strategy,
+            loan_timeout=share.loan_timeout,
+            expiry_seconds=int(share.expiry),
+        ),
+        timers=broker.timers,
+        clock=broker.clock,
+    )
+    Deadlines(
+        durables,
+        groups,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+        publish_will=broker.publish_saved_will,
+        ended=broker.subscriptions.forget,
+    )
+    return durables
+
+
+def _end_session(broker: Broker, session: Session, error: Exception) -> None:
+    """End the connection of a durable session that can be kept no longer."""
+    client_id = session.client_id
+    log(_LOG, logging.ERROR, "session failed", client_id=client_id, error=str(error))
+    client = broker.clients.get(client_id)
+    if client is not None:
+        client.end(Reason.UNSPECIFIED_ERROR, "the session cannot be kept")
+
+
+def _empty_groups(archive: SessionArchive, now_us: int) -> None:
+    """Let the time begin of groups that had members when the broker stopped."""
+    after = ""
+    while groups := archive.list_groups(after):
+        for group in groups:
+            if group.empty_since_us is None:
+                owned = archive.take_group(group.name, group.filter)
+                if owned is not None:
+                    owned.put_meta(empty_since_us=now_us)
+                    owned.save()
+        after = group_id(groups[-1].name, groups[-1].filter)
+
+
+async def open_control(fs: PosixFileSystem, store: Store, broker: Broker) -> asyncio.Server | None:
+    """Listen to the people who run the broker, where there are sessions to speak of."""
+    groups = broker.subscriptions.groups
+    if broker.durables is None or groups is None:
+        return None
+    source = store.database(broker.settings.storage.database).feed_source()
+    control = Control(broker, broker.durables, groups, source)
+    return await serve_control(fs, store.path, control)

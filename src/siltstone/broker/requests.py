@@ -1,0 +1,143 @@
+"""SUBSCRIBE and UNSUBSCRIBE of one connection: answered when they are kept, and then the retained
+messages, as fast as the client takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+from siltstone.broker.access import Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.subscribing import Replay, Rights
+from siltstone.mqtt.encode import encode
+from siltstone.mqtt.packets import SubAck, Subscribe, UnsubAck, Unsubscribe
+from siltstone.mqtt.reason import ERROR, Reason
+from siltstone.mqtt.wire import Version
+from siltstone.session.session import Session
+
+
+class Owner(Protocol):
+    """The client that asks."""
+
+    ended: bool
+
+    def end(self, reason: Reason, text: str = "") -> None:
+        """Tell the client why, and close."""
+
+
+class Requests:
+    """What one client wants to receive."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: Owner,
+        session: Session,
+        identity: Identity,
+        version: Version,
+        packet_size_max: int,
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._session = session
+        self._identity = identity
+        self._version = version
+        self._packet_size_max = packet_size_max
+        self._replays: deque[Replay] = deque()
+        self._is_refilling = False
+
+    def begin(self, *, is_present: bool) -> None:
+        """Go on with what an earlier connection has left unsent."""
+        durables = self._broker.durables
+        session = self._session
+        if session.durable is not None and durables is not None:
+            self._broker.subscriptions.restore(session, self._rights())
+            durables.begin(session)
+        if is_present:
+            self._replays = self._broker.subscriptions.take_up(session)
+            self.refill()
+
+    def end(self) -> None:
+        """Leave what is unsent to the next connection."""
+        self._broker.subscriptions.put_off(self._session, self._replays)
+
+    def subscribe(self, packet: Subscribe) -> None:
+        """Take SUBSCRIBE."""
+        reasons, replays = self._broker.subscriptions.subscribe(
+            self._session, packet, self._rights()
+        )
+        if self._version is not Version.V5:
+            # The one failure that 3.1.1 knows.
+            reasons = tuple(
+                Reason.UNSPECIFIED_ERROR if reason >= ERROR else reason for reason in reasons
+            )
+        answer = SubAck(packet_id=packet.packet_id, reasons=reasons)
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.feed(self._session)
+            then = partial(self._subscribed, answer, replays)
+            self._session.durable.save(
+                partial(self._broker.subscriptions.when_kept, self._session, then)
+            )
+        else:
+            self._subscribed(answer, replays)
+
+    def _subscribed(self, answer: SubAck, replays: list[Replay]) -> None:
+        self._answer(answer)
+        # A subscription that is made again begins anew.
+        again = {replay.text for replay in replays}
+        self._replays = deque(replay for replay in self._replays if replay.text not in again)
+        self._replays.extend(replays)
+        self.refill()
+
+    def unsubscribe(self, packet: Unsubscribe) -> None:
+        """Take UNSUBSCRIBE."""
+        reasons = self._broker.subscriptions.unsubscribe(self._session, packet)
+        answer = UnsubAck(packet_id=packet.packet_id, reasons=reasons)
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.narrow(self._session)
+            self._session.durable.save(partial(self._answer, answer))
+        else:
+            self._answer(answer)
+
+    def _answer(self, packet: SubAck | UnsubAck) -> None:
+        if self._owner.ended:
+            return
+        data = encode(self._version, packet)
+        if 0 < self._packet_size_max < len(data):
+            # [MQTT-3.1.2-24]: it must not be sent, and the client waits for it.
+            self._owner.end(Reason.PACKET_TOO_LARGE)
+        else:
+            self._session.outbox.write(data)
+
+    def refill(self) -> None:
+        """Send more: rows of the store, and retained messages."""
+        if self._owner.ended:
+            return
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.feeding.replenish(self._session.durable)
+        for group in self._session.groups.values():
+            group.replenish()
+        if not self._replays or self._is_refilling:
+            return
+        self._is_refilling = self._broker.subscriptions.send_retained(
+            self._session, self._replays, self._rights().may_receive
+        )
+        if self._is_refilling:
+            self._broker.shell.soon(self._refill_more)
+
+    def _refill_more(self) -> None:
+        self._is_refilling = False
+        self.refill()
+
+    def _rights(self) -> Rights:
+        broker = self._broker
+        # By way of the broker, for the files may be read again.
+        return Rights(
+            may_subscribe=partial(broker.may_subscribe, self._identity),
+            may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
+        )

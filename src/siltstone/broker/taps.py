@@ -1,0 +1,48 @@
+"""Those who get every message that is published, wherever else it goes; bridges are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from siltstone.mqtt.publish import PublishBatch
+
+# Hears what became of a part of a batch.
+SettlePart = Callable[[PublishBatch, Exception | None], None]
+
+
+class Tap(Protocol):
+    """One of them."""
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        """Take messages; return how often `settle` will be called, later."""
+
+
+class Taps:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self._taps: list[Tap] = []
+
+    def add(self, tap: Tap) -> None:
+        """Let one more have what is published from now on."""
+        self._taps.append(tap)
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        """Give a batch to all; return how often `settle` will be called."""
+        return sum(tap.take(batch, publisher, settle) for tap in self._taps)
+
+    def take_again(self, batch: PublishBatch, publisher: bytes, then: Callable[[], None]) -> None:
+        """Give what is stored, and may have been missed because a crash came between; go on when
+        all have it.
+        """
+        waits = 1
+
+        def settled(_part: PublishBatch, _error: Exception | None) -> None:
+            nonlocal waits
+            waits -= 1
+            if waits == 0:
+                then()
+
+        waits += self.take(batch, publisher, settled)
+        settled(batch, None)

@@ -1,0 +1,58 @@
+"""The parts of a link on a desk: threads that run at once, batches by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import TypeVar
+
+from siltstone.fs.api import FileSystem
+from siltstone.link.settings import LinkTopic
+from siltstone.link.threads import Threads
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.spool import Spool, ensure
+
+Value = TypeVar("Value")
+
+SPOOL, DEAD = PurePath("/data/spool/peer"), PurePath("/data/spool/peer.dead")
+OUT = (LinkTopic(pattern="#", qos=2),)
+
+
+class NoThreads(Threads):
+    """Does all work at once, in the caller's thread."""
+
+    def __init__(self) -> None:
+        pass
+
+    def act(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        work()
+        then()
+
+    async def run(self, work: Callable[[], Value]) -> Value:
+        return work()
+
+    def close(self) -> None:
+        pass
+
+
+def batch_of(*messages: tuple[str, bytes, int], properties: bytes = b"") -> PublishBatch:
+    """Return messages by topic, payload and flags."""
+    made = PublishBatch()
+    for number, (topic, payload, flags) in enumerate(messages, 1):
+        made.topics.append(topic.encode())
+        made.payloads.append(payload)
+        made.flags.append(flags)
+        made.packet_ids.append(number if flags & 3 else 0)
+        if properties:
+            made.properties.append(properties)
+    return made
+
+
+def rows(batch: PublishBatch) -> list[tuple[bytes, bytes, int]]:
+    """Return topic, payload and flags of the messages of a batch."""
+    return list(zip(batch.topics, batch.payloads, batch.flags, strict=True))
+
+
+def spool_on(fs: FileSystem) -> Spool:
+    """Return the spool of a link, opened."""
+    return ensure(SPOOL, fs=fs)

@@ -1,0 +1,61 @@
+"""A broker core that keeps all in memory, its state as records, and another one made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from siltstone.broker.access import Access
+from siltstone.broker.broker import Broker
+from siltstone.broker.capture import Capture
+from siltstone.broker.retained import RetainedMessages
+from siltstone.broker.revival import Revival
+from siltstone.snapshot.records import Record
+from tests.support.broker_core import OPEN, Core
+
+
+class MemoryCore(Core):
+    """A core without a store."""
+
+    def __init__(self, *, access: Access = OPEN, **limits: Any) -> None:
+        super().__init__(access=access, **limits)
+        settings = self.broker.settings
+        self.broker = Broker(
+            settings,
+            database=None,
+            retained=RetainedMessages(None, self.clock, settings.limits),
+            access=access,
+            clock=self.clock,
+            shell=self.shell,
+        )
+
+    def state(self) -> list[Record]:
+        """Return all state as of now."""
+        capture = Capture(self.broker)
+        return finished(capture)
+
+    def load(self, records: Iterable[Record]) -> None:
+        """Take the state that another one had."""
+        revival = Revival(self.broker)
+        for record in records:
+            revival.apply(record)
+        revival.finish()
+        self.run()
+
+    def restarted(self, *, after: float = 0.0, **limits: Any) -> MemoryCore:
+        """Return the core that begins with the state of this one, so many seconds later."""
+        core = MemoryCore(access=self.broker.access, **limits)
+        # The wall clock goes on; the loop's time begins anew.
+        core.clock.jump((self.clock.now_us() - core.clock.now_us()) / 1_000_000 + after)
+        core.load(self.state())
+        return core
+
+
+def finished(capture: Capture, piece: int = 3) -> list[Record]:
+    """Return the records of a capture, taken to its end."""
+    records = list(capture.retained_records())
+    while taken := capture.step(piece):
+        for captured in taken:
+            records.extend(capture.records(captured))
+    capture.close()
+    return records

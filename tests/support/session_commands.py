@@ -1,0 +1,55 @@
+"""The commands for sessions and groups over a store in memory that has some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.directory import Store
+from siltstone.errors import NotFoundError
+from siltstone.fs.publish import create_directories
+from siltstone.kv.memory import MemoryEngine
+from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.rows import Row
+from tests.support.builders import NAME, settings_of
+from tests.support.command_line import DATA, CommandLine
+from tests.support.engines import Engines
+
+
+class SessionCommands:
+    """A command line whose archive lies in memory too."""
+
+    def __init__(self, siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.siltstone = siltstone
+        self._engines = Engines()
+        defaults = Store.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "open_engine", self._engines.open_writing)
+        monkeypatch.setattr("siltstone.cli.sessions.open_engine", self._open_reading)
+        for module in ("sessions", "groups"):
+            monkeypatch.setattr(f"siltstone.cli.{module}.SystemClock", lambda: siltstone.clock)
+
+    def _open_reading(self, path: PurePath) -> MemoryEngine:
+        if path not in self._engines.opened:
+            raise NotFoundError(f"there is nothing at {path}")
+        return self._engines.open_reading(path)
+
+    @contextmanager
+    def archive(self) -> Iterator[SessionArchive]:
+        """Open the archive as a broker does."""
+        with self.siltstone.store() as store:
+            # Where RocksDB would make one.
+            create_directories(self.siltstone.fs, DATA / ARCHIVE_NAME)
+            keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+            yield SessionArchive(keyvalue, self.siltstone.clock)
+
+    def append(self, *values: bytes, topic: str = "t/1") -> None:
+        """Store messages of QoS 1, one after the other, a second each."""
+        with self.siltstone.store() as store:
+            database = store.ensure(NAME, settings_of())
+            for value in values:
+                database.append([Row(topic, value, qos=1)]).wait()
+                self.siltstone.clock.advance(1)

@@ -1,0 +1,25 @@
+"""A visitor of a Flight server whose rights a test writes down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limited:
+    """May read what begins with one prefix, and write what begins with another."""
+
+    reads: bytes = b""
+    writes: bytes = b""
+    unlimited = False
+
+    def may_read(self, filters: Sequence[str]) -> str | None:
+        """Allow every filter but those that begin with no."""
+        return next((each for each in filters if each.startswith("no")), None)
+
+    def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:
+        return {topic for topic in topics if not topic.startswith(self.reads)}
+
+    def unwritable(self, topics: Iterable[bytes]) -> set[bytes]:
+        return {topic for topic in topics if not topic.startswith(self.writes)}

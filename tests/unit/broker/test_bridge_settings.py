@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from siltstone.broker.bridge_settings import BridgeSettings, BridgeTopic
+from siltstone.broker.settings import BrokerSettings
+
+PLAIN: dict[str, Any] = {
+    "name": "cloud",
+    "server": "mqtt://peer.example",
+    "topics": [{"filter": "a/#"}],
+}
+
+
+def complaint(values: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        BridgeSettings.model_validate(PLAIN | values)
+    [error] = caught.value.errors(include_url=False)
+    return error["msg"]
+
+
+def test_a_bridge_needs_a_name_a_server_and_topics() -> None:
+    bridge = BridgeSettings.model_validate(PLAIN)
+    assert (bridge.version, bridge.when_full, bridge.secure) == ("5", "refuse", False)
+    assert bridge.topics == (BridgeTopic(filter="a/#", direction="out", qos=1),)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"topics": []}, "is empty, nothing would go over the bridge"),
+        ({"server": "http://x"}, "no URL of a server"),
+        ({"server": "mqtt://user@x"}, "neither topic nor user"),
+        ({"server": "mqtt://x/a/b"}, "neither topic nor user"),
+        ({"authorities": "ca.pem"}, "is for mqtts, and the server is reached by mqtt"),
+        ({"server": "mqtts://x", "key": "k.pem"}, "a key needs its certificate"),
+        ({"password_file": "y"}, "a password needs its user"),
+        ({"topics": [{"filter": "#", "local_prefix": "a/+/"}]}, "has no wildcards"),
+        ({"topics": [{"filter": "#", "remote_prefix": "a"}]}, "does not go with the filter"),
+        ({"topics": [{"filter": "g/#", "local_prefix": "$share/"}]}, "makes a share group"),
+        ({"name": "a/b"}, "no name"),
+    ],
+)
+def test_what_makes_no_bridge_is_told(values: dict[str, Any], sentence: str) -> None:
+    assert sentence in complaint(values)
+
+
+def test_two_bridges_have_two_names() -> None:
+    with pytest.raises(ValidationError, match="is the name of another bridge: 'cloud'"):
+        BrokerSettings.model_validate({"bridge": [PLAIN, PLAIN]})

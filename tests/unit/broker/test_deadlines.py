@@ -1,0 +1,204 @@
+"""Wills and ends of sessions that are away: never early, at least once, whoever is down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from siltstone.mqtt.packets import Disconnect
+from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import Version
+from tests.support.broker_core import V3, over_quota
+from tests.support.durable_desk import (
+    VERSIONS,
+    DurableDesk,
+    Got,
+    consume,
+    durable_desk,
+    leave,
+    lose,
+    will,
+)
+
+
+@pytest.fixture
+def desk() -> Iterator[DurableDesk]:
+    with durable_desk() as made:
+        yield made
+
+
+class TestExpiry:
+    def test_a_session_ends_when_its_time_is_over_and_not_before(self, desk: DurableDesk) -> None:
+        leave(desk.come(session_expiry_interval=10))
+        desk.wait(9)
+        assert desk.core.archive.count() == 1
+        desk.wait(2)
+        assert (desk.core.peek("s"), desk.core.archive.count()) == (None, 0)
+
+    def test_the_time_counts_on_while_the_broker_is_down(self, desk: DurableDesk) -> None:
+        leave(desk.come(session_expiry_interval=10))
+        desk.core.clock.advance(9)
+        desk.crash()
+        desk.wait(2)
+        assert desk.core.archive.count() == 0
+
+    def test_of_who_was_connected_it_counts_from_the_next_start(self, desk: DurableDesk) -> None:
+        desk.come(session_expiry_interval=10)
+        desk.core.clock.advance(1000)
+        desk.crash()
+        desk.wait(9)
+        assert desk.core.archive.count() == 1
+        desk.wait(2)
+        assert desk.core.archive.count() == 0
+
+    def test_goodbye_may_change_it(self, desk: DurableDesk) -> None:
+        leave(desk.come(session_expiry_interval=10), expiry=20)
+        desk.wait(15)
+        assert desk.core.archive.count() == 1
+        desk.wait(6)
+        assert desk.core.archive.count() == 0
+
+    def test_who_is_connected_does_not_end(self, desk: DurableDesk) -> None:
+        leave(desk.come(session_expiry_interval=10))
+        wire = desk.come(session_expiry_interval=10)
+        desk.wait(20)
+        assert (desk.core.archive.count(), wire.is_closed) == (1, False)
+
+    def test_only_those_end_whose_time_is_over(self, desk: DurableDesk) -> None:
+        for name, expiry in (("a", 5), ("b", 50), ("c", 0xFFFF_FFFF)):
+            leave(desk.come(name, session_expiry_interval=expiry))
+        desk.wait(7)
+        assert [each.client_id for each in desk.core.archive.list()] == ["b", "c"]
+
+    def test_a_clock_that_jumps_forward_ends_it_and_one_that_jumps_back_keeps_it(
+        self, desk: DurableDesk
+    ) -> None:
+        for name in ("a", "b"):
+            leave(desk.come(name, session_expiry_interval=100))
+            desk.core.clock.jump(-1000)
+            desk.wait(2)
+            assert desk.core.peek(name) is not None
+            desk.core.clock.jump(1000)
+        desk.wait(2)
+        assert desk.core.archive.count() == 2
+        desk.core.clock.jump(100)
+        desk.wait(2)
+        assert desk.core.archive.count() == 0
+
+    def test_3_1_1_is_kept_as_long_as_the_broker_allows(self) -> None:
+        with durable_desk(session_expiry_max=10) as desk:
+            lose(desk.come(version=V3))
+            desk.wait(9)
+            assert desk.core.archive.count() == 1
+            desk.wait(2)
+            assert desk.core.archive.count() == 0
+
+
+class TestWills:
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_one_without_delay_is_published_at_once(
+        self, desk: DurableDesk, version: Version
+    ) -> None:
+        lose(desk.come(version=version, will=will()))
+        assert desk.core.stored() == [b"gone"]
+        desk.wait(2)
+        assert desk.core.stored() == [b"gone"]
+
+    @pytest.mark.parametrize(("delay", "expiry"), [(10, 100), (100, 10), (10, 10)])
+    def test_it_waits_for_its_delay_or_the_end_of_the_session_and_comes_once(
+        self, desk: DurableDesk, delay: int, expiry: int
+    ) -> None:
+        lose(desk.come(session_expiry_interval=expiry, will=will(delay=delay)))
+        desk.wait(9)
+        assert desk.core.stored() == []
+        desk.wait(2)
+        assert desk.core.stored() == [b"gone"]
+        desk.wait(200)
+        assert (desk.core.stored(), desk.core.archive.count()) == ([b"gone"], 0)
+
+    def test_goodbye_takes_it_along(self, desk: DurableDesk) -> None:
+        leave(desk.come(will=will(delay=5)))
+        desk.wait(20)
+        assert desk.core.stored() == []
+
+    def test_unless_it_asks_for_it(self, desk: DurableDesk) -> None:
+        wire = desk.come(will=will(delay=5))
+        wire.send(Disconnect(reason=Reason.DISCONNECT_WITH_WILL_MESSAGE))
+        desk.wait(7)
+        assert desk.core.stored() == [b"gone"]
+
+    def test_who_comes_back_in_time_takes_it_back(self, desk: DurableDesk) -> None:
+        lose(desk.come(will=will(delay=5)))
+        desk.wait(4)
+        desk.come()
+        desk.wait(10)
+        assert desk.core.stored() == []
+
+    @pytest.mark.parametrize("delay", [0, 5])
+    def test_it_is_published_for_who_was_connected_when_the_power_was_cut(
+        self, desk: DurableDesk, delay: int
+    ) -> None:
+        desk.come(will=will(delay=delay))
+        desk.crash()
+        if delay:
+            desk.wait(4)
+            assert desk.core.stored() == []
+        desk.wait(3)
+        assert desk.core.stored() == [b"gone"]
+
+    def test_it_is_published_when_its_time_was_while_the_broker_was_down(
+        self, desk: DurableDesk
+    ) -> None:
+        lose(desk.come(will=will(delay=5)))
+        desk.core.clock.advance(30)
+        desk.crash()
+        desk.wait(2)
+        assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+
+    def test_one_that_is_on_its_way_when_the_power_is_cut_is_not_lost(self) -> None:
+        with durable_desk(automatic=False) as desk:
+            desk.come(will=will()).drop()
+            desk.core.run()
+            assert len(desk.core.database.pending) == 1
+            desk.crash(automatic=True)
+            desk.wait(2)
+            assert desk.core.stored() == [b"gone"]
+
+    def test_one_that_could_not_be_stored_stays_due(self) -> None:
+        with durable_desk(automatic=False) as desk:
+            lose(desk.come(will=will(delay=1)))
+            desk.wait(3)
+            desk.core.settle(over_quota())
+            assert desk.saved().will is not None
+            desk.wait(2)
+            desk.core.settle()
+            assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+
+    def test_it_is_retained_and_reaches_sessions_that_are_away(self, desk: DurableDesk) -> None:
+        watcher = desk.come("watcher")
+        watcher.subscribe("will", qos=1)
+        lose(watcher)
+        lose(desk.come(will=will(delay=5, retain=True)))
+        desk.wait(7)
+        desk.crash()
+        assert consume(desk.come("watcher")) == [Got("gone")]
+        late = desk.come("late")
+        late.arrived.extend(late.subscribe("will", qos=1))
+        assert consume(late) == [Got("gone")]
+
+
+def test_what_cannot_be_looked_for_is_looked_for_again(desk: DurableDesk) -> None:
+    leave(desk.come(session_expiry_interval=1))
+    due = desk.core.archive.due
+    failures = [over_quota()]
+
+    def fail(*args: object, **options: object) -> object:
+        if failures:
+            raise failures.pop()
+        return due(*args, **options)  # type: ignore[arg-type]
+
+    desk.core.archive.due = fail  # type: ignore[method-assign,assignment]
+    desk.wait(2)
+    desk.wait(1)
+    assert (failures, desk.core.archive.count()) == ([], 0)

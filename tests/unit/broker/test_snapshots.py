@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import PurePath
+from threading import Event
+from typing import TypeVar
+
+import pytest
+
+from siltstone.broker.snapshots import (
+    OF_BROKER,
+    OF_STORE,
+    Pace,
+    Snapshots,
+    begin_backup,
+    begin_capture,
+    check_persistence,
+    load_state,
+    open_keeper,
+)
+from siltstone.clock import ManualClock
+from siltstone.directory import Store
+from siltstone.errors import CorruptionError, StorageFullError, UsageError
+from siltstone.fs.faulty import Fault, FaultyFileSystem
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.mqtt.packets import Disconnect
+from siltstone.snapshot.keeper import list_snapshots, name_of
+from siltstone.snapshot.loader import verify_snapshot
+from siltstone.snapshot.records import Record
+from siltstone.store.settings import DatabaseSettings
+from tests.support.memory_core import MemoryCore
+from tests.support.snapshots import session
+
+DATA = PurePath("/data")
+DIRECTORY = DATA / "snapshots"
+T = TypeVar("T")
+
+
+class Office:
+    """Snapshots on a disk in memory, of whatever a test says."""
+
+    def __init__(self, *, interval: float = 0.0) -> None:
+        self.memory = MemoryFileSystem()
+        self.memory.make_directory(DATA)
+        self.fs = FaultyFileSystem(self.memory)
+        self.clock = ManualClock()
+        loop = asyncio.get_running_loop()
+        self.snapshots = Snapshots(
+            partial(open_keeper, self.fs, self.clock, DATA, 2), interval=interval, loop=loop
+        )
+        self.ended = 0
+        self.use(lambda: iter([session("c")]))
+
+    def use(self, records: Callable[[], Iterator[Record]]) -> None:
+        self.snapshots.use(OF_BROKER, lambda: (records(), self._end))
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    def serials(self) -> list[int]:
+        if not self.memory.exists(DIRECTORY):
+            return []
+        return [serial for serial, _ in list_snapshots(self.memory, DIRECTORY)]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+
+
+def test_one_is_written_when_asked_for_and_none_before() -> None:
+    async def scenario() -> None:
+        office = Office()
+        running = asyncio.create_task(office.snapshots.run())
+        await asyncio.wait({running}, timeout=0.0)
+        assert office.serials() == []
+        office.snapshots.ask()
+        await office.until(lambda: office.ended == 1)
+        assert office.serials() == [1]
+        running.cancel()
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_those_who_ask_while_one_is_written_share_the_next() -> None:
+    async def scenario() -> None:
+        office = Office()
+        begun, may_go_on = Event(), Event()
+
+        def slowly() -> Iterator[Record]:
+            begun.set()
+            assert may_go_on.wait(20)
+            yield session("c")
+
+        office.use(slowly)
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await office.until(begun.is_set)
+        for _ in range(3):
+            office.snapshots.ask()
+        may_go_on.set()
+        await office.until(lambda: office.ended == 2)
+        await asyncio.wait({running}, timeout=0.0)
+        assert office.serials() == [1, 2]
+        assert not running.done()
+        running.cancel()
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_last_one_waits_for_one_that_is_being_written() -> None:
+    async def scenario() -> None:
+        office = Office()
+        begun, may_go_on = Event(), Event()
+
+        def slowly() -> Iterator[Record]:
+            begun.set()
+            assert may_go_on.wait(20)
+            yield session("c")
+
+        office.use(slowly)
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await office.until(begun.is_set)
+        running.cancel()
+        last = asyncio.create_task(office.snapshots.save())
+        await asyncio.wait({last}, timeout=0.0)
+        may_go_on.set()
+        assert (await last).serial == 2
+        assert office.ended == 2
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_clock_asks_too() -> None:
+    async def scenario() -> None:
+        office = Office(interval=0.001)
+        running = asyncio.create_task(office.snapshots.run())
+        await office.until(lambda: office.ended >= 3)
+        running.cancel()
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_fails_is_told_and_the_next_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        office = Office()
+        office.fs.add(Fault(operation="sync", errno=errno.ENOSPC))
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await office.until(lambda: office.ended == 1)
+        office.snapshots.ask()
+        await office.until(lambda: office.ended == 2)
+        assert office.serials() == [1]
+        running.cancel()
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+    assert [record.getMessage().partition(" error")[0] for record in caplog.records][:1] == [
+        "snapshot not written"
+    ]
+
+
+def test_the_last_one_must_not_fail() -> None:
+    async def scenario() -> None:
+        office = Office()
+        office.fs.add(Fault(operation="write_at", errno=errno.ENOSPC))
+        try:
+            with pytest.raises(StorageFullError):
+                await office.snapshots.save()
+        finally:
+            office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_directory_is_made_and_locked_when_it_is_first_needed() -> None:
+    async def scenario() -> None:
+        office = Office()
+        office.snapshots.close()
+        assert not office.memory.exists(DIRECTORY)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_broker_has_in_memory_is_captured_and_loaded() -> None:
+    core = MemoryCore()
+    wire = core.connect("c", session_expiry_interval=100)
+    wire.subscribe("a")
+    wire.send(Disconnect())
+    core.connect("p").publish("a", "1", qos=1, packet_id=1, retain=True)
+    fs = MemoryFileSystem()
+    fs.make_directory(DATA)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        snapshots = Snapshots(
+            partial(open_keeper, fs, core.clock, DATA, 2), interval=0.0, loop=loop
+        )
+        snapshots.use(OF_BROKER, partial(begin_capture, core.broker, loop))
+        await snapshots.save()
+        snapshots.close()
+
+    asyncio.run(scenario())
+    assert core.broker.ready.watch is None
+    again = MemoryCore()
+    load_state(again.broker, open_keeper(fs, core.clock, DATA, 2), allow_empty=False)
+    assert again.state() == core.state()
+
+
+def test_loading_tells_what_was_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    fs, clock = MemoryFileSystem(), ManualClock()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, clock, DATA, 2)
+    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    keeper.save([session("c")], source=OF_BROKER)
+    keeper.save([session("c")], source=OF_BROKER)
+    with fs.open(DIRECTORY / name_of(2), writable=True) as file:
+        file.truncate(10)
+    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [(level, text.split(" moved_to")[0].split(" file")[0]) for level, text in told] == [
+        ("INFO", "starting without a snapshot"),
+        ("ERROR", "snapshot damaged"),
+        ("WARNING", "snapshot loaded"),
+    ]
+
+
+def test_without_a_valid_snapshot_an_empty_start_must_be_allowed() -> None:
+    fs, clock = MemoryFileSystem(), ManualClock()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, clock, DATA, 2)
+    keeper.save([session("c")], source=OF_BROKER)
+    with fs.open(DIRECTORY / name_of(1), writable=True) as file:
+        file.truncate(0)
+    with pytest.raises(CorruptionError, match="no snapshot is valid"):
+        load_state(MemoryCore().broker, keeper, allow_empty=False)
+    load_state(MemoryCore().broker, keeper, allow_empty=True)
+
+
+def test_a_store_is_refused_by_a_broker_in_memory_and_the_other_way_round() -> None:
+    fs, clock = MemoryFileSystem(), ManualClock()
+    store = Store(DATA, fs=fs, clock=clock)
+    check_persistence(fs, store, "snapshot")
+    check_persistence(fs, store, "store")
+    keeper = open_keeper(fs, clock, DATA, 2)
+    check_persistence(fs, store, "store")
+    keeper.save([], source=OF_STORE)
+    check_persistence(fs, store, "store")
+    keeper.save([], source=OF_BROKER)
+    with pytest.raises(UsageError, match="/data/snapshots has the state of a broker"):
+        check_persistence(fs, store, "store")
+    fs.remove(DIRECTORY / name_of(2))
+    check_persistence(fs, store, "store")
+    store.create("m", DatabaseSettings(segment_bytes=64 * 1024))
+    with pytest.raises(UsageError, match=r"/data has a store, .*databases=m"):
+        check_persistence(fs, store, "snapshot")
+    store.close()
+
+
+def test_a_store_is_read_as_others_would() -> None:
+    fs, clock = MemoryFileSystem(), ManualClock()
+    with Store(DATA, fs=fs, clock=clock) as store:
+        store.create("m", DatabaseSettings(segment_bytes=64 * 1024))
+        records, end = begin_backup(fs, DATA)
+        saved = open_keeper(fs, clock, DATA, 2).save(records, source=OF_STORE)
+        end()
+    with fs.open(saved.path, writable=False) as file:
+        assert verify_snapshot(file).counts == {"StoredFile": 2, "FilePart": 3}
+
+
+def test_the_thread_rests_when_it_has_worked_for_a_moment() -> None:
+    clock, rests = ManualClock(), list[float]()
+    pace = Pace(clock.monotonic, rests.append)
+    for _ in range(9):
+        clock.advance(0.00005)
+        pace.keep()
+    assert rests == [0.001, 0.001]

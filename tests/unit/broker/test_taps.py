@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from siltstone.broker.taps import SettlePart, Taps
+from siltstone.mqtt.publish import PublishBatch
+from tests.support.links import batch_of
+
+
+class OneTap:
+    """Takes what there is, and answers when told to."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[list[bytes], bytes]] = []
+        self.settles: list[SettlePart] = []
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        self.taken.append((batch.topics, publisher))
+        if settle is None:
+            return 0
+        self.settles.append(settle)
+        return 1
+
+
+BATCH = batch_of(("a", b"1", 1))
+
+
+def test_every_tap_gets_every_batch_and_is_waited_for() -> None:
+    taps, one, other = Taps(), OneTap(), OneTap()
+    assert taps.take(BATCH, b"c", None) == 0
+    taps.add(one)
+    taps.add(other)
+    assert taps.take(BATCH, b"c", lambda part, error: None) == 2
+    assert taps.take(BATCH, b"c", None) == 0
+    assert one.taken == other.taken == [([b"a"], b"c")] * 2
+
+
+def test_what_may_have_been_missed_is_given_again_before_it_goes_on() -> None:
+    taps, one, other = Taps(), OneTap(), OneTap()
+    calls: list[str] = []
+    taps.take_again(BATCH, b"c", lambda: calls.append("nobody"))
+    taps.add(one)
+    taps.add(other)
+    taps.take_again(BATCH, b"c", lambda: calls.append("all"))
+    one.settles[0](BATCH, None)
+    assert calls == ["nobody"]
+    other.settles[0](BATCH, None)
+    assert calls == ["nobody", "all"]
