@@ -323,3 +323,63 @@ def test_damage_is_found_then_mended_and_then_gone(cli: Runner) -> None:
     assert cli.run("verify", "metrics", "--repair").returncode == 1
     assert list((cli.data / "quarantine").iterdir()) != []
     assert cli.document("verify", "metrics")[0]["damaged"] is False
+
+
+@pytest.mark.parametrize(
+    "args", [("db", "list"), ("read", "metrics", "--json"), ("read", "metrics")], ids=" ".join
+)
+def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
+    cli: Runner, args: tuple[str, ...]
+) -> None:
+    create(cli, 2000)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            cli.arguments(*args),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env=ENVIRONMENT,
+            timeout=DEADLINE_SECONDS,
+        )
+    assert (done.returncode, done.stderr) == (
+        3,
+        b"siltstone: the output cannot be written: No space left on device\n",
+    )
+
+
+# Says when it is being imported, and then takes for ever.
+SLOW_PACKAGE = """
+import threading
+print("importing", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_an_interrupt_while_the_command_is_being_loaded_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "siltstone").mkdir()
+    (tmp_path / "siltstone" / "__init__.py").write_text(SLOW_PACKAGE, "utf-8")
+    command = Path(HOME) / "siltstone_command.py"
+    (tmp_path / command.name).write_bytes(command.read_bytes())
+    with subprocess.Popen(
+        [sys.executable, "-c", "import siltstone_command; siltstone_command.run()"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread runs here
+    ) as loading:
+        assert loading.stdout is not None
+        assert loading.stdout.readline() == b"importing\n"
+        loading.send_signal(signal.SIGINT)
+        _, errors = loading.communicate(timeout=DEADLINE_SECONDS)
+    assert (loading.returncode, errors) == (-signal.SIGINT, b"")
+
+
+def test_the_command_that_is_installed_runs_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import siltstone_command; siltstone_command.run()", "--version"],
+        capture_output=True,
+        check=False,
+        env=ENVIRONMENT,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, f"siltstone {__version__} ({form()})\n".encode())

@@ -153,7 +153,9 @@ def append(
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Append rows from JSON lines or CSV."""
+    """Append rows from JSON lines or CSV. Each row gets a time and a serial of its own: those that
+    `siltstone read` prints are passed over.
+    """
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
     done = Load()

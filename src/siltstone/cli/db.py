@@ -9,9 +9,10 @@ import typer
 
 import siltstone
 from siltstone.cli import setting_options as options
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, open_reading, open_writing
 from siltstone.cli.output import (
     add_row,
+    ask,
     counted,
     facts,
     note_recovery,
@@ -21,10 +22,11 @@ from siltstone.cli.output import (
     table,
 )
 from siltstone.cli.quantities import format_size
-from siltstone.cli.settings import parse_changes, shown_settings
+from siltstone.cli.settings import named_options, parse_changes, shown_settings
 from siltstone.cli.slabs import slab_document, slab_table
-from siltstone.database import Database, SlabInfo
+from siltstone.database import Database
 from siltstone.errors import UsageError
+from siltstone.store.info import SlabInfo
 from siltstone.store.settings import DatabaseSettings
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, look at, change and drop databases.")
@@ -77,7 +79,8 @@ def create(
 
 
 def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
-    settings = DatabaseSettings.from_json(given)
+    with named_options("--"):
+        settings = DatabaseSettings.from_json(given)
     with siltstone.open(data) as store:
         store.create(name, settings)
     if json:
@@ -180,7 +183,7 @@ def _show_info(
 @app.command("drop")
 def drop(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
@@ -200,10 +203,7 @@ def _confirm(database: Database) -> None:
     rows = counted(sum(slab.rows for slab in database.slabs()), "row")
     if not sys.stdin.isatty():
         raise UsageError(f"database {database.name!r} has {rows}; pass --yes to drop it unasked")
-    sys.stderr.write(f"Drop database {database.name!r} with {rows}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise typer.Exit(1)
+    ask(f"Drop database {database.name!r} with {rows}?")
 
 
 @app.command("set")
@@ -221,7 +221,8 @@ def set_settings(
     with open_writing(data) as store:
         database = store.database(name)
         note_recovery(database)
-        settings = database.configure(**parsed)
+        with named_options(""):
+            settings = database.configure(**parsed)
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,12 +34,25 @@ COMMANDS: Final[Mapping[str, str]] = {
     "seal": "siltstone.cli.slabs",
     "drop": "siltstone.cli.slabs",
     "verify": "siltstone.cli.verify",
+    "backup": "siltstone.cli.backup",
+    "restore": "siltstone.cli.backup",
     "passwd": "siltstone.cli.passwd",
+    "sql": "siltstone.cli.sql",
 }
 GROUPS: Final[Mapping[str, str]] = {
     "db": "siltstone.cli.db",
+    "kv": "siltstone.cli.kv",
+    "sessions": "siltstone.cli.sessions",
+    "groups": "siltstone.cli.groups",
+    "snapshot": "siltstone.cli.snapshot",
     "config": "siltstone.cli.config",
+    "topic": "siltstone.cli.topic",
+    "pipeline": "siltstone.cli.pipeline",
+    "spool": "siltstone.cli.spool",
 }
+
+# What a disk says of a file that is open: of one that we write, for we name those that we open.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def build(args: Sequence[str]) -> typer.Typer:
@@ -89,6 +103,8 @@ def execute(args: Sequence[str]) -> int:
     except SiltstoneError as exc:
         return _refuse(str(exc), 3)
     except OSError as exc:
+        if exc.errno in _NO_ROOM and exc.filename is None:
+            return _refuse(f"the output cannot be written: {exc.strerror or exc}", 3)
         # Files that the user named; the store's own disk speaks in SiltstoneErrors.
         named = f": {exc.filename}" if exc.filename is not None else ""
         return _refuse(f"{exc.strerror or exc}{named}", 2)
@@ -114,13 +130,29 @@ def _pipe_gone() -> int:
     return 1
 
 
+def _flush_output() -> bool:
+    """Write what is buffered; where that fails give it up, or Python would try again at its end and
+    complain by itself.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
+        return False
+    return True
+
+
 def run() -> None:
     """Run the command line of this process."""
     # What PYTHONUNBUFFERED gives loses the rest of a write that the pipe takes a part of.
     sys.stdout = open(  # noqa: SIM115 - it lives as long as the process
         sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False
     )
-    sys.exit(execute(sys.argv[1:]))
+    status = execute(sys.argv[1:])
+    if not sys.stdout.closed and not _flush_output():
+        status = status or _refuse("the output cannot be written", 3)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ Data = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The database.", show_default=False)]
 
 

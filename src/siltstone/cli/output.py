@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TextIO
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -52,6 +53,14 @@ def show_json(document: Any) -> None:
 def note(text: str) -> None:
     """Tell something beside the answer."""
     sys.stderr.write(f"siltstone: {printable(text)}\n")
+
+
+def ask(question: str) -> None:
+    """Ask whoever sits at the terminal. Raises: Exit for anything but a yes."""
+    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Exit(1)
 
 
 def note_recovery(database: Database) -> None:

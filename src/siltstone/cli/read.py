@@ -117,6 +117,8 @@ def read(
     until_us = None if until is None else parse_time(until, now_us)
     with open_reading(data) as store:
         database = store.database(name)
+        for hole in database.holes(since_us=since_us, until_us=until_us):
+            note(f"lost to damage: {hole}; 'siltstone verify' tells of it")
         if follow_on:
             follower = Follower(database, topic_filter, since_us=since_us, columns=names)
             _follow(follower, limit, chosen, output, names)

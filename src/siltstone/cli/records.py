@@ -4,8 +4,9 @@
     topic,value,publisher,qos,retain
 
 `value_base64` stands for a value that is no text, `properties_base64` for MQTT properties. What
-`siltstone read` prints is read too: the columns that the store sets itself are passed over. A line
-that is wrong becomes a BadLine, and the next one is read.
+`siltstone read` prints is read too: the columns that the store sets itself are passed over, so that
+rows which are appended again get times and serials of now. A line that is wrong becomes a BadLine,
+and the next one is read.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _columns(group: list[Record]) -> Columns:
 
 
 def _from_json(line: bytes) -> Record:
-    document = json.loads(line, parse_constant=_refuse_constant)
+    document = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
     if not isinstance(document, dict):
         raise UsageError(f"it must be a JSON object, not {type(document).__name__}")
     if unknown := document.keys() - _KNOWN:
@@ -208,6 +209,16 @@ def _decoded(text: object) -> bytes:
 
 def _refuse_constant(word: str) -> Never:
     raise UsageError(f"{word} is no JSON")
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields; which of two of one name is meant nobody can tell."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"field {repeated!r} is there twice")
+    return document
 
 
 def _csv_header(reader: Iterator[list[str]]) -> list[str]:

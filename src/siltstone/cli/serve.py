@@ -35,6 +35,10 @@ def serve(
     check: Annotated[
         bool, typer.Option("--check", help="Only check the settings, and print them as TOML.")
     ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option("--allow-empty", help="Start without state if no snapshot can be loaded."),
+    ] = False,
 ) -> None:
     """Run the MQTT broker. SIGTERM ends it in good order, SIGHUP reloads users and certificates."""
     settings = settings_from(
@@ -59,5 +63,5 @@ def serve(
         data=settings.data,
         listeners=", ".join(listener.address for listener in settings.listeners),
     )
-    if status := run_server(settings):
+    if status := run_server(settings, allow_empty=allow_empty):
         raise typer.Exit(status)

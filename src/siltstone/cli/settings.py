@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -93,6 +95,18 @@ def _shown(setting: Setting, value: Any) -> str:
 def shown_default(field: str) -> str:
     """Return the default of a field as people write it."""
     return _shown(SETTINGS[field], getattr(DatabaseSettings(), field))
+
+
+@contextmanager
+def named_options(dashes: str) -> Iterator[None]:
+    """Let a complaint about settings name them as the command line does."""
+    try:
+        yield
+    except UsageError as exc:
+        sentence = str(exc)
+        for field, setting in SETTINGS.items():
+            sentence = re.sub(rf"\b(?:setting )?{field}\b", f"{dashes}{setting.option}", sentence)
+        raise UsageError(sentence) from exc
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, Protocol, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +25,9 @@ TABLE_COLUMNS: Final = ("timestamp", "topic", "publisher", "qos", "value")
 # Rows that are laid out together; widths grow from one such part to the next.
 _PART_ROWS: Final = 200
 _ROW_GROUP_ROWS: Final = 1 << 18
+# On a terminal; what is alike in a topic is its beginning and its end.
+_CUT_IN_THE_MIDDLE: Final = frozenset({"topic", "publisher"})
+_CELL_MIN: Final = 24
 _NUMBERS: Final = frozenset({"qos", "shard", "generation", "serial"})
 
 
@@ -141,7 +144,7 @@ class TableSink:
         """Leave the lines as they are."""
 
     def _write_part(self, batch: pa.RecordBatch) -> None:
-        columns = [[_cell(item) for item in _plain_column(batch, name)] for name in self._columns]
+        columns = [self._cells(batch, name) for name in self._columns]
         for number, cells in enumerate(columns):
             widest = max((cell_len(cell) for cell in cells), default=0)
             # The last column is ragged, so that it takes no more than it needs.
@@ -151,6 +154,14 @@ class TableSink:
         for row in zip(*columns, strict=True):
             table.add_row(*map(Text, row))
         self._print(table)
+
+    def _cells(self, batch: pa.RecordBatch, name: str) -> list[str]:
+        cells = [_cell(item) for item in _plain_column(batch, name)]
+        if not self._console.is_terminal or name not in _CUT_IN_THE_MIDDLE:
+            return cells
+        # One long topic would leave no room for the columns behind it.
+        widest = max(_CELL_MIN, self._console.width // 3)
+        return [shortened(cell, widest) for cell in cells]
 
     def _table(self) -> Table:
         table = Table(box=None, show_header=not self._begun, pad_edge=False, header_style="bold")
@@ -168,6 +179,16 @@ class TableSink:
     def _print(self, table: Table) -> None:
         self._begun = True
         print_on(self._console, table)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text with its middle left out where it is wider than so many cells."""
+    if cell_len(text) <= width:
+        return text
+    kept = width - 1
+    head = set_cell_size(text, kept // 2).rstrip()
+    tail = set_cell_size(text[::-1], kept - kept // 2)[::-1].lstrip()
+    return f"{head}…{tail}"
 
 
 def _cell(item: Any) -> str:

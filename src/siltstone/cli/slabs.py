@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -13,13 +14,24 @@ from siltstone.cli.options import (
     Data,
     Json,
     Name,
+    Yes,
     open_reading,
     open_writing,
     parse_slab,
 )
-from siltstone.cli.output import add_row, note_recovery, say, show, show_json, table
+from siltstone.cli.output import (
+    add_row,
+    ask,
+    counted,
+    note,
+    note_recovery,
+    say,
+    show,
+    show_json,
+    table,
+)
 from siltstone.cli.quantities import format_moment, format_size, format_time
-from siltstone.database import SlabInfo
+from siltstone.store.info import SlabInfo
 
 
 def slab_document(slab: SlabInfo) -> dict[str, Any]:
@@ -36,6 +48,7 @@ def slab_document(slab: SlabInfo) -> dict[str, Any]:
         "size_bytes": slab.size_bytes,
         "segments": slab.segments,
         "streams": slab.streams,
+        "lost_rows": slab.lost_rows,
     }
 
 
@@ -61,10 +74,19 @@ def slab_table(slabs: Iterable[SlabInfo]) -> Table:
     return listed
 
 
+def note_losses(slabs: Iterable[SlabInfo]) -> None:
+    """Tell of slabs of which repair could not save all rows."""
+    for slab in slabs:
+        if slab.lost_rows != 0:
+            lost = "rows" if slab.lost_rows is None else counted(slab.lost_rows, "row")
+            note(f"slab {slab.slab} has lost {lost} to damage; 'siltstone verify' tells which")
+
+
 def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """List the slabs of a database: one for each generation of each shard."""
     with open_reading(data) as store:
         found = store.database(name).slabs()
+    note_losses(found)
     if json:
         show_json([slab_document(slab) for slab in found])
     else:
@@ -89,14 +111,20 @@ def drop(
     slab: Annotated[
         str, typer.Argument(metavar="SHARD/GENERATION", help="A sealed slab.", show_default=False)
     ],
+    yes: Yes = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Delete a sealed slab with all its rows."""
+    """Delete a sealed slab with all its rows; on a terminal it asks before."""
     wanted = parse_slab(slab)
     with open_writing(data) as store:
         database = store.database(name)
         note_recovery(database)
+        if not yes and sys.stdin.isatty():
+            for found in database.slabs():
+                if found.slab == wanted:
+                    rows = counted(found.rows, "row")
+                    ask(f"Drop slab {wanted} of database {name!r} with {rows}?")
         database.drop_slab(wanted)
     if json:
         show_json({"database": name, "dropped": str(wanted)})

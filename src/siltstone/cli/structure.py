@@ -12,8 +12,8 @@ from rich.tree import Tree
 
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
 from siltstone.cli.output import counted, printable, show, show_json
-from siltstone.database import StreamInfo
 from siltstone.errors import UsageError
+from siltstone.store.info import StreamInfo
 
 
 @dataclass(frozen=True, slots=True)

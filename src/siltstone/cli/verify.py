@@ -1,17 +1,32 @@
-"""`siltstone verify`: check every invariant of a database; with --repair, mend what can be."""
+"""`siltstone verify`: check every invariant of a database; with --repair, mend what can be.
+
+A key-value database is checked by the name `kv/NAME`, the positions of sessions as `commits`.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import typer
 
+from siltstone.cli.kv import open_engine
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading, open_writing
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.quantities import format_size
+from siltstone.directory import COMMITS, Store
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.session.archive_check import archive_problems
+from siltstone.store.findings import Finding
 from siltstone.store.verify import VerifyReport, verify_database
+from siltstone.tx.reading import KeyValueReader
+from siltstone.tx.verify import KeyValueReport, verify_keyvalue
+
+Report = VerifyReport | KeyValueReport
 
 
 def verify(
@@ -28,20 +43,9 @@ def verify(
     """Check that a database is whole; the status is 1 when it is not, or was not before."""
     if (name is None) != every:
         raise UsageError("verify one database by its NAME, or --all of them")
-    fs = PosixFileSystem()
     # Repair keeps writers away by the lock; no database is opened, for that would mend it too.
     with open_writing(data) if repair else open_reading(data) as store:
-        directory = store.path / "data"
-        # One without its manifest is no database to the store, but is what may be asked about.
-        known = store.names() if name is None else [entry.name for entry in fs.list(directory)]
-        if name is not None and name not in known:
-            there = ", ".join(store.names()) or "none"
-            raise NotFoundError(f"there is no database {name!r} in {data}; there are: {there}")
-        quarantine = store.path / "quarantine"
-        reports = {
-            each: verify_database(fs, directory / each, repair=repair, quarantine=quarantine)
-            for each in (known if name is None else [name])
-        }
+        reports = _check(store, name, data, repair=repair)
     if json:
         show_json([_document(each, report) for each, report in reports.items()])
     else:
@@ -50,12 +54,55 @@ def verify(
         raise typer.Exit(1)
 
 
-def _document(name: str, report: VerifyReport) -> dict[str, Any]:
+def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[str, Report]:
+    """Check one database, or all. Raises: NotFoundError."""
+    fs = PosixFileSystem()
+    directory = store.path / "data"
+    keyvalues = {
+        each if each == COMMITS else f"kv/{each}": place
+        for each, place in store.keyvalue_places().items()
+    }
+    # One without its manifest is no database to the store, but is what may be asked about.
+    logs = store.names() if name is None else [entry.name for entry in fs.list(directory)]
+    wanted = [*logs, *keyvalues] if name is None else [name]
+    if name is not None and name not in (*logs, *keyvalues):
+        there = ", ".join([*store.names(), *keyvalues]) or "none"
+        raise NotFoundError(f"there is no database {name!r} in {data}; there are: {there}")
+    quarantine = store.path / "quarantine"
+    reports: dict[str, Report] = {}
+    for each in wanted:
+        if each in keyvalues:
+            reports[each] = _check_keyvalue(fs, each, keyvalues[each])
+        else:
+            reports[each] = verify_database(
+                fs, directory / each, repair=repair, quarantine=quarantine
+            )
+    return reports
+
+
+def _check_keyvalue(fs: FileSystem, name: str, place: PurePath) -> KeyValueReport:
+    """Check a key-value database; the positions also by what they mean."""
+    report = verify_keyvalue(fs, place, open_engine)
+    if name != COMMITS or report.damaged or not report.slabs:
+        return report
+    with closing(KeyValueReader(open_engine(place))) as reader:
+        problems = [
+            Finding(path=place, offset=0, problem=problem)
+            for problem in archive_problems(reader.read)
+        ]
+    return replace(report, findings=(*report.findings, *problems))
+
+
+def _document(name: str, report: Report) -> dict[str, Any]:
+    counts: dict[str, int] = (
+        {"slabs": report.slabs}
+        if isinstance(report, KeyValueReport)
+        else {"segments": report.segments, "frames": report.frames}
+    )
     return {
         "database": name,
         "damaged": report.damaged,
-        "segments": report.segments,
-        "frames": report.frames,
+        **counts,
         "rows": report.rows,
         "size_bytes": report.bytes,
         "findings": [
@@ -71,7 +118,7 @@ def _document(name: str, report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def _show(reports: dict[str, VerifyReport], *, repair: bool) -> None:
+def _show(reports: dict[str, Report], *, repair: bool) -> None:
     listed = table("database", "file", "offset", "severity", "problem", "done", right=("offset",))
     for name, report in reports.items():
         for finding in report.findings:
@@ -81,7 +128,13 @@ def _show(reports: dict[str, VerifyReport], *, repair: bool) -> None:
         show(listed)
     for name, report in reports.items():
         state = "damaged" if report.damaged else "whole"
-        size = f"{counted(report.segments, 'segment')} with {format_size(report.bytes)}"
+        parts = (
+            counted(report.slabs, "slab")
+            if isinstance(report, KeyValueReport)
+            else counted(report.segments, "segment")
+        )
+        size = f"{parts} with {format_size(report.bytes)}"
         say(f"{name}: {state}; {counted(report.rows, 'row')} in {size}")
-    if not repair and any(report.damaged for report in reports.values()):
+    logs = [report for report in reports.values() if isinstance(report, VerifyReport)]
+    if not repair and any(report.damaged for report in logs):
         say("mend it with --repair, while no process writes")

@@ -5,7 +5,8 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.settings import BrokerSettings, ListenerSettings, Storage, StoreRule
+from siltstone.broker.settings import BrokerSettings, ListenerSettings
+from siltstone.broker.storage_settings import Storage, StoreRule
 from siltstone.cli.config import effective_toml, reference_text
 from siltstone.settings import known_keys, model_of, variable_name
 from tests.support.command_line import CommandLine
@@ -153,6 +154,13 @@ def test_the_reference_has_a_row_for_every_setting(siltstone: CommandLine) -> No
         "## `[[storage.rules]]`",
         "## `[access]`",
         "## `[share]`",
+        "## `[sessions]`",
+        "## `[snapshot]`",
         "## `[log]`",
+        "## `[flight]`",
+        "## `[topiclog]`",
+        "## `[[topiclog.publish]]`",
         "## `[[listeners]]`",
+        "## `[[bridge]]`",
+        "## `[[bridge.topics]]`",
     ]

@@ -89,9 +89,20 @@ def test_a_database_is_created_once(siltstone: CommandLine) -> None:
         ),
         (
             ("--compression", "gzip"),
-            "setting compression must be one of ('none', 'zstd', 'lz4'): compression='gzip'",
+            "--compression must be one of none, zstd, lz4: --compression='gzip'",
         ),
-        (("--shards", "0"), "setting shards must be a number from 1 to 4096: shards=0"),
+        (
+            ("--threshold", "99999999999"),
+            (
+                "--threshold must be one or more numbers from -1 to 2147483647: "
+                "--threshold=(99999999999,)"
+            ),
+        ),
+        (
+            ("--reserve", "9999999TiB"),
+            "--reserve must be at most 1152921504606846976: --reserve=10995115178248372224",
+        ),
+        (("--shards", "0"), "--shards must be a number from 1 to 4096: --shards=0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(
@@ -209,7 +220,7 @@ def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
     [
         ("shards=3", "settings that cannot change once a database exists: shards"),
         ("quota=-1", "quota: '-1' is no size; write a number with B, KiB, MiB, GiB, kB, MB or GB"),
-        ("quota=0", "setting quota_bytes must be above 0, or none: quota_bytes=0"),
+        ("quota=0", "quota must be above 0, or none: quota=0"),
     ],
 )
 def test_settings_that_cannot_change_are_refused(

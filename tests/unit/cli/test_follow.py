@@ -7,6 +7,8 @@ import pytest
 
 from siltstone.cli.follow import Follower, follow
 from siltstone.database import Database
+from siltstone.errors import ClosedError
+from siltstone.feed.reading import StoreSource
 from siltstone.store.rows import Row
 from tests.support.command_line import CommandLine
 
@@ -96,17 +98,17 @@ def test_a_row_written_between_two_reads_of_a_poll_is_not_overtaken(
     write(writer, ("a", "0"), ("b", "0"))
     follower = Follower(reader, "#", since_us=0, columns=COLUMNS)
     drain(follower)
-    read_on = Database.next
-    late = [[("a", "1"), ("b", "1")], [("c", "2"), ("a", "2"), ("b", "2")]]
+    read_on = StoreSource.read
+    late = [("a", "1"), ("b", "1"), ("c", "2"), ("a", "2"), ("b", "2")]
 
-    def next_after_writing(self: Database, *args: object) -> object:
-        if late:
-            write(writer, *late.pop(0))
+    def read_after_writing(self: StoreSource, *args: object) -> object:
+        while late:
+            write(writer, late.pop(0))
             reader.refresh()
         return read_on(self, *args)  # type: ignore[arg-type]
 
     write(writer, ("b", "x"), ("a", "x"))
-    monkeypatch.setattr(Database, "next", next_after_writing)
+    monkeypatch.setattr(StoreSource, "read", read_after_writing)
     assert drain(follower) == [
         ("b", "x"),
         ("a", "x"),
@@ -138,21 +140,21 @@ def test_only_what_the_filter_and_the_time_ask_for_comes(
 def test_the_columns_are_those_asked_for(writer: Database, reader: Database) -> None:
     write(writer, ("a", "1"))
     follower = Follower(reader, "#", since_us=0, columns=("value", "topic"))
-    follower.poll()
     assert follower.poll().to_pylist() == [{"value": b"1", "topic": "a"}]
 
 
 def test_a_dropped_slab_is_passed_over(writer: Database, reader: Database) -> None:
     rows = [("t", str(i)) for i in range(10)]
-    write(writer, *rows)
+    for row in rows:
+        write(writer, row)
     writer.seal()
     follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=3)
-    follower.poll()
+    first = follower.poll()["value"].to_pylist()
     for slab in writer.slabs():
         if slab.state == "sealed":
             writer.drop_slab(slab.slab)
     write(writer, ("t", "after"))
-    assert drain(follower) == [*rows[:3], ("t", "after")]
+    assert (first, drain(follower)) == ([b"0", b"1", b"2"], [("t", "after")])
 
 
 def test_following_waits_only_when_nothing_is_left(writer: Database, reader: Database) -> None:
@@ -180,40 +182,32 @@ def test_a_slab_that_is_dropped_in_the_middle_of_a_poll_is_passed_over(
     write(writer, ("t", "lost"))
     writer.seal()
     write(writer, ("t", "kept"))
-    read_on = Database.next
+    read_on = StoreSource.read
 
-    def next_after_dropping(self: Database, *args: object) -> object:
+    def read_after_dropping(self: StoreSource, *args: object) -> object:
         for slab in writer.slabs():
             if slab.state == "sealed":
                 writer.drop_slab(slab.slab)
         reader.refresh()
         return read_on(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Database, "next", next_after_dropping)
+    monkeypatch.setattr(StoreSource, "read", read_after_dropping)
     assert drain(Follower(reader, "#", since_us=0, columns=COLUMNS)) == [("t", "kept")]
 
 
-def test_no_more_is_held_of_a_stream_than_is_read_at_once(
-    writer: Database, reader: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for topic in ("old", "new"):
-        write(writer, *[(topic, str(i)) for i in range(100)])
-    read: list[int] = []
-    read_on = Database.next
+def test_a_poll_reads_no_more_than_it_may(writer: Database, reader: Database) -> None:
+    for number in range(20):
+        write(writer, *[("t", f"{number}.{i}") for i in range(10)])
+    follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=25)
+    sizes: list[int] = []
+    while not sizes or follower.behind:
+        sizes.append(follower.poll().num_rows)
+    assert sizes == [30, 30, 30, 30, 30, 30, 20]
 
-    def counting_next(self: Database, *args: object) -> object:
-        found = read_on(self, *args)  # type: ignore[arg-type]
-        read.append(len(found.batch))
-        return found
 
-    monkeypatch.setattr(Database, "next", counting_next)
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=10)
-    released = 0
-    held: list[int] = []
-    while not held or follower.behind:
-        released += follower.poll().num_rows
-        held.append(sum(read) - released)
-    assert (released, max(held)) == (200, 20)
-    read.clear()
-    follower.poll()
-    assert read == []
+def test_what_cannot_be_read_is_told(writer: Database, reader: Database) -> None:
+    write(writer, ("t", "1"))
+    follower = Follower(reader, "#", since_us=0, columns=COLUMNS)
+    reader.close()
+    with pytest.raises(ClosedError, match="the database is closed"):
+        follower.poll()

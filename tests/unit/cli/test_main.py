@@ -52,7 +52,14 @@ def names(app: typer.Typer) -> list[str | None]:
 def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> None:
     assert names(build([])) == [
         "db",
+        "kv",
+        "sessions",
+        "groups",
+        "snapshot",
         "config",
+        "topic",
+        "pipeline",
+        "spool",
         "serve",
         "pub",
         "sub",
@@ -63,7 +70,10 @@ def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> N
         "seal",
         "drop",
         "verify",
+        "backup",
+        "restore",
         "passwd",
+        "sql",
     ]
     assert siltstone("--help").status == 0
 

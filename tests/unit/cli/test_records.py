@@ -85,6 +85,8 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
         ('{"topic":"a","value_base64":1}', "base64 must be text"),
         ('{"topic":"a","value":"x","properties_base64":[1]}', "base64 must be text"),
         ('{"topic":"a","value":NaN}', "NaN is no JSON"),
+        ('{"topic":"a","value":1,"value":2}', "field 'value' is there twice"),
+        ('{"topic":"a","value":{"t":1,"t":1}}', "field 't' is there twice"),
         ('{"topic":"a","value":1e999}', "value has a number that is too large"),
         ('{"topic":"a","value":"x","qos":3}', "qos must be 0, 1 or 2, not 3"),
         ('{"topic":"a","value":"x","qos":true}', "qos must be 0, 1 or 2, not True"),

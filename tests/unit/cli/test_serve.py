@@ -17,11 +17,13 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.runs: list[BrokerSettings] = []
+        self.allows_empty: list[bool] = []
         self.status = 0
         self.error: Exception | None = None
 
-    def __call__(self, settings: BrokerSettings) -> int:
+    def __call__(self, settings: BrokerSettings, *, allow_empty: bool) -> int:
         self.runs.append(settings)
+        self.allows_empty.append(allow_empty)
         if self.error is not None:
             raise self.error
         return self.status
@@ -54,6 +56,14 @@ def test_the_broker_runs_with_the_settings_and_says_where(
     (line,) = outcome.err.splitlines()
     assert line.endswith("data=/data listeners=tcp://127.0.0.1:1884")
     assert line[25:43] == "info    starting v"
+
+
+def test_an_empty_start_is_allowed_by_a_flag_alone(
+    siltstone: CommandLine, server: FakeServer
+) -> None:
+    siltstone("serve")
+    siltstone("serve", "--allow-empty")
+    assert server.allows_empty == [False, True]
 
 
 def test_logs_are_json_by_choice(siltstone: CommandLine, server: FakeServer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from siltstone.cli.output import console_on
 from siltstone.cli.sinks import (
@@ -17,6 +18,7 @@ from siltstone.cli.sinks import (
     Sink,
     TableSink,
     json_document,
+    shortened,
 )
 from siltstone.store.rows import COLUMNS, SCHEMA, schema_of
 
@@ -114,6 +116,30 @@ def test_what_a_topic_holds_gives_no_orders_to_the_terminal() -> None:
     sink = TableSink(console_on(file), ("topic", "value"))
     sink.write(batch(b"\x1b[2J", topic="[bold]\x1b"))
     assert file.getvalue().splitlines()[1] == "[bold]\\x1b  \\x1b[2J"
+
+
+def test_a_long_topic_loses_its_middle_on_a_terminal_and_nowhere_else() -> None:
+    topic = "plant/" + "very-" * 40 + "long/temperature"
+    shown, piped = io.StringIO(), io.StringIO()
+    for file, console in (
+        (shown, Console(file=shown, width=90, force_terminal=True, color_system=None)),
+        (piped, console_on(piped)),
+    ):
+        sink = TableSink(console, ("topic", "value"))
+        sink.write(batch(b"21.5", topic=topic))
+        sink.write(batch(b"x", topic="a/b"))
+        sink.close()
+        assert "21.5" in file.getvalue()
+    assert shown.getvalue().splitlines()[1].split() == ["plant/very-ver…ong/temperature", "21.5"]
+    assert piped.getvalue().splitlines()[1] == f"{topic}  21.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "cut"),
+    [("abcdef", 6, "abcdef"), ("abcdefg", 6, "ab…efg"), ("日本語日本語", 7, "日…語")],
+)
+def test_text_is_cut_in_the_middle_to_a_width(text: str, width: int, cut: str) -> None:
+    assert shortened(text, width) == cut
 
 
 def test_arrow_is_an_ipc_stream_of_the_same_batches() -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from siltstone.cli.slabs import slab_document
-from siltstone.database import SlabInfo
+from siltstone.segment.segment import segment_path
+from siltstone.store.info import SlabInfo
 from siltstone.store.manifest import SlabId
-from tests.support.command_line import START_US, CommandLine
+from tests.support.command_line import DATA, START_US, CommandLine
+from tests.support.damage import flip, frames_of
 
 SEALED = SlabInfo(
     slab=SlabId(1, 7),
@@ -47,6 +49,7 @@ def test_a_slab_is_a_json_object_with_times_as_text() -> None:
         "size_bytes": 4096,
         "segments": 2,
         "streams": 3,
+        "lost_rows": 0,
     }
 
 
@@ -119,4 +122,62 @@ def test_a_directory_that_another_process_writes_is_left_alone(
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err.startswith(
         "siltstone: the directory is open for writing elsewhere, close it: path=/data/LOCK"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "slabs"),
+    [
+        (b"y\n", 0, ["0/2"]),
+        (b"yes\n", 0, ["0/2"]),
+        (b"n\n", 1, ["0/1", "0/2"]),
+        (b"", 1, ["0/1", "0/2"]),
+    ],
+)
+def test_a_person_is_asked_before_a_slab_is_dropped(
+    metrics: CommandLine, answer: bytes, status: int, slabs: list[str]
+) -> None:
+    metrics("seal", "metrics")
+    outcome = metrics("drop", "metrics", "0/1", stdin=answer, terminal=True)
+    assert (outcome.status, outcome.err) == (
+        status,
+        "Drop slab 0/1 of database 'metrics' with 2 rows? [y/N] ",
+    )
+    assert [slab for slab, *_ in shown(metrics)] == slabs
+
+
+def test_with_yes_nobody_is_asked_before_a_slab_is_dropped(metrics: CommandLine) -> None:
+    metrics("seal", "metrics")
+    outcome = metrics("drop", "metrics", "0/1", "--yes", terminal=True)
+    assert (outcome.status, outcome.err) == (0, "")
+
+
+def lose_rows(metrics: CommandLine) -> None:
+    """Damage the rows of the database, and repair what can be."""
+    metrics("seal", "metrics")
+    path = segment_path(DATA / "data" / "metrics" / "0" / "1", 0)
+    flip(metrics.fs, path, frames_of(metrics.fs, path)[1].start + 100)
+    assert metrics("verify", "metrics", "--repair").status == 1
+
+
+def test_rows_that_repair_could_not_save_are_told_beside_the_answer(metrics: CommandLine) -> None:
+    lose_rows(metrics)
+    listed = metrics("slabs", "metrics", "--json")
+    assert [slab["lost_rows"] for slab in listed.document] == [2, 0]
+    assert listed.err == (
+        "siltstone: slab 0/1 has lost 2 rows to damage; 'siltstone verify' tells which\n"
+    )
+
+
+def test_a_read_that_passes_over_a_hole_says_so(metrics: CommandLine) -> None:
+    lose_rows(metrics)
+    metrics("append", "metrics", stdin=b'{"topic":"c","value":3}')
+    read = metrics("read", "metrics", "--json", "--columns", "topic")
+    assert (read.status, read.out, read.err) == (
+        0,
+        '{"topic": "c"}\n',
+        (
+            "siltstone: lost to damage: 2 rows, from serial 0 of slab 0/1; "
+            "'siltstone verify' tells of it\n"
+        ),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.cli.output import console_on, print_on
 from siltstone.cli.structure import Level, Pattern, draw, levels, merge
-from siltstone.database import StreamInfo
+from siltstone.store.info import StreamInfo
 from siltstone.store.manifest import SlabId
 from tests.support.command_line import CommandLine
 

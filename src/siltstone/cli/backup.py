@@ -1,0 +1,94 @@
+"""`siltstone backup` and `siltstone restore`: a whole data directory in one file, and back."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading
+from siltstone.cli.output import say, show_json
+from siltstone.cli.quantities import format_size
+from siltstone.clock import SystemClock
+from siltstone.errors import ExistsError
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.kv.rocks import RocksEngine
+from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.contents import ContentsInFile
+from siltstone.snapshot.records import About
+from siltstone.snapshot.restore import restore_directory
+from siltstone.snapshot.writer import publish_snapshot
+from siltstone.version import __version__
+
+SOURCE = "store"
+
+
+def about_store(serial: int = 0) -> About:
+    """Return the first record of a snapshot of a data directory."""
+    return About(
+        serial=serial,
+        created_us=SystemClock().now_us(),
+        source=SOURCE,
+        writer=f"siltstone {__version__}",
+    )
+
+
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Write everything of a data directory to one gzip file, also while a broker uses it."""
+    fs = PosixFileSystem()
+    target = absolute_path(file)
+    if fs.exists(target) and not force:
+        raise ExistsError(f"{file} exists already; pass --force to replace it")
+    open_reading(data).close()
+    spill = target.with_name(target.name + ".contents.tmp")
+    with ExitStack() as closing:
+        contents = closing.enter_context(fs.create(spill))
+        closing.callback(fs.remove, spill)
+        source = StoreSource(
+            fs,
+            absolute_path(data),
+            partial(RocksEngine, read_only=True),
+            ContentsInFile(contents),
+        )
+        totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())
+    if json:
+        document: dict[str, Any] = {
+            "file": str(file),
+            "size_bytes": size_bytes,
+            "digest": totals.digest.hex(),
+        }
+        show_json(document)
+    else:
+        say(f"wrote {file}, {format_size(size_bytes)}")
+
+
+def restore(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A file that backup wrote.", show_default=False),
+    ],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Make a data directory of a backup, where there is none or an empty one."""
+    fs = PosixFileSystem()
+    directory = absolute_path(data)
+    with fs.open(absolute_path(file), writable=False) as source:
+        try:
+            summary = restore_directory(fs, SystemClock(), source, directory, RocksEngine)
+        except ExistsError as exc:
+            raise ExistsError(f"{exc}; name another one with --data") from exc
+    if json:
+        show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
+    else:
+        say(f"restored {data} from {file}, {format_size(summary.plain_bytes)}")

@@ -1,0 +1,150 @@
+"""`siltstone kv`: list key-value databases and look into them, also while another process has them.
+
+`commits` is among them: the positions of sessions, share groups and topic logs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import PurePath
+from typing import Annotated, Any, Final
+
+import typer
+
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
+from siltstone.cli.output import add_row, console_on, say, show, show_json, table
+from siltstone.cli.quantities import format_size, parse_time
+from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink
+from siltstone.clock import SystemClock
+from siltstone.errors import NotFoundError
+from siltstone.kv.api import Engine
+from siltstone.kv.keys import TIME_END
+from siltstone.kv.rocks import RocksEngine
+from siltstone.store.rows import Row
+from siltstone.tx.iterator import RowBatch
+from siltstone.tx.reading import KeyValueReader
+
+app = typer.Typer(no_args_is_help=True, help="Look into key-value databases.")
+
+_CHUNK: Final = 1000
+
+
+def open_engine(path: PurePath) -> Engine:
+    """Open a key-value store for reading, beside whoever has it open."""
+    return RocksEngine(path, read_only=True)
+
+
+@app.command("list")
+def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the key-value databases of a data directory."""
+    documents = []
+    with open_reading(data) as store:
+        for name, place in store.keyvalue_places().items():
+            with _opened(place) as reader:
+                documents.append(_summary(name, reader))
+    if json:
+        show_json(documents)
+    elif documents:
+        listed = table("database", "kind", "shards", "slabs", "size", right=("shards", "slabs"))
+        for each in documents:
+            kind = "by time" if each["timed"] else "plain map"
+            counts = (f"{each[field]:,}" for field in ("shards", "slab_count"))
+            add_row(listed, (each["database"], kind, *counts, format_size(each["size_bytes"])))
+        show(listed)
+    else:
+        say(f"no key-value databases in {data}")
+
+
+def _summary(name: str, reader: KeyValueReader) -> dict[str, Any]:
+    return {
+        "database": name,
+        "timed": reader.settings.timed,
+        "shards": reader.settings.shards,
+        "slab_count": len(reader.slabs()),
+        "size_bytes": reader.size_bytes(),
+    }
+
+
+@app.command("read")
+def read(
+    name: Name,
+    topic_filter: Annotated[
+        str, typer.Option("--filter", metavar="FILTER", help="Topics, with + and # as in MQTT.")
+    ] = "#",
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="ISO 8601, seconds since 1970, now, -1h."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="The end, not included.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Print rows; of a stream they come by topic and then by time."""
+    now_us = SystemClock().now_us()
+    since_us = 0 if since is None else parse_time(since, now_us)
+    until_us = TIME_END if until is None else parse_time(until, now_us)
+    with _reading(name, data) as reader:
+        columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
+        rows = islice(reader.read(topic_filter, since_us, until_us), limit)
+        sink: Sink = (
+            JsonLinesSink(sys.stdout, columns)
+            if json
+            else TableSink(console_on(sys.stdout), columns)
+        )
+        while some := list(islice(rows, _CHUNK)):
+            sink.write(RowBatch(some).arrow(columns))
+        sink.close()
+
+
+@app.command("get")
+def get(
+    name: Name,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Print the value of a topic as it is; where there are many, the newest."""
+    with _reading(name, data) as reader:
+        newest: Row | None = None
+        for row in reader.read(topic):
+            newest = row
+        if newest is None:
+            raise NotFoundError(f"there is no row of topic {topic!r} in {name!r}")
+        columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
+    if json:
+        sink = JsonLinesSink(sys.stdout, columns)
+        sink.write(RowBatch([newest]).arrow(columns))
+        sink.close()
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(newest.value)
+
+
+@contextmanager
+def _reading(name: str, data: Data) -> Iterator[KeyValueReader]:
+    with open_reading(data) as store:
+        places = store.keyvalue_places()
+        if name not in places:
+            raise NotFoundError(
+                f"there is no key-value database {name!r} in {data}; there are: "
+                f"{', '.join(places) or 'none'}"
+            )
+        with _opened(places[name]) as reader:
+            yield reader
+
+
+@contextmanager
+def _opened(place: PurePath) -> Iterator[KeyValueReader]:
+    reader = KeyValueReader(open_engine(place))
+    try:
+        yield reader
+    finally:
+        reader.close()

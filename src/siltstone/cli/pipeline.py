@@ -1,0 +1,213 @@
+"""`siltstone pipeline`: jobs that turn the store into tables, learn from it, and check it."""
+
+from __future__ import annotations
+
+from time import sleep as wait
+from typing import Annotated, Any
+
+import typer
+
+from siltstone.cli import pipeline_jobs
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
+from siltstone.cli.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.quantities import format_size
+from siltstone.cli.spark import (
+    MASTER_DEFAULT,
+    Continuous,
+    DatabaseName,
+    Interval,
+    Master,
+    Memory,
+    counting,
+    pipeline,
+    session,
+)
+from siltstone.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="Jobs over the store, on Spark.")
+
+
+@app.command()
+def tier(
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    master: Master = MASTER_DEFAULT,
+    memory: Memory = "1g",
+    continuous: Continuous = False,
+    interval: Interval = 5.0,
+    partition: Annotated[
+        str, typer.Option("--partition", metavar="day|hour", help="Of tables that are new.")
+    ] = "day",
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--decode",
+            metavar="FILTER=HOW",
+            help="json, cbor, msgpack, text or raw, for structures that are new.",
+            show_default="by looking",
+        ),
+    ] = None,
+    ignore_loss: Annotated[
+        bool, typer.Option("--ignore-loss", help="Go on where rows were dropped before.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Move rows into tables of the lake, one for each learned structure, exactly once."""
+    jobs = pipeline("jobs.tier")
+    settings = jobs.TierSettings(
+        path=str(data),
+        database=database,
+        partition=_one_of(partition, ("day", "hour"), "--partition"),
+        decode=_decoders(decode or []),
+        fails_on_loss=not ignore_loss,
+    )
+    steps: list[Any] = []
+    with session(master, memory) as spark:
+        job = jobs.TierJob(settings, jobs.on_spark(spark))
+        with counting("tiering") as tell:
+            try:
+                while (step := job.step()) is not None or continuous:
+                    if step is None:
+                        wait(interval)
+                        continue
+                    steps.append(step)
+                    tell(step.rows, step.waiting)
+            except KeyboardInterrupt:
+                if not continuous:
+                    raise
+            finally:
+                job.close()
+    _show_tiered(jobs.report_of(job.database.name, steps), json=json)
+
+
+def _show_tiered(report: Any, *, json: bool) -> None:
+    if json:
+        show_json(
+            {
+                "database": report.database,
+                "batches": report.batches,
+                "rows": report.rows,
+                "dead": report.dead,
+                "files": report.files,
+                "size_bytes": report.size_bytes,
+                "tables": dict(report.tables),
+            }
+        )
+        return
+    if not report.rows:
+        say(f"nothing to tier: database {report.database} is in the lake")
+        return
+    listed = table("table", "rows", right=("rows",))
+    for name, rows in report.tables.items():
+        add_row(listed, (name, f"{rows:,}"))
+    show(listed)
+    say(
+        f"{counted(report.rows, 'row')} in {counted(report.files, 'file')} of "
+        f"{format_size(report.size_bytes)}, {report.dead:,} of them in dead_letter"
+    )
+
+
+@app.command()
+def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
+    """Put the small files of the tables together."""
+    done = pipeline("jobs.upkeep").compact_lake(str(data), database=database)
+    if json:
+        show_json(
+            [
+                {
+                    "table": item.table,
+                    "files_removed": item.files_removed,
+                    "files_added": item.files_added,
+                }
+                for item in done
+            ]
+        )
+        return
+    numbers = ("files before", "files after")
+    listed = table("table", *numbers, right=numbers)
+    for item in done:
+        add_row(listed, (item.table, f"{item.files_removed:,}", f"{item.files_added:,}"))
+    show(listed)
+
+
+@app.command()
+def vacuum(
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    hours: Annotated[
+        int, typer.Option("--hours", metavar="N", help="Keep what was in use so lately.", min=0)
+    ] = 168,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove files that no recent version of a table has, and those that killed jobs left."""
+    done = pipeline("jobs.upkeep").vacuum_lake(
+        str(data), database=database, hours=hours, dry_run=dry_run
+    )
+    if json:
+        show_json(done)
+        return
+    listed = table("table", "files removed", right=("files removed",))
+    for name, files in done.items():
+        add_row(listed, (name, f"{len(files):,}"))
+    show(listed)
+
+
+@app.command()
+def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
+    """List the tables of the lake with their columns."""
+    found = pipeline("jobs.upkeep").describe_lake(str(data), database=database)
+    if json:
+        show_json(
+            [
+                {
+                    "table": item.table,
+                    "rows": item.rows,
+                    "files": item.files,
+                    "size_bytes": item.size_bytes,
+                    "columns": dict(item.columns),
+                }
+                for item in found
+            ]
+        )
+        return
+    numbers = ("rows", "files", "size")
+    listed = table("table", *numbers, "columns", right=numbers)
+    for item in found:
+        columns = ", ".join(f"{name} {kind}" for name, kind in item.own_columns())
+        add_row(
+            listed,
+            (
+                item.table,
+                f"{item.rows:,}",
+                f"{item.files:,}",
+                format_size(item.size_bytes),
+                columns,
+            ),
+        )
+    show(listed)
+
+
+app.command()(pipeline_jobs.audit)
+app.command()(pipeline_jobs.learn)
+app.command("import")(pipeline_jobs.import_)
+app.command()(pipeline_jobs.replay)
+app.command()(pipeline_jobs.rollup)
+app.command()(pipeline_jobs.init)
+
+
+def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise UsageError(f"{name} must be one of {', '.join(known)}: {value!r}")
+    return value
+
+
+def _decoders(given: list[str]) -> dict[str, str]:
+    decoders: dict[str, str] = {}
+    for text in given:
+        topic_filter, equals, name = text.rpartition("=")
+        if not equals or not topic_filter:
+            raise UsageError(f"--decode is FILTER=HOW, as in 'plant/#=json': {text!r}")
+        known = ("json", "cbor", "msgpack", "text", "raw")
+        decoders[topic_filter] = _one_of(name, known, "--decode")
+    return decoders

@@ -1,0 +1,274 @@
+"""`siltstone sessions`: who has a durable session, how far behind it is, and what to do about it.
+
+What is shown is what was saved last, a second ago at most. What changes something is asked of the
+broker, where one runs; else it is done here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.kv import open_engine
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted, open_reading, open_writing
+from siltstone.cli.output import add_row, say, show, show_json, table
+from siltstone.cli.quantities import parse_time
+from siltstone.clock import SystemClock
+from siltstone.directory import COMMITS, Store
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.archive_index import expires_at_us
+from siltstone.session.archive_view import ArchiveView
+from siltstone.session.lag import Lag, session_lag
+from siltstone.session.moving import Place, find_place, move_session
+from siltstone.session.state import SavedSession, ShardSerial
+from siltstone.tx.reading import KeyValueReader
+
+app = typer.Typer(no_args_is_help=True, help="Look after durable sessions.")
+
+ClientId = Annotated[
+    str, typer.Argument(metavar="CLIENT_ID", help="Whose session.", show_default=False)
+]
+Database = Annotated[
+    str, typer.Option("--database", metavar="NAME", help="Where the broker stores messages.")
+]
+# A list counts no further: it is for people.
+COUNT_MAX: Final = 100_000
+
+
+def parse_place(text: str) -> Place:
+    """Read where to go. Raises: UsageError."""
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    return parse_time(text, SystemClock().now_us())
+
+
+To = Annotated[
+    Any,
+    typer.Option(
+        "--to",
+        metavar="earliest|latest|TIME",
+        parser=converted(parse_place),
+        help="Where to go on: the beginning of the store, its end, or a time.",
+    ),
+]
+
+
+@contextmanager
+def looking(data: Path) -> Iterator[tuple[ArchiveView, Store]]:
+    """Open what was saved, and the store, beside a broker that may run. Raises: UsageError."""
+    with open_reading(data) as store:
+        place = store.path / COMMITS
+        try:
+            reader = KeyValueReader(open_engine(place))
+        except NotFoundError as exc:
+            raise UsageError(f"there are no durable sessions in {data}") from exc
+        try:
+            yield ArchiveView(reader), store
+        finally:
+            reader.close()
+
+
+@contextmanager
+def changing(data: Path) -> Iterator[tuple[SessionArchive, Store]]:
+    """Open the archive where no broker runs. Raises: UsageError, LockedError."""
+    with open_writing(data) as store:
+        keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+        yield SessionArchive(keyvalue, SystemClock()), store
+
+
+def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ...]:
+    """Return where a place is in the messages."""
+    return find_place(store.database(database).feed_source(), place)
+
+
+@app.command("list")
+def list_sessions(
+    data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
+) -> None:
+    """List durable sessions: connected or away, how far behind, when they end."""
+    now_us = SystemClock().now_us()
+    with looking(data) as (archive, store):
+        source = store.database(database).feed_source()
+        documents = [
+            _document(saved, session_lag(source, saved, now_us, count_max=COUNT_MAX), now_us)
+            for client_id in archive.client_ids()
+            if (saved := archive.session(client_id)) is not None
+        ]
+    if json:
+        show_json(documents)
+        return
+    if not documents:
+        say(f"no durable sessions in {data}")
+        return
+    shown = table(
+        "client id",
+        "state",
+        "filters",
+        "behind",
+        "by",
+        "in flight",
+        "dropped",
+        "ends in",
+        right=("filters", "behind", "by", "in flight", "dropped", "ends in"),
+    )
+    for each in documents:
+        add_row(
+            shown,
+            (
+                each["client_id"],
+                "connected" if each["connected"] else "away",
+                str(len(each["subscriptions"])),
+                f"{each['behind']:,}{'+' if each['behind_is_more'] else ''}",
+                seconds_text(each["behind_seconds"]),
+                str(each["inflight"]),
+                f"{each['dropped']:,}",
+                seconds_text(each["expires_in_seconds"]),
+            ),
+        )
+    show(shown)
+
+
+@app.command("show")
+def show_session(
+    client_id: ClientId,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
+) -> None:
+    """Show one session: its subscriptions, its place, what is in flight."""
+    now_us = SystemClock().now_us()
+    with looking(data) as (archive, store):
+        saved = _known(archive, client_id)
+        source = store.database(database).feed_source()
+        document = _document(saved, session_lag(source, saved, now_us), now_us)
+    if json:
+        show_json(document)
+        return
+    shown = table("", "")
+    for key, value in document.items():
+        if key == "subscriptions":
+            for one in value:
+                add_row(shown, ("subscription", f"{one['filter']} (QoS {one['qos']})"))
+        else:
+            add_row(shown, (key.replace("_", " "), _text(value)))
+    show(shown)
+
+
+@app.command("export")
+def export_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+    """Write all that is kept of a session, as JSON; bytes are in base64."""
+    with looking(data) as (archive, _):
+        saved = _known(archive, client_id)
+    show_json(_plain(asdict(saved)))
+
+
+@app.command("kick")
+def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+    """End the connection of a client; its session stays."""
+    if not is_served(data):
+        raise UsageError(f"no broker runs on {data}")
+    if ask_broker(data, {"do": "kick", "client_id": client_id}):
+        say(f"{client_id} was disconnected")
+    else:
+        raise NotFoundError(f"no client {client_id!r} is connected")
+
+
+@app.command("drop")
+def drop_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+    """End a session for good, with what waits for it."""
+    if is_served(data):
+        found = ask_broker(data, {"do": "drop", "client_id": client_id})
+    else:
+        with changing(data) as (archive, _):
+            owned = archive.take(client_id)
+            found = owned is not None
+            if owned is not None:
+                owned.drop()
+    if not found:
+        raise NotFoundError(f"there is no session of {client_id!r}")
+    say(f"the session of {client_id} was dropped")
+
+
+@app.command("move")
+def move(
+    client_id: ClientId, to: To, data: Data = DATA_DEFAULT, database: Database = "messages"
+) -> None:
+    """Move a session in time: back, to get messages again, or on, to skip them."""
+    if is_served(data):
+        ask_broker(data, {"do": "move", "client_id": client_id, "to": to})
+    else:
+        with changing(data) as (archive, store):
+            owned = archive.take(client_id)
+            if owned is None:
+                raise NotFoundError(f"there is no durable session of {client_id!r}")
+            move_session(owned, place_of(store, database, to))
+            owned.save()
+    say(f"the session of {client_id} was moved")
+
+
+def _known(archive: ArchiveView, client_id: str) -> SavedSession:
+    saved = archive.session(client_id)
+    if saved is None:
+        raise NotFoundError(f"there is no durable session of {client_id!r}")
+    return saved
+
+
+def _document(saved: SavedSession, lag: Lag, now_us: int) -> dict[str, Any]:
+    expires_us = expires_at_us(saved)
+    return {
+        "client_id": saved.client_id,
+        "user": saved.user,
+        "connected": saved.connected,
+        "away_seconds": _since(saved.away_since_us, now_us),
+        "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / 1e6,
+        "behind": lag.messages,
+        "behind_is_more": lag.is_more,
+        "behind_seconds": _since(lag.oldest_us, now_us),
+        "inflight": len(saved.inflight),
+        "has_will": saved.will is not None,
+        "dropped": saved.dropped,
+        "position": {str(shard): serial for shard, serial in saved.position},
+        "subscriptions": [
+            {"filter": one.filter, "qos": one.qos, "identifier": one.identifier}
+            for one in saved.subscriptions
+        ],
+    }
+
+
+def _since(at_us: int | None, now_us: int) -> float | None:
+    return None if at_us is None else max(0.0, (now_us - at_us) / 1e6)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time as people say it, a dash for none."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,21 @@
+"""The command `siltstone` before its code is loaded, which takes a moment: Ctrl-C ends it quietly.
+
+It stands beside the package, for importing anything of that imports all that it offers.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+def run() -> None:
+    """Load the command line, and run it."""
+    # Who starts a command that ignores interrupts wants it so.
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from siltstone.cli.main import run as run_command  # noqa: PLC0415 - this is what takes time
+
+    if heeds:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_command()

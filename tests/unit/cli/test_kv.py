@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.fs.publish import create_directories
+from siltstone.kv.memory import MemoryEngine
+from siltstone.session.archive import ARCHIVE_SETTINGS
+from siltstone.tx.settings import KeyValueSettings
+from tests.support.command_line import DATA, CommandLine
+from tests.support.tx_builders import World
+
+PLACES = {"bank": DATA / "kv" / "bank", "log": DATA / "kv" / "log", "commits": DATA / "commits"}
+
+
+def rows_of(rows: list[tuple[str, bytes, int | None]], settings: KeyValueSettings) -> MemoryEngine:
+    """Return what a database leaves that has these rows."""
+    with World(**settings.to_json() | {"thresholds": settings.thresholds}) as world:
+        for topic, value, time_us in rows:
+            with world.database.transaction() as tx:
+                if time_us is None:
+                    tx.write(topic, value)
+                else:
+                    tx.write(topic, value, time_us)
+        return world.memory.reopened()
+
+
+@pytest.fixture
+def databases(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    siltstone.store().close()
+    engines = {
+        PLACES["bank"]: rows_of(
+            [("account/ann", b"100", None), ("account/bob", b"\xff", None), ("x", b"", None)],
+            KeyValueSettings(timed=False),
+        ),
+        PLACES["log"]: rows_of([("a", b"1", 1), ("a", b"2", 2_000_000)], KeyValueSettings()),
+        PLACES["commits"]: rows_of([], ARCHIVE_SETTINGS),
+    }
+
+    def opened(path: PurePath) -> MemoryEngine:
+        return engines[path].reopened()
+
+    for place in PLACES.values():
+        create_directories(siltstone.fs, place)
+        siltstone.fs.create(place / "CURRENT").close()
+    monkeypatch.setattr("siltstone.cli.kv.open_engine", opened)
+    monkeypatch.setattr("siltstone.cli.verify.open_engine", opened)
+    return siltstone
+
+
+def test_all_are_listed(databases: CommandLine) -> None:
+    outcome = databases("kv", "list")
+    assert (outcome.status, outcome.err) == (0, "")
+    header, _, *rows = (line.split() for line in outcome.lines)
+    assert header == ["database", "kind", "shards", "slabs", "size"]
+    assert [row[:-2] for row in rows] == [
+        ["bank", "plain", "map", "1", "1"],
+        ["log", "by", "time", "1", "1"],
+        ["commits", "plain", "map", "1", "1"],
+    ]
+    documents = databases("kv", "list", "--json").document
+    assert [(each["database"], each["timed"], each["shards"]) for each in documents] == [
+        ("bank", False, 1),
+        ("log", True, 1),
+        ("commits", False, 1),
+    ]
+
+
+def test_a_directory_without_any_says_so(siltstone: CommandLine) -> None:
+    siltstone.store().close()
+    assert siltstone("kv", "list").out == "no key-value databases in /data\n"
+
+
+def test_rows_are_printed_by_filter_time_and_number(databases: CommandLine) -> None:
+    outcome = databases("kv", "read", "bank", "--filter", "account/+")
+    header, *rows = (line.split() for line in outcome.lines)
+    # Each is a stream of its own here, and streams come in the order of their ids.
+    assert [header, *sorted(rows)] == [
+        ["topic", "value"],
+        ["account/ann", "100"],
+        ["account/bob", "base64:/w=="],
+    ]
+    lines = databases("kv", "read", "log", "--json").lines
+    assert lines == [
+        '{"topic": "a", "timestamp": "1970-01-01T00:00:00.000001Z", "value": "1"}',
+        '{"topic": "a", "timestamp": "1970-01-01T00:00:02.000000Z", "value": "2"}',
+    ]
+    assert databases("kv", "read", "log", "--json", "--since", "1").lines == lines[1:]
+    assert databases("kv", "read", "log", "--json", "--until", "1").lines == lines[:1]
+    assert databases("kv", "read", "log", "--json", "--limit", "1").lines == lines[:1]
+
+
+def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLine) -> None:
+    assert databases("kv", "get", "bank", "account/ann").out == "100"
+    assert databases("kv", "get", "log", "a").out == "2"
+    assert databases("kv", "get", "bank", "account/bob", "--json").document == {
+        "topic": "account/bob",
+        "value_base64": "/w==",
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("get", "bank", "none"), "there is no row of topic 'none' in 'bank'"),
+        (
+            ("read", "nope"),
+            "there is no key-value database 'nope' in /data; there are: bank, log, commits",
+        ),
+    ],
+)
+def test_what_is_not_there_is_told(
+    databases: CommandLine, args: tuple[str, ...], complaint: str
+) -> None:
+    outcome = databases("kv", *args)
+    assert (outcome.status, outcome.err) == (2, f"siltstone: {complaint}\n")
+
+
+def test_verify_checks_them_too(databases: CommandLine) -> None:
+    outcome = databases("verify", "--all")
+    assert outcome.status == 0
+    assert [line.split(" with ")[0] for line in outcome.lines] == [
+        "kv/bank: whole; 3 rows in 1 slab",
+        "kv/log: whole; 2 rows in 1 slab",
+        "commits: whole; 0 rows in 1 slab",
+    ]
+    (document,) = databases("verify", "kv/bank", "--json").document
+    assert (document["database"], document["slabs"], document["rows"]) == ("kv/bank", 1, 3)

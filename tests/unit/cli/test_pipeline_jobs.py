@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from siltstone.cli import pipeline_jobs
+from siltstone.pipeline.jobs.audit import AuditReport, SlabAudit
+from siltstone.pipeline.jobs.import_files import ImportSettings, ImportStep
+from siltstone.pipeline.jobs.learn import Learned, LearnReport
+from siltstone.pipeline.jobs.replay import ReplaySettings, ReplayStep
+from siltstone.pipeline.jobs.rollup import RollupReport, RollupSettings
+from tests.support.command_line import CommandLine
+from tests.support.fake_jobs import FakeJobs
+
+SLAB = SlabAudit(
+    slab="0/1",
+    expected=10,
+    stored=None,
+    waiting=0,
+    tiered=9,
+    missing=1,
+    duplicates=0,
+    gaps=0,
+    differs=False,
+)
+LEARNED = LearnReport(
+    database="messages",
+    thresholds=(100, 3),
+    structures=[Learned(pattern="a/+", topics=4, rows=9)],
+    topics=4,
+    streams_before=5,
+    streams_after=1,
+)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
+    return FakeJobs(monkeypatch, "pipeline_jobs")
+
+
+def test_an_audit_that_finds_something_has_status_1(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    report = AuditReport(database="messages", slabs=[SLAB], tables={})
+    fakes.put("jobs.audit", audit=lambda spark, path, database: report)
+    done = siltstone("pipeline", "audit")
+    assert done.status == 1
+    assert done.lines[2].split() == ["0/1", "10", "dropped", "9", "0", "1", "0", "0", "same"]
+    assert done.lines[-1] == "rows are missing, double or different"
+    sound = AuditReport(database="messages", slabs=[], tables={"a": 1})
+    fakes.put("jobs.audit", audit=lambda spark, path, database: sound)
+    done = siltstone("pipeline", "audit", "--json")
+    assert (done.status, done.document) == (0, sound.to_json())
+
+
+def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: FakeJobs) -> None:
+    asked: list[Any] = []
+
+    def learn(spark: str, path: str, **given: Any) -> LearnReport:
+        asked.append(given)
+        return LEARNED
+
+    fakes.put("jobs.learn", learn=learn)
+    done = siltstone("pipeline", "learn", "--threshold", "100,3")
+    assert done.lines[-2].split() == ["a/+", "4", "9"]
+    assert done.lines[-1] == "4 topics in 1 structure; the store has 5 streams, 4 are saved"
+    drawn = siltstone("pipeline", "learn", "--dry-run")
+    assert drawn.lines[0] == "messages  9 rows"
+    assert [(given["thresholds"], given["dry_run"]) for given in asked] == [
+        ([100, 3], False),
+        (None, True),
+    ]
+    told = siltstone("pipeline", "learn", "--json", "--dry-run").document
+    assert (told["thresholds"], told["kept"], told["structures"]) == (
+        [100, 3],
+        False,
+        [{"pattern": "a/+", "topics": 4, "rows": 9}],
+    )
+    refused = siltstone("pipeline", "learn", "--threshold", "many")
+    assert refused.err == "siltstone: --threshold has numbers, one a level, as 100,10: 'many'\n"
+
+
+def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJobs) -> None:
+    asked: list[ImportSettings] = []
+
+    def import_files(spark: str, settings: ImportSettings, progress: Any) -> list[ImportStep]:
+        asked.append(settings)
+        progress(ImportStep(file="f", rows=3, waiting=0))
+        return [ImportStep(file="f", rows=3, waiting=0)]
+
+    fakes.put("jobs.import_files", ImportSettings=ImportSettings, import_files=import_files)
+    arguments = [
+        "import",
+        "files",
+        "--topic",
+        "a/{b}",
+        "--format",
+        "csv",
+        "--option",
+        "header=true",
+    ]
+    done = siltstone("pipeline", *arguments, "--url", "grpc+tcp://h:1", "--database", "m")
+    assert done.out == "3 rows of 1 file are stored\n"
+    assert asked == [
+        ImportSettings(
+            source="files",
+            topic="a/{b}",
+            target={"url": "grpc+tcp://h:1", "database": "m"},
+            format="csv",
+            options={"header": "true"},
+        )
+    ]
+    assert siltstone("pipeline", *arguments, "--json").document == {"rows": 3, "files": 1}
+    assert siltstone("pipeline", *arguments[:-1], "header").err == (
+        "siltstone: --option is NAME=VALUE, as in header=true: 'header'\n"
+    )
+
+
+def test_a_replay_says_how_late_it_was(siltstone: CommandLine, fakes: FakeJobs) -> None:
+    asked: list[Any] = []
+
+    def replay(spark: str, settings: ReplaySettings, wait: Any, progress: Any) -> list[ReplayStep]:
+        asked.append((settings, wait))
+        steps = [ReplayStep(rows=2, waiting=0, late_seconds=late) for late in (0.0, 1.25)]
+        for step in steps:
+            progress(step)
+        return steps
+
+    fakes.put("jobs.replay", ReplaySettings=ReplaySettings, replay=replay)
+    done = siltstone("pipeline", "replay", "--filter", "a/#", "--speed", "2", "--prefix", "p/")
+    assert done.out == "4 rows in 2 windows, at most 1.2 s late\n"
+    assert asked == [
+        (
+            ReplaySettings(
+                path="/data", target={"path": "/data"}, filter="a/#", speed=2.0, prefix="p/"
+            ),
+            ANY,
+        )
+    ]
+    assert siltstone("pipeline", "replay", "--json").document == {
+        "rows": 4,
+        "windows": 2,
+        "late_seconds": 1.25,
+    }
+
+
+def test_a_rollup_replaces_its_table_or_goes_on_from_a_checkpoint(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    asked: list[Any] = []
+
+    def rollup(spark: str, settings: RollupSettings) -> RollupReport:
+        asked.append(settings)
+        return RollupReport(table="a_1h", windows=4)
+
+    def stream_rollup(spark: str, settings: RollupSettings, **given: Any) -> Any:
+        asked.append(given)
+        return SimpleNamespace(
+            awaitTermination=lambda: None, recentProgress=[SimpleNamespace(numInputRows=3)]
+        )
+
+    fakes.put(
+        "jobs.rollup", RollupSettings=RollupSettings, rollup=rollup, stream_rollup=stream_rollup
+    )
+    done = siltstone("pipeline", "rollup", "a", "--window", "1 hour", "--field", "v")
+    assert done.out == "table: a_1h, windows: 4\n"
+    settings = RollupSettings(
+        path="/data", table="a", window="1 hour", fields=("v",), target={"path": "/data"}
+    )
+    assert asked == [settings]
+    done = siltstone("pipeline", "rollup", "a", "--checkpoint", "c", "--json")
+    assert done.document == {"table": "a", "rows": 3}
+    assert asked[1:] == [{"checkpoint": "c", "trigger": {"availableNow": True}}]
+    assert siltstone("pipeline", "rollup", "a", "--continuous").err == (
+        "siltstone: --continuous needs --checkpoint, a directory to go on from\n"
+    )
+
+
+def test_a_project_is_written_for_the_database_there_is(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siltstone.create("metrics")
+    asked: list[Any] = []
+
+    def write_project(fs: Any, directory: PurePath, **given: Any) -> list[PurePath]:
+        asked.append((fs, directory, given))
+        return [directory / "README.md"]
+
+    fakes.put("jobs.project", write_project=write_project)
+    monkeypatch.setattr(pipeline_jobs, "PosixFileSystem", lambda: "fs")
+    assert siltstone("pipeline", "init", "/p/mine", "--filter", "a/#").out == "/p/mine/README.md\n"
+    assert asked == [
+        (
+            "fs",
+            PurePath("/p/mine"),
+            {"data": PurePath("/data"), "database": "metrics", "topic_filter": "a/#"},
+        )
+    ]

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.cli import spark
+from siltstone.cli.spark import counting, pipeline, waiting
+from siltstone.errors import UsageError
+
+
+def test_who_has_no_spark_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"this needs pyspark: pip install 'siltstone\[spark\]'"):
+        pipeline("table")
+
+
+def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("waiting"), counting("counting") as tell:
+        tell(5, 3)
+        tell(7, 0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Session:
+        def stop(self) -> None:
+            told.append("stopped")
+
+    class Module:
+        @staticmethod
+        def start_session(*, master: str, memory: str) -> Session:
+            told.append(f"{master} {memory}")
+            return Session()
+
+    monkeypatch.setattr(spark, "pipeline", lambda name: Module)
+    with pytest.raises(KeyError), spark.session("local[1]", "2g"):
+        raise KeyError
+    assert told == ["local[1] 2g", "stopped"]
