@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from bench import appending, footprint, reading, scale
+from bench import appending, archive, feeds, footprint, reading, scale, transactions
 from siltstone.version import __version__, form
 
 
@@ -19,8 +19,13 @@ def main() -> None:
     console.print(f"siltstone {__version__} ({form()})")
     console.print(appending.run())
     console.print(reading.run())
+    for table in feeds.run():
+        console.print(table)
     console.print(footprint.run(full=full))
     console.print(scale.run(full=full))
+    console.print(transactions.throughput())
+    console.print(transactions.conflicts())
+    console.print(archive.run(sessions=archive.SESSIONS if full else archive.SESSIONS // 5))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@
  * Exit status: 0; 1 when something owed never came (-e seconds, 10 by default); 2 on a usage or socket error.
  *
  * Options: -h host  -p port  -P publishers  -S subscribers  -q qos (publish and subscribe)
- *          -s payload bytes (16 at least)  -T topics per publisher  -F subscription filter
+ *          -s payload bytes (16 at least)  -T topics per publisher
+ *          -F subscription filter, which may have one %d for the subscriber
  *          -x topic pattern, with one %d for the publisher and one %d for the topic
  *          -t seconds  -n messages in all  -w unacknowledged publishes allowed per publisher
  *          -r messages per second in all (0: as fast as it goes)
@@ -21,6 +22,8 @@
  *          -Z print the time of the catch-up from a session left behind by an earlier run (with -n messages expected
  *             per subscriber): connects the subscribers only
  *          -L leave: like -R, but stop after publishing, leaving the sessions behind for -Z
+ *          -D durable: subscribers have clean session 0 while they are connected, too
+ *          -G group: each message is owed to one of the subscribers, not to all of them
  *          -I client id prefix  -u user  -k password  -e seconds to wait for what is owed
  */
 #define _GNU_SOURCE
@@ -54,10 +57,10 @@ typedef struct {
 
 static struct {
     const char *host, *filter, *pattern, *prefix, *user, *pass;
-    int port, pubs, subs, qos, size, topics, window, replay, resume, leave;
+    int port, pubs, subs, qos, size, topics, window, replay, resume, leave, durable, group;
     double seconds, rate, patience; uint64_t count;
 } o = {"127.0.0.1", "bench/#", "bench/%d/device/%d/telemetry", "load", NULL, NULL,
-       1883, 4, 0, 1, 100, 1000, 512, 0, 0, 0, 5, 0, 10, 0};
+       1883, 4, 0, 1, 100, 1000, 512, 0, 0, 0, 0, 0, 5, 0, 10, 0};
 
 static int ep;
 static uint32_t *lat, *alat; static size_t n_lat, n_alat, seen_lat, seen_alat;
@@ -109,9 +112,9 @@ static void send_connect(conn *c, int clean) {
 }
 
 static void send_subscribe(conn *c) {
-    size_t n = strlen(o.filter), k = 2 + 2 + n + 1; uint8_t h[5]; h[0] = 0x82; size_t hl = 1 + put_len(h + 1, k);
+    char filter[256]; size_t n = snprintf(filter, sizeof filter, o.filter, c->id), k = 2 + 2 + n + 1; uint8_t h[5]; h[0] = 0x82; size_t hl = 1 + put_len(h + 1, k);
     uint8_t *p = room(c, hl + k); memcpy(p, h, hl); p += hl;
-    p[0] = 0; p[1] = 1; p[2] = n >> 8; p[3] = n; memcpy(p + 4, o.filter, n); p[4 + n] = o.qos;
+    p[0] = 0; p[1] = 1; p[2] = n >> 8; p[3] = n; memcpy(p + 4, filter, n); p[4 + n] = o.qos;
     flush_out(c);
 }
 
@@ -180,12 +183,13 @@ static int cmp(const void *a, const void *b) { uint32_t x = *(uint32_t *)a, y = 
 static uint32_t pct(uint32_t *a, size_t n, double p) { return n ? a[(size_t)((n - 1) * p)] : 0; }
 
 int main(int argc, char **argv) {
-    int ch; while ((ch = getopt(argc, argv, "h:p:P:S:q:s:T:F:x:t:n:w:r:RZLI:u:k:e:")) != -1) switch (ch) {
+    int ch; while ((ch = getopt(argc, argv, "h:p:P:S:q:s:T:F:x:t:n:w:r:RZLDGI:u:k:e:")) != -1) switch (ch) {
         case 'h': o.host = optarg; break; case 'p': o.port = atoi(optarg); break; case 'P': o.pubs = atoi(optarg); break;
         case 'S': o.subs = atoi(optarg); break; case 'q': o.qos = atoi(optarg); break; case 's': o.size = atoi(optarg); break;
         case 'T': o.topics = atoi(optarg); break; case 'F': o.filter = optarg; break; case 'x': o.pattern = optarg; break;
         case 't': o.seconds = atof(optarg); break; case 'n': o.count = strtoull(optarg, 0, 10); break; case 'w': o.window = atoi(optarg); break;
         case 'r': o.rate = atof(optarg); break; case 'R': o.replay = 1; break; case 'Z': o.resume = 1; break; case 'L': o.replay = o.leave = 1; break;
+        case 'D': o.durable = 1; break; case 'G': o.group = 1; break;
         case 'I': o.prefix = optarg; break; case 'u': o.user = optarg; break; case 'k': o.pass = optarg; break; case 'e': o.patience = atof(optarg); break;
         default: fprintf(stderr, "usage: see the top of mqttload.c\n"); return 2; }
     if (o.size < 16) o.size = 16;
@@ -194,7 +198,7 @@ int main(int argc, char **argv) {
     conn **s = calloc(o.subs + 1, sizeof *s), **p = calloc(o.pubs + 1, sizeof *p);
     uint64_t t0, t1, sent = 0, acked = 0, received = 0, expected = 0;
     if (!o.resume) {
-        for (int i = 0; i < o.subs; i++) { s[i] = dial(1, i, !o.replay); }
+        for (int i = 0; i < o.subs; i++) { s[i] = dial(1, i, !o.replay && !o.durable); }
         until_ready(s, o.subs);
         if (o.replay) { for (int i = 0; i < o.subs; i++) hang_up(s[i]); usleep(200000); }
         for (int i = 0; i < o.pubs; i++) p[i] = dial(0, i, 1);
@@ -226,7 +230,7 @@ int main(int argc, char **argv) {
     double pub_s = (t1 - t0) / 1e9; uint64_t r0 = t0, r1 = t1;
     if (!o.leave) {
         if (o.replay || o.resume) { r0 = now(); n_lat = seen_lat = 0; for (int i = 0; i < o.subs; i++) s[i] = dial(1, i, 0); }
-        expected = (o.resume ? o.count : sent) * o.subs; uint64_t last = now(), was = 0;
+        expected = (o.resume ? o.count : sent) * (o.group ? 1 : o.subs); uint64_t last = now(), was = 0;
         for (;;) { received = 0; for (int i = 0; i < o.subs; i++) received += s[i]->received;
             if (received != was) { was = received; last = now(); }
             if (received >= expected || now() > last + (uint64_t)(o.patience * 1e9)) break;

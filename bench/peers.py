@@ -43,7 +43,7 @@ _NATS_CONF: Final = """\
 server_name: peer
 host: 127.0.0.1
 port: {client_port}
-jetstream {{ store_dir: "{data}", sync_interval: always }}
+jetstream {{ store_dir: "{data}", sync_interval: {sync} }}
 mqtt {{ host: 127.0.0.1, port: {port} }}
 """
 
@@ -94,7 +94,7 @@ def mosquitto(directory: Path) -> Iterator[Peer]:
     port = free_port()
     configuration = directory / "mosquitto.conf"
     data = directory / "data"
-    data.mkdir()
+    data.mkdir(exist_ok=True)
     # Started by root it would become a user who cannot write here.
     user = "root" if os.geteuid() == 0 else "mosquitto"
     configuration.write_text(_MOSQUITTO_CONF.format(port=port, data=data, user=user), "utf-8")
@@ -107,15 +107,16 @@ def mosquitto(directory: Path) -> Iterator[Peer]:
 
 
 @contextmanager
-def nats(directory: Path) -> Iterator[Peer]:
-    """Run NATS with MQTT and a JetStream that syncs before it acknowledges."""
+def nats(directory: Path, *, sync: str = "always") -> Iterator[Peer]:
+    """Run NATS with MQTT and a JetStream that syncs before it acknowledges, or else so often."""
     program = find_nats()
     if program is None:
         raise PeerError("NATS is not here: tools/peers.sh fetches it")
     port, client_port = free_port(), free_port()
     configuration = directory / "nats.conf"
     configuration.write_text(
-        _NATS_CONF.format(port=port, client_port=client_port, data=directory / "data"), "utf-8"
+        _NATS_CONF.format(port=port, client_port=client_port, data=directory / "data", sync=sync),
+        "utf-8",
     )
     with _running([str(program), "-c", str(configuration)], directory, port, os.environ) as peer:
         yield peer

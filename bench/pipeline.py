@@ -1,0 +1,196 @@
+"""Spark over store and lake, beside Spark's own readers: `python -m bench.pipeline [--full]`.
+
+All in one run and one session; what is compared takes turns, and the first turn is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from rich.console import Console
+from rich.table import Table
+
+import siltstone
+from bench.workload import scratch
+from siltstone import Columns, DatabaseSettings
+from siltstone.pipeline import count, lake_table, start_session, table
+from siltstone.pipeline.jobs.tier import tier
+from siltstone.version import __version__, form
+
+ROWS, ROWS_FULL = 2_000_000, 20_000_000
+DEVICES = 1000
+KINDS = ("temperature", "humidity")
+CALL_ROWS = 20_000
+TURNS = 4
+STREAM_ROWS = 10_000
+STREAM_BATCHES = 12
+
+
+def fill(path: Path, rows: int) -> None:
+    """Store readings of a thousand devices, two kinds each, as JSON."""
+    topics = [f"plant/{n}/{kind}".encode() for n in range(DEVICES) for kind in KINDS]
+    with siltstone.open(path) as store:
+        settings = DatabaseSettings(thresholds=(100, 0, 10), shard_by="topic", shards=2)
+        database = store.create("messages", settings)
+        tickets = []
+        for start in range(0, rows, CALL_ROWS):
+            numbers = range(start, start + CALL_ROWS)
+            values = [
+                b'{"value": %d.%d, "unit": "C", "sequence": %d}' % (n % 90, n % 10, n)
+                for n in numbers
+            ]
+            words = [topics[n * 31 % len(topics)] for n in numbers]
+            columns = Columns(words, values, b"producer", 1)
+            tickets.append(database.append(columns, durability="written"))
+            if len(tickets) > 4:
+                tickets.pop(0).wait()
+        for ticket in tickets:
+            ticket.wait()
+        database.seal()
+
+
+def take_turns(cases: Mapping[str, Callable[[], object]], turns: int = TURNS) -> dict[str, float]:
+    """Return the median seconds of each case."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(turns + 1):
+        for name, run in cases.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+def scanned(rows: DataFrame) -> None:
+    """Read every column of every row."""
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def scans(spark: SparkSession, path: str, parquet: str) -> list[tuple[str, float, float]]:
+    """Compare reads of the live store with Parquet; each with its seconds and Parquet's."""
+
+    def live(**options: str) -> DataFrame:
+        return spark.read.format("siltstone").options(**options).load(path)
+
+    one = f"plant/{DEVICES // 2}/{KINDS[0]}"
+    times = take_turns(
+        {
+            "live": lambda: scanned(live()),
+            "parquet": lambda: scanned(spark.read.parquet(parquet)),
+            "one device": lambda: scanned(live(filter=one)),
+            "index": lambda: count(path, filter="plant/+/temperature", startTime="2020-01-01"),
+        }
+    )
+    return [
+        ("live store, all columns", times["live"], times["parquet"]),
+        ("one of 1,000 devices, beside all", times["one device"], times["live"]),
+        ("count by filter and time, by the index", times["index"], times["parquet"]),
+    ]
+
+
+def tiered_scans(spark: SparkSession, path: str, parquet: str) -> list[tuple[str, float, float]]:
+    """Compare reads of tiered rows with Parquet of the same rows."""
+    mean = F.avg("serial")
+    times = take_turns(
+        {
+            "all": lambda: scanned(table(spark, path)),
+            "all of parquet": lambda: scanned(spark.read.parquet(parquet)),
+            "one": lambda: table(spark, path, columns=["serial"]).agg(mean).collect(),
+            "one of parquet": lambda: spark.read.parquet(parquet).agg(mean).collect(),
+        }
+    )
+    return [
+        ("table(), tiered, all columns", times["all"], times["all of parquet"]),
+        ("table(), tiered, mean of one column", times["one"], times["one of parquet"]),
+    ]
+
+
+def tiering(spark: SparkSession, path: str, lines: str, out: str) -> list[tuple[str, float, float]]:
+    """Compare tiering with Spark that reads the same rows from JSON lines, schema given."""
+    schema = spark.read.json(lines).schema
+    # The executors' Python workers have been started by the scans.
+    begin = time.perf_counter()
+    rows = spark.read.schema(schema).json(lines)
+    rows.write.partitionBy("structure").option("compression", "zstd").parquet(out)
+    spark_seconds = time.perf_counter() - begin
+    begin = time.perf_counter()
+    tier(spark, path)
+    return [("tier, JSON to typed columns", time.perf_counter() - begin, spark_seconds)]
+
+
+def write_lines(spark: SparkSession, path: str, lines: str) -> None:
+    """Write the rows of a store as JSON lines, with the fields of their payloads beside."""
+    rows = spark.read.format("siltstone").option("decode", "json").load(path)
+    structure = F.concat_ws("/", F.lit("plant"), F.lit("+"), F.col("levels")[2])
+    columns = ["topic", "timestamp", "publisher", "qos", "retain", "shard", "serial", "payload.*"]
+    rows.select(structure.alias("structure"), *columns).write.json(lines)
+
+
+def micro_batches(spark: SparkSession, path: str, checkpoint: str) -> float:
+    """Return the median seconds of a micro-batch of 10,000 rows, but for the first ones."""
+    query = (
+        spark.readStream.format("siltstone")
+        .option("maxRowsPerTrigger", STREAM_ROWS)
+        .load(path)
+        .writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        while len(query.recentProgress) < STREAM_BATCHES:
+            query.awaitTermination(1)
+    finally:
+        query.stop()
+    times = [
+        json.loads(item.json)["durationMs"]["triggerExecution"] for item in query.recentProgress
+    ]
+    return float(statistics.median(times[3:])) / 1000
+
+
+def run(rows: int) -> Table:
+    """Measure all and return the table."""
+    made = Table(title=f"Spark over {rows:,} rows of JSON, two cores or more, medians")
+    for name in ("", "s", "rows/s", "beside", "ratio"):
+        made.add_column(name, justify="left" if not name else "right")
+    with scratch() as place:
+        path, parquet = str(place.resolve() / "store"), str(place.resolve() / "parquet")
+        fill(Path(path), rows)
+        spark = start_session(master="local[*]", memory="2g")
+        source = spark.read.format("siltstone").load(path)
+        source.write.option("compression", "zstd").parquet(parquet)
+        lines = str(place.resolve() / "lines")
+        write_lines(spark, path, lines)
+        found = scans(spark, path, parquet)
+        batch_seconds = micro_batches(spark, path, str(place.resolve() / "checkpoint"))
+        found += tiering(spark, path, lines, str(place.resolve() / "structured"))
+        found += tiered_scans(spark, path, parquet)
+        kept = lake_table(spark, path, f"plant_{KINDS[0]}").count()
+        spark.stop()
+    assert kept == rows // len(KINDS), "every row is in its table"
+    for name, seconds, beside in found:
+        cells = (f"{seconds:.2f}", f"{rows / seconds:,.0f}", f"{beside:.2f}")
+        made.add_row(name, *cells, f"{beside / seconds:.2f}x")
+    made.add_row(f"micro-batch of {STREAM_ROWS:,} rows", f"{batch_seconds:.2f}", "", "1.00", "")
+    return made
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help=f"{ROWS_FULL:,} rows")
+    parser.add_argument("--rows", type=int, default=0, help="so many instead")
+    options = parser.parse_args()
+    console = Console()
+    console.print(f"siltstone {__version__} ({form()})")
+    console.print(run(options.rows or (ROWS_FULL if options.full else ROWS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""What a snapshot costs a broker that keeps all in memory: latency, memory, time.
+
+    python -m bench.snapshot [SESSIONS]
+
+A broker loads a snapshot with so many sessions, each with two subscriptions and three messages.
+Then one client publishes with QoS 1, a message at a time, and the time to its PUBACK is taken: in
+turns while nothing else happens and while a snapshot is written, so that what else the machine does
+meets both alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+from siltstone.clock import SystemClock
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.mqtt.encode import encode
+from siltstone.mqtt.packets import Connect, Publish
+from siltstone.mqtt.wire import Version
+from siltstone.snapshot.keeper import Keeper
+from siltstone.snapshot.records import (
+    QueuedMessage,
+    Record,
+    RetainedMessage,
+    SessionState,
+    SubscriptionState,
+)
+
+SESSIONS = 100_000
+ROUNDS = 3
+ROUND_SECONDS = 4.0
+PACE_SECONDS = 0.001
+MIB = 1024 * 1024
+
+
+def records(sessions: int) -> Iterator[Record]:
+    """Yield a state: retained messages, and sessions with subscriptions and queues."""
+    now_us = SystemClock().now_us()
+    for number in range(sessions // 10):
+        yield RetainedMessage(
+            topic=b"retained/%d" % number,
+            payload=b"value %d" % (number % 1000),
+            flags=5,
+            properties=b"",
+            stored_us=now_us,
+            expires_us=0,
+            publisher=b"bench",
+        )
+    for number in range(sessions):
+        yield SessionState(
+            client_id=f"device-{number}", user="", expiry_seconds=100_000, last_active_us=now_us
+        )
+        for text in (f"to/{number}/#", f"group/{number % 100}/{number}"):
+            yield SubscriptionState(
+                filter=text,
+                qos=1,
+                no_local=False,
+                retain_as_published=False,
+                retain_handling=0,
+                identifier=0,
+            )
+        for part in range(3):
+            yield QueuedMessage(
+                topic=b"to/%d/x" % number,
+                payload=b"payload %d " % (number % 5000 + part) * 10,
+                flags=1,
+                properties=b"",
+                expires_us=0,
+                packet_id=0,
+            )
+
+
+class BrokerUnderTest:
+    """A broker process, what it logs, and what memory it takes."""
+
+    def __init__(self, data: Path) -> None:
+        settings = {
+            "persistence": "snapshot",
+            "snapshot.time_interval": "0",
+            "sys_interval": "0",
+            "listeners.0.port": "0",
+        }
+        command = [sys.executable, "-m", "siltstone.cli.main", "serve", "--data", str(data)]
+        command += ["--log-format", "json"]
+        for key, value in settings.items():
+            command += ["--set", f"{key}={value}"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        self.events: list[dict[str, object]] = []
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+        address = str(self.wait_for("listening", 1)["address"])
+        self.port = int(address.rpartition(":")[2])
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.events.append(json.loads(line))
+
+    def count(self, event: str) -> int:
+        return sum(each["event"] == event for each in self.events)
+
+    def wait_for(self, event: str, count: int) -> dict[str, object]:
+        while self.count(event) < count:
+            assert self.process.poll() is None, self.events
+            time.sleep(0.005)
+        return [each for each in self.events if each["event"] == event][count - 1]
+
+    def memory_bytes(self, field: str) -> int:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text("ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+    def save(self) -> float:
+        """Let one snapshot be written; return the seconds that it took."""
+        written = self.count("snapshot written")
+        os.kill(self.process.pid, signal.SIGUSR1)
+        return float(str(self.wait_for("snapshot written", written + 1)["seconds"]))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(120)
+
+
+def latencies(port: int, seconds: float) -> list[float]:
+    """Return the times to PUBACK of one message at a time, sorted, in milliseconds."""
+    found: list[float] = []
+    publish = encode(Version.V5, Publish(topic=b"bench", payload=bytes(100), qos=1, packet_id=1))
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.sendall(encode(Version.V5, Connect(version=Version.V5, client_id="publisher")))
+        peer.recv(1000)
+        end = time.perf_counter() + seconds
+        while (begun := time.perf_counter()) < end:
+            peer.sendall(publish)
+            peer.recv(100)
+            found.append((time.perf_counter() - begun) * 1000)
+            time.sleep(PACE_SECONDS)
+    return sorted(found)
+
+
+def row(name: str, times: list[float], note: str = "") -> str:
+    """Return a line of the table."""
+
+    def at(part: float) -> float:
+        return times[int(len(times) * part)]
+
+    return (
+        f"{name:<28} {len(times):>9,} {at(0.5):>8.2f} {at(0.99):>8.2f} {at(0.999):>8.2f} "
+        f"{times[-1]:>8.2f}  {note}"
+    )
+
+
+def measure(sessions: int, data: Path) -> None:
+    """Print the table."""
+    keeper = Keeper(
+        PosixFileSystem(), SystemClock(), PurePath(data / "snapshots"), PurePath(data / "q")
+    )
+    began = time.perf_counter()
+    saved = keeper.save(records(sessions), source="broker")
+    keeper.close()
+    size = saved.size_bytes / MIB
+    print(f"{sessions:,} sessions: {size:.1f} MiB, made in {time.perf_counter() - began:.1f} s")
+    began = time.perf_counter()
+    broker = BrokerUnderTest(data)
+    try:
+        print(f"started and loaded in {time.perf_counter() - began:.1f} s")
+        print(f"{'':<28} {'publishes':>9} {'p50 ms':>8} {'p99 ms':>8} {'p99.9':>8} {'max':>8}")
+        latencies(broker.port, 1.0)
+        before = broker.memory_bytes("VmRSS")
+        idle: list[float] = []
+        busy: list[float] = []
+        took: list[float] = []
+        for _ in range(ROUNDS):
+            idle += latencies(broker.port, ROUND_SECONDS)
+            saving = Thread(target=lambda: took.append(broker.save()))
+            saving.start()
+            busy += latencies(broker.port, ROUND_SECONDS)
+            saving.join()
+        idle.sort()
+        busy.sort()
+        print(row("without a snapshot", idle))
+        growth = (broker.memory_bytes("VmHWM") - before) / MIB
+        note = f"{len(took)} snapshots, {sum(took) / len(took):.1f} s each"
+        print(row("while one is written", busy, note))
+        ratio = busy[int(len(busy) * 0.99)] / idle[int(len(idle) * 0.99)]
+        print(f"p99 ratio {ratio:.2f}, memory grew by {growth:.1f} MiB at most")
+    finally:
+        broker.stop()
+
+
+def main() -> None:
+    """Measure with the sessions that are asked for."""
+    sessions = int(sys.argv[1]) if len(sys.argv) > 1 else SESSIONS
+    with TemporaryDirectory() as directory:
+        data = Path(directory) / "data"
+        data.mkdir()
+        (data / "VERSION").write_bytes(b"siltstone 1\n")
+        measure(sessions, data)
+
+
+if __name__ == "__main__":
+    main()
