@@ -24,7 +24,8 @@ class Client:
     """Runs one session against one server.
 
     `deliver` gets the messages; `wanted` is told when more could be published at once; `note` gets
-    a sentence when the connection is lost and when it is back.
+    a sentence when the connection is lost and when it is back; `lost` is told of every loss of a
+    connection that the server had accepted.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Client:
         wanted: Callable[[], None],
         note: Callable[[str], None],
         tls: ssl.SSLContext | None = None,
+        lost: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._session = session
@@ -47,6 +49,8 @@ class Client:
         self._wanted = wanted
         self._note = note
         self._tls = tls
+        self._lost = lost
+        self._was_accepted = False
         self._backoff = Backoff(settings.reconnect_seconds)
         self._connection: Connection | None = None
         self._away = False
@@ -62,6 +66,9 @@ class Client:
                 await self._serve()
                 return
             except (RetryError, RefusedError, OutcomeUnknownError) as exc:
+                if self._was_accepted and self._lost is not None:
+                    self._lost()
+                self._was_accepted = False
                 wait = self._wait_after(exc)
                 if wait is None:
                     raise
@@ -74,6 +81,13 @@ class Client:
         """Send what was added to the session."""
         if self._connection is not None:
             self._connection.pump()
+
+    def reconnect(self) -> None:
+        """End the connection, and come back: the server then sends again what it has no answer
+        for.
+        """
+        if self._connection is not None:
+            self._connection.abandon()
 
     def _wait_after(self, error: RetryError | RefusedError | OutcomeUnknownError) -> float | None:
         lasting = isinstance(error, RefusedError) and not error.passing
@@ -127,6 +141,7 @@ class Client:
         def pumped() -> None:
             if protocol.state is State.CONNECTED:
                 self._backoff.connected(self._clock.monotonic())
+                self._was_accepted = True
                 if self._away:
                     self._note("connected again")
                 self._away = False

@@ -6,6 +6,7 @@ handed over once, also when the server sends it again over another connection of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from siltstone.mqtt.flow import pick
@@ -14,20 +15,33 @@ from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PublishBatch, encode
 _QOS: Final = 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferred:
+    """Messages that are being kept, and the connection that they came by."""
+
+    batch: PublishBatch
+    connection: int
+
+
 class Incoming:
     """The receiving half of a client's session."""
 
     def __init__(self) -> None:
         # QoS 2: accepted, and not yet released by the server.
         self._held: set[int] = set()
+        # QoS 2: being kept, and neither accepted nor answered yet.
+        self._deferred: set[int] = set()
+        self._connections = 0
         self._answers: dict[int, list[int]] = {PUBACK: [], PUBREC: [], PUBCOMP: []}
 
     def begin(self, *, session_present: bool) -> None:
         """Start on a new connection: the server asks again for answers that it did not get."""
+        self._connections += 1
         for ids in self._answers.values():
             ids.clear()
         if not session_present:
             self._held.clear()
+            self._deferred.clear()
 
     def fresh(self, batch: PublishBatch) -> PublishBatch:
         """Return the messages that were not accepted before; the others are answered again."""
@@ -40,7 +54,7 @@ class Incoming:
                 kept.append(index)
             elif packet_id in self._held:
                 self._answers[PUBREC].append(packet_id)
-            elif packet_id not in seen:
+            elif packet_id not in seen and packet_id not in self._deferred:
                 seen.add(packet_id)
                 kept.append(index)
         return batch if len(kept) == len(batch.topics) else pick(batch, kept)
@@ -54,6 +68,33 @@ class Incoming:
             elif qos == 2:
                 self._held.add(batch.packet_ids[index])
                 self._answers[PUBREC].append(batch.packet_ids[index])
+
+    def defer(self, batch: PublishBatch) -> Deferred:
+        """Accept a batch of which nothing was accepted later, when it is kept; meanwhile what the
+        server sends of it again is not fresh.
+        """
+        ids = batch.packet_ids
+        self._deferred.update(i for i, flags in zip(ids, batch.flags, strict=True) if flags & 2)
+        return Deferred(batch=batch, connection=self._connections)
+
+    def settle(self, deferred: Deferred) -> None:
+        """Owe the answers of a deferred batch, on whatever connection of the session this is."""
+        batch = deferred.batch
+        for packet_id, flags in zip(batch.packet_ids, batch.flags, strict=True):
+            if flags & _QOS == 2:
+                if packet_id in self._deferred:
+                    self._deferred.discard(packet_id)
+                    self._held.add(packet_id)
+                    self._answers[PUBREC].append(packet_id)
+            elif flags & _QOS == 1 and deferred.connection == self._connections:
+                # On a later connection it was sent again, and is answered as what it then was.
+                self._answers[PUBACK].append(packet_id)
+
+    def give_up(self, deferred: Deferred) -> None:
+        """Let a deferred batch be new when the server sends it again, which it does only on
+        another connection.
+        """
+        self._deferred.difference_update(deferred.batch.packet_ids)
 
     def release(self, ids: list[int]) -> None:
         """Take PUBREL: these ids are free for new messages."""

@@ -11,11 +11,13 @@ The unit is the batch: messages of one `Publication` differ in nothing but their
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Self
 
 from siltstone.client.packet_ids import PACKET_ID_MAX, PacketIds
+from siltstone.client.refusal import reason_words
 from siltstone.errors import UsageError
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import (
@@ -56,6 +58,10 @@ class Publication:
         return self.qos | self.retain << 2
 
 
+# Takes a message and why the server does not.
+Refused = Callable[[Publication, bytes, str], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """What a server takes, as its CONNACK says (3.2.2.3)."""
@@ -85,9 +91,11 @@ class Outgoing:
         self.queued = 0
         self.completed = 0
         self.refusal: Reason | None = None
+        # Takes the messages that the server does not, with the reason, so that the others go on.
+        self.on_refused: Refused | None = None
         self._version = version
         self._ids = ids
-        self._window = window
+        self._window = self._window_wide = window
         self._limits = ServerLimits()
         self._queue: deque[tuple[Publication, list[bytes]]] = deque()
         # How many messages at the head of the queue were taken already.
@@ -101,8 +109,14 @@ class Outgoing:
         # QoS 2: the server has the message, PUBCOMP is still to come.
         self._released: dict[int, None] = {}
         self._releases: list[int] = []
+        self._disowns = False
         # Topic -> its alias on this connection, as a property.
         self._aliases: dict[bytes, bytes] = {}
+
+    @property
+    def limits(self) -> ServerLimits:
+        """What the server takes, as the last connection was told."""
+        return self._limits
 
     @property
     def unacknowledged(self) -> int:
@@ -113,6 +127,27 @@ class Outgoing:
     def idle(self) -> bool:
         """Whether nothing is left to send or to wait for."""
         return not (self.queued or self._payloads or self._released or self._releases)
+
+    def narrow(self, window: int | None) -> None:
+        """Let no more than so many messages be in flight on the next connections; None is as at
+        first.
+        """
+        self._window = self._window_wide if window is None else window
+
+    def condemn(self, why: str) -> None:
+        """Take the message that is next in flight for one that the server refuses."""
+        packet_id = next(iter(self._payloads), None)
+        if packet_id is not None and self.on_refused is not None:
+            publication, payload = self._publications[packet_id], self._payloads[packet_id]
+            self._ids.free(self._drop([packet_id]))
+            self.completed += 1
+            self.on_refused(publication, payload, why)
+
+    def disown(self) -> None:
+        """Release every packet id that an earlier life of this client may have left with a server
+        that kept the session: it would take a new message of QoS 2 for a known one.
+        """
+        self._disowns = True
 
     def add(self, publication: Publication, payloads: list[bytes]) -> None:
         """Queue messages. After a refusal nothing more is sent."""
@@ -128,6 +163,9 @@ class Outgoing:
             self._start_over()
         self._unsent = list(reversed(self._payloads))
         self._releases = list(self._released)
+        if self._disowns and session_present:
+            self._releases = list(range(1, PACKET_ID_MAX + 1))
+        self._disowns = False
 
     def _start_over(self) -> None:
         """Make new messages of those in flight, for the server has forgotten their packet ids.
@@ -153,8 +191,14 @@ class Outgoing:
     def take(self) -> bytes:
         """Return the next packets that may be sent now, as one piece; b"" if there are none.
 
-        Raises: UsageError for a message that this server does not take.
+        Raises: UsageError for a message that this server does not take, and nobody else.
         """
+        while (data := self._take_piece()) is None:
+            continue
+        return data
+
+    def _take_piece(self) -> bytes | None:
+        """Return what `take` does; None when all that was next has been refused."""
         if self._releases:
             releases, self._releases = self._releases, []
             return encode_acks(PUBREL, releases, 0)
@@ -169,35 +213,52 @@ class Outgoing:
             if count <= 0 or self._inflight_bytes >= _INFLIGHT_BYTES_MAX:
                 return b""
         piece = _bounded(payloads[self._offset : self._offset + count])
-        self._check(publication, piece)
-        data = self._encode(publication, piece)
+        acceptable = self._checked(publication, piece)
         self.queued -= len(piece)
         self._offset += len(piece)
         if self._offset == len(payloads):
             self._queue.popleft()
             self._offset = 0
-        return data
+        return self._encode(publication, acceptable) if acceptable else None
 
     def _room(self) -> int:
         """Return how many more messages may be in flight on this connection."""
         inflight = len(self._payloads) - len(self._unsent) + len(self._released)
         return min(self._limits.receive_max, self._window) - inflight
 
-    def _check(self, publication: Publication, piece: list[bytes]) -> None:
+    def _checked(self, publication: Publication, piece: list[bytes]) -> list[bytes]:
+        """Return the messages that the server takes. Raises: UsageError, if nobody takes others."""
+        if self._objection(publication, max(piece, key=len)) is None:
+            return piece
+        objections = [self._objection(publication, payload) for payload in piece]
+        if self.on_refused is None:
+            raise UsageError(next(filter(None, objections)))
+        for payload, objection in zip(piece, objections, strict=True):
+            if objection is not None:
+                self.completed += 1
+                self.on_refused(publication, payload, objection)
+        return [
+            payload
+            for payload, objection in zip(piece, objections, strict=True)
+            if objection is None
+        ]
+
+    def _objection(self, publication: Publication, payload: bytes) -> str | None:
+        """Return why the server would not take a message."""
         limits = self._limits
         if publication.qos > limits.qos_max:
-            raise UsageError(
+            return (
                 f"the server takes no message of this QoS: qos={publication.qos}"
                 f" max={limits.qos_max}"
             )
         if publication.retain and not limits.retain:
-            raise UsageError("the server keeps no retained messages")
-        largest = max(piece, key=len)
-        if not self._fits(publication, largest):
-            raise UsageError(
-                f"message is too large for the server: size_bytes={len(largest)}"
+            return "the server keeps no retained messages"
+        if not self._fits(publication, payload):
+            return (
+                f"message is too large for the server: size_bytes={len(payload)}"
                 f" packet_size_max={limits.packet_size_max}"
             )
+        return None
 
     def _fits(self, publication: Publication, payload: bytes, *, more: bytes = b"") -> bool:
         """Tell whether the server takes a packet of this size, with these properties more."""
@@ -241,18 +302,24 @@ class Outgoing:
         self._aliases[publication.topic] = alias
         return alias
 
-    def _take_unsent(self) -> bytes:
+    def _take_unsent(self) -> bytes | None:
         """Return again, with DUP, what an earlier connection of this session was sent."""
         ids: list[int] = []
         size = 0
+        refused = False
         for _ in range(min(len(self._unsent), self._room(), _PIECE_MESSAGES_MAX)):
             if size >= _PIECE_BYTES_MAX:
                 break
             packet_id = self._unsent.pop()
             # Another connection, perhaps with other limits.
-            self._check(self._publications[packet_id], [self._payloads[packet_id]])
+            if not self._checked(self._publications[packet_id], [self._payloads[packet_id]]):
+                self._ids.free(self._drop([packet_id]))
+                refused = True
+                continue
             ids.append(packet_id)
             size += len(self._payloads[packet_id])
+        if not ids:
+            return None if refused else b""
         publications = [self._publications[packet_id] for packet_id in ids]
         return encode_publishes(
             self._version,
@@ -290,9 +357,18 @@ class Outgoing:
         return known
 
     def refuse(self, packet_id: int, reason: Reason) -> None:
-        """Take a PUBACK or PUBREC that is a failure: what is queued is given up too."""
-        if self._drop([packet_id]):
-            self._ids.free([packet_id])
+        """Take a PUBACK or PUBREC that is a failure: what is queued is given up too, unless
+        somebody takes the message.
+        """
+        publication, payload = self._publications.get(packet_id), self._payloads.get(packet_id)
+        if publication is None or payload is None:
+            return
+        self._drop([packet_id])
+        self._ids.free([packet_id])
+        if self.on_refused is not None:
+            self.completed += 1
+            self.on_refused(publication, payload, f"refused by the server: {reason_words(reason)}")
+        else:
             self.refusal = self.refusal or reason
             self._queue.clear()
             self._offset = 0

@@ -43,6 +43,8 @@ class ClientSettings:
     session_expiry_seconds: int = SESSION_FOREVER
     will: Will | None = None
     window: int = WINDOW_DEFAULT
+    # How many messages the server may send ahead of their acknowledgements; None: as it likes.
+    receive_max: int | None = None
     reconnect: bool = False
     reconnect_seconds: float | None = None
 
@@ -63,6 +65,7 @@ class ClientSettings:
             properties=Properties(
                 session_expiry_interval=self._expiry_seconds() or None,
                 topic_alias_maximum=TOPIC_ALIAS_MAX,
+                receive_maximum=self.receive_max,
             )
             if is_v5
             else NO_PROPERTIES,

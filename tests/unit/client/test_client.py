@@ -266,3 +266,19 @@ def test_cancelling_says_goodbye() -> None:
 
     bench.run(main())
     assert bench.server.controls[-1] == Disconnect()
+
+
+def test_it_comes_back_when_it_is_told_to() -> None:
+    bench = Bench(STUBBORN)
+    bench.client.reconnect()
+
+    def again() -> None:
+        if len(bench.network.dialled) == 1:
+            bench.client.reconnect()
+        else:
+            bench.session.finish()
+            asyncio.get_running_loop().call_soon(bench.client.pump)
+
+    bench.on_wanted = again
+    bench.run()
+    assert len(bench.network.dialled) == 2

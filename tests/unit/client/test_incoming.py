@@ -81,3 +81,40 @@ def test_a_kept_session_remembers_what_was_accepted_and_a_new_one_does_not() -> 
     assert accepted(incoming, batch((10, 6))) == []
     incoming.begin(session_present=False)
     assert accepted(incoming, batch((2, 6))) == [b"0"]
+
+
+def test_deferred_messages_are_answered_when_they_are_kept() -> None:
+    incoming = Incoming()
+    deferred = incoming.defer(incoming.fresh(batch((0, 0), (1, 5), (2, 6))))
+    assert incoming.take() == b""
+    incoming.settle(deferred)
+    assert incoming.take() == encode_acks(PUBACK, [5], 0) + encode_acks(PUBREC, [6], 0)
+    assert accepted(incoming, batch((10, 6))) == []
+
+
+def test_what_is_sent_again_while_it_is_being_kept_is_handed_over_once_with_qos_2() -> None:
+    incoming = Incoming()
+    deferred = incoming.defer(incoming.fresh(batch((1, 5), (2, 6))))
+    incoming.begin(session_present=True)
+    again = incoming.fresh(batch((9, 5), (10, 6)))
+    assert again.packet_ids == [5]
+    incoming.settle(deferred)
+    assert incoming.take() == encode_acks(PUBREC, [6], 0)
+    incoming.settle(incoming.defer(again))
+    assert incoming.take() == encode_acks(PUBACK, [5], 0)
+
+
+def test_a_session_that_the_server_lost_is_owed_no_answers() -> None:
+    incoming = Incoming()
+    deferred = incoming.defer(incoming.fresh(batch((1, 5), (2, 6))))
+    incoming.begin(session_present=False)
+    incoming.settle(deferred)
+    assert incoming.take() == b""
+    assert accepted(incoming, batch((2, 6))) == [b"0"]
+
+
+def test_what_could_not_be_kept_is_new_when_it_comes_again() -> None:
+    incoming = Incoming()
+    incoming.give_up(incoming.defer(incoming.fresh(batch((2, 6)))))
+    incoming.begin(session_present=True)
+    assert accepted(incoming, batch((10, 6))) == [b"0"]

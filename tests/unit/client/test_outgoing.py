@@ -10,7 +10,7 @@ from siltstone.errors import UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Publish, PubRel
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
-from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC
+from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL, encode_acks
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 
@@ -332,3 +332,66 @@ def test_the_limits_of_a_server_are_those_of_the_protocol_unless_told() -> None:
         retain=True,
     )
     assert ServerLimits.told_by(Properties(maximum_qos=0)).qos_max == 0
+
+
+def refusing(made: Outgoing) -> list[tuple[bytes, str]]:
+    """Let somebody take what the server does not; return where it goes."""
+    refused: list[tuple[bytes, str]] = []
+    made.on_refused = lambda publication, payload, why: refused.append((payload, why))
+    return refused
+
+
+def test_refused_messages_go_to_who_takes_them_and_the_others_go_on() -> None:
+    made = outgoing(window=2)
+    refused = refusing(made)
+    made.begin(ServerLimits(), session_present=False)
+    made.add(Publication(topic=b"t", qos=1), [b"1", b"2", b"3"])
+    made.take()
+    made.refuse(1, Reason.NOT_AUTHORIZED)
+    made.refuse(9, Reason.NOT_AUTHORIZED)
+    assert refused == [(b"1", "refused by the server: not authorized (0x87)")]
+    assert (made.refusal, made.queued, made.completed) == (None, 1, 1)
+    made.take()
+    made.receive(PUBACK, [2, 3])
+    assert (made.idle, made.completed) == (True, 3)
+
+
+def test_messages_too_large_for_the_server_are_left_out_however_many() -> None:
+    made = outgoing()
+    refused = refusing(made)
+    made.begin(ServerLimits(packet_size_max=50), session_present=False)
+    for number in range(3000):
+        made.add(Publication(topic=b"t/%d" % number, qos=1), [bytes(60)])
+    made.add(Publication(topic=b"t", qos=1), [b"1", bytes(60), b"2"])
+    made.take()
+    assert len(refused) == 3001
+    assert refused[0] == (
+        bytes(60),
+        "message is too large for the server: size_bytes=60 packet_size_max=50",
+    )
+    made.receive(PUBACK, [1, 2])
+    assert (made.idle, made.completed) == (True, 3003)
+
+
+def test_a_resend_too_large_for_the_new_connection_is_left_out_too() -> None:
+    made = outgoing()
+    refused = refusing(made)
+    made.begin(ServerLimits(), session_present=False)
+    made.add(Publication(topic=b"t", qos=1), [bytes(60)])
+    made.take()
+    made.begin(ServerLimits(packet_size_max=50), session_present=True)
+    assert (made.limits, made.take()) == (ServerLimits(packet_size_max=50), b"")
+    assert ([payload for payload, _ in refused], made.idle) == ([bytes(60)], True)
+
+
+@pytest.mark.parametrize("session_present", [True, False])
+def test_ids_of_an_earlier_life_are_released_once_where_the_server_kept_the_session(
+    session_present: bool,
+) -> None:
+    made = Outgoing(V5, PacketIds(), window=100)
+    made.disown()
+    made.begin(ServerLimits(), session_present=session_present)
+    released = encode_acks(PUBREL, list(range(1, 65_536)), 0) if session_present else b""
+    assert (made.take(), made.idle) == (released, True)
+    made.begin(ServerLimits(), session_present=True)
+    assert made.take() == b""

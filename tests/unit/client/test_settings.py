@@ -78,3 +78,8 @@ def test_the_window_is_small_where_a_server_cannot_tell_what_it_takes(
     version: Version, qos: int, window: int
 ) -> None:
     assert default_window(version, qos) == window
+
+
+def test_a_server_is_told_how_much_it_may_send_ahead() -> None:
+    told = replace(PLAIN, receive_max=7).connect("c", returning=False).properties
+    assert told == Properties(topic_alias_maximum=100, receive_maximum=7)

@@ -1,0 +1,105 @@
+"""Messages as entries of a spool: PUBLISH packets of MQTT 5, one after the other.
+
+The name of an entry says when they came and how many they are: `<µs since 1970>_<count>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.client.outgoing import PACKET_SIZE_MAX, Publication
+from siltstone.errors import CorruptionError
+from siltstone.mqtt.flow import pick
+from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch, encode_publishes, with_expiry
+from siltstone.mqtt.splitter import PacketSplitter
+from siltstone.mqtt.wire import Version
+from siltstone.spool import Entry
+
+# What one entry holds at most, but for a single message that is larger.
+_ENTRY_MESSAGES_MAX: Final = 4096
+_ENTRY_BYTES_MAX: Final = 1_048_576
+_QOS: Final = 3
+_RETAIN: Final = 4
+
+
+def metadata_of(now_us: int, count: int) -> str:
+    """Return what the name of an entry says."""
+    return f"{now_us}_{count}"
+
+
+def came_us(entry: Entry) -> int:
+    """Return when the messages of an entry came; 0 if its name does not say."""
+    text = (entry.metadata or "").partition("_")[0]
+    return int(text) if text.isdecimal() else 0
+
+
+def encode_entries(batch: PublishBatch, now_us: int) -> Iterator[tuple[bytes, str]]:
+    """Yield the data and metadata of the entries that hold a batch."""
+    first = size = 0
+    sizes = [len(t) + len(p) for t, p in zip(batch.topics, batch.payloads, strict=True)]
+    for index, message in enumerate(sizes):
+        if index - first == _ENTRY_MESSAGES_MAX or (size and size + message > _ENTRY_BYTES_MAX):
+            yield _encode(pick(batch, list(range(first, index))), now_us)
+            first, size = index, 0
+        size += message
+    yield _encode(pick(batch, list(range(first, len(sizes)))), now_us)
+
+
+def _encode(batch: PublishBatch, now_us: int) -> tuple[bytes, str]:
+    # An id of its own for each, as the format wants of QoS 1 and 2; they mean nothing.
+    ids = list(range(1, len(batch.topics) + 1))
+    flags = [flag & (_QOS | _RETAIN) for flag in batch.flags]
+    data = encode_publishes(Version.V5, batch.topics, batch.payloads, flags, ids, batch.properties)
+    return data, metadata_of(now_us, len(ids))
+
+
+def decode_entry(data: bytes, path: PurePath) -> PublishBatch:
+    """Return the messages of an entry. Raises: CorruptionError."""
+    splitter = PacketSplitter(PACKET_SIZE_MAX)
+    splitter.begin(Version.V5, 0)
+    events = splitter.feed(data)
+    if len(events) != 1 or splitter.held_bytes() or not isinstance(events[0], PublishBatch):
+        raise CorruptionError("an entry is no run of messages", path=path)
+    return events[0]
+
+
+def publications(
+    batch: PublishBatch, *, waited_seconds: float, qos_max: int, retain: bool
+) -> Iterator[tuple[Publication, list[bytes]]]:
+    """Yield the messages that have not expired as a peer takes them, in order, by what runs of
+    them have in common.
+    """
+    made: list[tuple[Publication, bytes]] = []
+    for index, topic in enumerate(batch.topics):
+        properties = batch.properties[index] if batch.properties else b""
+        expiry = batch.expiries[index] if batch.expiries else NO_EXPIRY
+        if expiry != NO_EXPIRY:
+            left = expiry - waited_seconds
+            if left <= 0:
+                continue
+            properties = with_expiry(properties, max(1, round(left)))
+        flags = batch.flags[index]
+        publication = Publication(
+            topic=topic,
+            qos=min(flags & _QOS, qos_max),
+            retain=retain and flags & _RETAIN != 0,
+            properties=properties,
+        )
+        made.append((publication, batch.payloads[index]))
+    for publication, run in groupby(made, lambda pair: pair[0]):
+        yield publication, [payload for _, payload in run]
+
+
+def encode_message(publication: Publication, payload: bytes) -> bytes:
+    """Return one message as the data of an entry."""
+    return encode_publishes(
+        Version.V5,
+        [publication.topic],
+        [payload],
+        [publication.flags],
+        [1],
+        [publication.properties],
+    )
