@@ -31,7 +31,7 @@ SYNCED := $(VENV)/.synced
 BUILT := $(VENV)/.built-$(FORM)
 
 demo: $(BUILT)  ## a broker, its devices and a subscriber; kill -9 in the middle; nothing acknowledged is lost
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: $(BUILT) $(PURE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -54,6 +54,8 @@ fmt: $(BUILT)  ## format, and mend what can be mended by machine
 bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosquitto, NATS, RocksDB and SQLite
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.broker
+	$(BIN)/python -m bench.pipeline
+	$(BIN)/python -m bench.topiclog
 
 soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
 	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak

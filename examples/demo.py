@@ -1,15 +1,17 @@
 """Run a broker, let devices publish to it, kill it with -9 in the middle, and check every promise.
 
 A child process is the broker; another one is a plant of devices, each with a connection of its own,
-which publish with QoS 1 and tell how far each is acknowledged; a third one subscribes. The broker
-is killed and started again; devices and subscriber come back by themselves. Then the store is read:
-what was acknowledged must be there, in order.
+which publish JSON with QoS 1 and tell how far each is acknowledged; a third one subscribes; in a
+fourth one Spark counts the rows. The broker is killed and started again; devices and subscriber
+come back by themselves. Then the store is read: what was acknowledged must be there, in order. Last
+the store becomes tables of the lake, and an aggregate of them a picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import socket
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import siltstone
+from examples.lake import ROOT, LiveCount, show_lake
 from siltstone.cli.output import add_row, table
 from siltstone.cli.quantities import format_size
 from siltstone.cli.slabs import slab_table
@@ -42,29 +45,38 @@ from siltstone.clock import SystemClock
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.version import __version__, form
 
-DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "demo"
+DIRECTORY = ROOT / "build" / "demo"
 DATABASE = "messages"
 DEVICES = 60
+# What each device measures, one after the other: five topics a device.
+KINDS = ("temperature", "humidity", "pressure", "vibration", "power")
 SITES = ("east", "north", "west")
 LINES = 4
 # So many readings of a device are on their way at once.
 WINDOW = 200
-# Sites and lines are told apart; of the devices of a line one, then the next makes the level vary.
-THRESHOLDS = "[100, 10, 10, 1]"
-WIDE = "plant/north/+/+/temperature"
-NARROW = "plant/+/line-1/device-17/temperature"
+# Sites, lines and devices vary from the first one on; words between them do not.
+THRESHOLDS = "[100, 0, 10, 0, 10, 0, 10]"
+WIDE = "plant/north/line/+/device/+/temperature"
+NARROW = "plant/+/line/1/device/17/temperature"
 
 console = Console(highlight=False)
 
 
-def topic_of(device: int) -> str:
-    """Return where a device stands."""
-    return f"plant/{SITES[device % len(SITES)]}/line-{device % LINES}/device-{device}/temperature"
+def topic_of(device: int, kind: str) -> str:
+    """Return where a device stands, and what it measures."""
+    return f"plant/{SITES[device % len(SITES)]}/line/{device % LINES}/device/{device}/{kind}"
 
 
 def reading(device: int, number: int) -> bytes:
-    """Return a reading that tells whose it is, and which one."""
-    return b"%03d %07d %d.%d" % (device, number, 15 + number % 10, number * 7 % 10)
+    """Return a reading that tells whose it is, and which one; the first two in fixed places."""
+    site = device % len(SITES)
+    value = 15 + 3 * site + 4 * math.sin(number / 300 + site) + number * 7 % 10 / 10
+    return b'{"device": %3d, "number": %7d, "step": %d, "value": %.2f}' % (
+        device,
+        number,
+        number // 50,
+        value,
+    )
 
 
 class Device:
@@ -85,8 +97,10 @@ class Device:
             wanted=lambda: None,
             note=lambda _: None,
         )
-        publication = Publication(topic=topic_of(number).encode(), qos=1)
-        self.session.outgoing.add(publication, [reading(number, n) for n in range(readings)])
+        for place, kind in enumerate(KINDS):
+            publication = Publication(topic=topic_of(number, kind).encode(), qos=1)
+            share = range(readings * place // len(KINDS), readings * (place + 1) // len(KINDS))
+            self.session.outgoing.add(publication, [reading(number, n) for n in share])
         self.session.finish()
 
     async def run(self) -> None:
@@ -119,7 +133,7 @@ async def run_devices(port: int, readings: int) -> None:
 
 def child(*command: str) -> subprocess.Popen[str]:
     """Start a child process whose output is read here."""
-    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def free_port() -> int:
@@ -168,7 +182,8 @@ class Demo:
         port = str(self.port)
         listen = ["sub", "-p", port, "-t", "plant/#", "--reconnect", "--format", "%p"]
         subscriber = child("-m", "siltstone.cli.main", *listen)
-        devices = child(str(Path(__file__).resolve()), "devices", port, str(self.readings))
+        live = LiveCount(self.directory)
+        devices = child("-m", "examples.demo", "devices", port, str(self.readings))
         received = [0]
         listening = Thread(target=lambda: received.append(_lines(subscriber)))
         listening.start()
@@ -193,6 +208,7 @@ class Demo:
             if devices.wait() != 0:
                 raise SystemExit("demo: the devices failed")
         finally:
+            counts = live.stop()
             subscriber.terminate()
             listening.join()
             broker.terminate()
@@ -202,6 +218,7 @@ class Demo:
             f"[red]kill -9[/] with {killed_at:,} readings acknowledged; the broker was back after "
             f"{outage:.1f} s, and all {DEVICES} devices came back by themselves"
         )
+        console.print(f"meanwhile Spark counted {', '.join(f'{count:,}' for count in counts)} rows")
         self.note("devices", f"{DEVICES}, QoS 1, {WINDOW} readings in flight each")
         self.note("published, synced and acknowledged", f"{sum(promised):,} readings")
         self.note("rate, with start-up and outage", f"{sum(promised) / seconds:,.0f} readings/s")
@@ -275,8 +292,8 @@ def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
     repeated = 0
     for batch in database.read(columns=["value"]):
         text = batch.column("value").cast(pa.string())
-        devices = pc.utf8_slice_codeunits(text, 0, 3).cast(pa.int64()).to_pylist()
-        numbers = pc.utf8_slice_codeunits(text, 4, 11).cast(pa.int64()).to_pylist()
+        devices = _number(text, 11, 14).to_pylist()
+        numbers = _number(text, 26, 33).to_pylist()
         for device, number in zip(devices, numbers, strict=True):
             if number == counts[device]:
                 counts[device] += 1
@@ -285,6 +302,11 @@ def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
             else:
                 raise SystemExit(f"demo: reading {number} of device {device} is out of order")
     return counts, repeated
+
+
+def _number(text: pa.Array, start: int, stop: int) -> pa.Array:
+    """Return the numbers that stand at one place of all texts."""
+    return pc.utf8_ltrim_whitespace(pc.utf8_slice_codeunits(text, start, stop)).cast(pa.int64())
 
 
 @contextmanager
@@ -309,6 +331,8 @@ def show(demo: Demo) -> None:
     demo.check(promised)
     console.rule("what was learned, and what can be asked")
     demo.query()
+    console.rule("the store becomes tables")
+    demo.measured += show_lake(console, demo.directory)
     console.rule("summary")
     console.print(demo.summary())
 

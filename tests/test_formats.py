@@ -14,6 +14,7 @@ import pytest
 
 from siltstone.directory import VERSION
 from siltstone.segment import frame as frame_module
+from siltstone.segment.body import index_width
 from siltstone.segment.chain import index_path
 from siltstone.segment.frame import (
     EDGES,
@@ -21,10 +22,11 @@ from siltstone.segment.frame import (
     MAGIC,
     PLAIN,
     ROWS,
+    STREAMS,
     FrameHeader,
     crc_matches,
     decode_header,
-    index_width,
+    head_matches,
 )
 from siltstone.segment.index import SUMMARY_BYTES, SegmentIndex, encode_index
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, segment_path
@@ -126,11 +128,19 @@ class TestExample:
         assert "whose seed is 0x51175702" in part("An example")
         assert struct.unpack_from("<I", data, 4) == (crc_from(SEED, data[8:]),)
 
+    def test_the_checksum_of_the_head_is_that_of_table_streams_and_edges(self) -> None:
+        data = example()
+        sections = [struct.unpack_from("<HHI", data, 64 + 8 * number) for number in range(10)]
+        assert [section_id for section_id, _, _ in sections[:2]] == [STREAMS, EDGES]
+        end = 64 + 8 * 10 + sum((length + 7) // 8 * 8 for _, _, length in sections[:2])
+        assert struct.unpack_from("<I", data, 60) == (crc_from(SEED, data[8:60] + data[64:end]),)
+
     def test_the_frame_is_whole_for_the_code(self) -> None:
         data = memoryview(example())
         header = decode_header(data, 0, len(data))
         assert header is not None
         assert crc_matches(data, 0, header, SEED)
+        assert head_matches(data, 0, header, SEED)
 
     def test_the_header_is_read_as_stated(self) -> None:
         data = example()
@@ -138,7 +148,7 @@ class TestExample:
         assert header is not None
         assert header_fields(header) == header_fields(
             FrameHeader(
-                0x90DE544F,
+                0xDD7C0B27,
                 len(data),
                 ROWS,
                 PLAIN,
@@ -293,7 +303,7 @@ class TestManifest:
             shard=0, generation=1, state=SlabState.CURRENT, since_us=0, until_us=None, created_us=0
         )
         manifest = Manifest(
-            database="d", salt=1, settings=DatabaseSettings(), slabs=(record,), dropping=()
+            database="d", salt=1, settings=DatabaseSettings(), slabs=(record,), logs=("t",)
         )
         title, _, content = manifest.encode().partition(b"\n")
         values = json.loads(content)
