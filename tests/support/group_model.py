@@ -101,6 +101,11 @@ class GroupModel:
         for sent in self.messages.values():
             if sent.holder == member.name:
                 self._take_back(sent, member, is_gone=is_gone)
+        # What was taken back means nothing to the group any more.
+        member.owed = deque(
+            (packet, sent, number if sent is not None and sent.holder == member.name else 0)
+            for packet, sent, number in member.owed
+        )
         if is_gone:
             member.wire = None
             member.owed.clear()
