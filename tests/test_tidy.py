@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import siltstone
 
@@ -240,12 +241,25 @@ def test_every_compiled_module_exists() -> None:
     assert [module for module in compiled_modules() if not (ROOT / module).is_file()] == []
 
 
+def docstring(value: type | FunctionType) -> str | None:
+    """Return what the source says: a compiled class has no docstring, a dataclass always one."""
+    path = ROOT / "src" / Path(*value.__module__.split(".")).with_suffix(".py")
+    if not path.is_file():
+        path = path.with_suffix("") / "__init__.py"
+    found = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == value.__name__
+    ]
+    return ast.get_docstring(found[0])
+
+
 def test_every_public_name_is_documented() -> None:
     public = {name: getattr(siltstone, name) for name in siltstone.__all__}
     documented = {
-        name: inspect.cleandoc(value.__doc__ or "")
+        name: docstring(value)
         for name, value in public.items()
         if inspect.isclass(value) or inspect.isfunction(value)
     }
-    # A dataclass without a docstring gets its signature as one.
-    assert [n for n, text in documented.items() if not text or text.startswith(f"{n}(")] == []
+    assert len(documented) > 40
+    assert [name for name, text in documented.items() if not text] == []
