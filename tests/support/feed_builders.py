@@ -27,7 +27,6 @@ def batch_of(shard: int, serials: Sequence[int], topics: Sequence[str], stop: in
     batch.serials = list(serials)
     batch.names = [topic.encode() for topic in dict.fromkeys(topics)]
     batch.topics = [topic.encode() for topic in topics]
-    batch.numbers = [batch.names.index(topic) for topic in batch.topics]
     batch.values = [b"%d" % serial for serial in serials]
     batch.size_bytes = len(serials)
     return batch

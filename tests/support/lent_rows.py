@@ -30,13 +30,11 @@ def rows_of(
     batch.serials = list(range(first, first + count))
     batch.topics = list(topics)
     batch.names = list(dict.fromkeys(topics))
-    batch.numbers = [batch.names.index(topic) for topic in topics]
     batch.values = [b"%d" % serial for serial in batch.serials]
     batch.flags = [qos] * count
     batch.timestamps = [arrived_us] * count
     batch.publishers = list(publishers) or [b"p"] * count
     batch.properties = list(properties)
-    batch.streams = [(1, count)]
     return batch
 
 

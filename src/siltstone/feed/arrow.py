@@ -82,7 +82,7 @@ def _joined(parts: list[pa.Array]) -> pa.Array:
 
 def _topic(batch: FeedBatch) -> pa.Array:
     words = pa.array(batch.names, pa.binary()).view(pa.string())
-    return words.take(pa.array(batch.numbers, pa.uint32()))
+    return words.take(pa.array(batch.topic_numbers(), pa.uint32()))
 
 
 def _constant(value: int, kind: pa.DataType, count: int) -> pa.Array:
@@ -96,7 +96,7 @@ def _properties(batch: FeedBatch) -> pa.Array:
 
 
 def _stream(batch: FeedBatch) -> pa.Array:
-    return _joined([_constant(stream_id, pa.uint64(), n) for stream_id, n in batch.streams])
+    return _joined([_constant(stream_id, pa.uint64(), n) for stream_id, n in batch.streams()])
 
 
 _MEMORY: Final[dict[str, Callable[[FeedBatch], pa.Array]]] = {
@@ -142,13 +142,14 @@ def _passing(batch: FeedBatch) -> FeedBatch:
         batch.shard, batch.generation, batch.start_serial, batch.stop_serial, batch.count
     )
     lists.serials = batch.serials
+    lists.stream_loader = batch.stream_loader
     load_pieces(cast("list[Piece]", batch.origin), lists)
     return lists
 
 
 def _rows(batch: FeedBatch, choose: Choose) -> Iterator[Row]:
     """Make rows of what is chosen of each column."""
-    names = [name.decode() for name in batch.names]
+    names = {name: name.decode() for name in batch.names}
     publishers = choose(batch.publishers)
     known = {name: name.decode() for name in set(publishers)}
     flags = choose(batch.flags)
@@ -156,7 +157,7 @@ def _rows(batch: FeedBatch, choose: Choose) -> Iterator[Row]:
     return map(
         _make_row,
         zip(
-            map(names.__getitem__, choose(batch.numbers)),
+            map(names.__getitem__, choose(batch.topics)),
             choose(batch.values),
             map(known.__getitem__, publishers),
             map(_QOS.__getitem__, flags),

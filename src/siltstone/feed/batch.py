@@ -16,8 +16,9 @@ from siltstone.store.cook import Cooked
 class FeedBatch:
     """Rows of one generation of a shard; it accounts for the serials from start to stop.
 
-    `names` are the distinct topics, `numbers` says which of them a row has; `topics` has the topic
-    of each row. `properties` is empty when no row has any. The lists are whole after `load`.
+    `names` are the distinct topics, `topics` has the topic of each row. `properties` is empty when
+    no row has any. The lists are whole after `load`. Where the batch is not `mixed`, rows stand in
+    the order in which they came; else those of one stream of a frame stand together.
     """
 
     def __init__(
@@ -33,17 +34,17 @@ class FeedBatch:
         # No row is older.
         self.first_timestamp_us = 0
         self.names: list[bytes] = []
-        self.numbers: list[int] = []
         self.topics: list[bytes] = []
         self.values: list[bytes] = []
         self.flags: list[int] = []
         self.timestamps: list[int] = []
         self.publishers: list[bytes] = []
         self.properties: list[bytes] = []
-        # Which stream the rows belong to: (stream id, rows), one after the other.
-        self.streams: list[tuple[int, int]] = []
+        self.mixed = False
+        self._numbers: list[int] = []
         self._stream_ids: list[int] = []
         self.loader: Callable[[FeedBatch], None] | None = None
+        self.stream_loader: Callable[[], list[tuple[int, int]]] | None = None
         # What the rows were read from, and what was made of them, for those who want Arrow.
         self.origin: object = None
         self.arrow: object = None
@@ -54,11 +55,27 @@ class FeedBatch:
             self.serials = list(range(self.start_serial, self.stop_serial))
         return self.serials
 
+    def topic_numbers(self) -> list[int]:
+        """Return which of the distinct topics each row of a loaded batch has."""
+        if not self._numbers:
+            known: dict[bytes, int] = {}
+            for number in range(len(self.names)):
+                known[self.names[number]] = number
+            self._numbers = [known[topic] for topic in self.topics]
+        return self._numbers
+
+    def streams(self) -> list[tuple[int, int]]:
+        """Return which stream the rows belong to: (stream id, rows), one after the other."""
+        loader = self.stream_loader
+        return [] if loader is None else loader()
+
     def stream_of_rows(self) -> list[int]:
-        """Return the stream of each row of a loaded batch."""
+        """Return the stream of each row."""
         if not self._stream_ids:
-            for stream_id, count in self.streams:
-                self._stream_ids += [stream_id] * count
+            ids: list[int] = []
+            for stream_id, count in self.streams():
+                ids += [stream_id] * count
+            self._stream_ids = ids
         return self._stream_ids
 
     def load(self) -> None:
@@ -104,21 +121,15 @@ class _Committed:
             batch.publishers = [names[number] for number in numbers]
         else:
             batch.publishers = (self.publishers or [b""]) * count
-        self._load_topics(batch)
+        topics: list[bytes] = []
+        for part in parts:
+            names = part.topics
+            for number in part.topic_index:
+                topics.append(names[number])  # noqa: PERF401 - one list for all parts
+        batch.topics = topics
 
-    def _load_topics(self, batch: FeedBatch) -> None:
-        names = batch.names
-        if len(self.parts) == 1:
-            numbers = self.parts[0].topic_index
-        else:
-            numbers = []
-            first = 0
-            for part in self.parts:
-                for number in part.topic_index:
-                    numbers.append(first + number)
-                first += len(part.topics)
-        batch.topics = [names[number] for number in numbers]
-        batch.numbers = numbers
+    def streams(self) -> list[tuple[int, int]]:
+        return [(part.stream_id, len(part.values)) for part in self.parts]
 
 
 def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cooked) -> FeedBatch:
@@ -127,7 +138,8 @@ def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cook
     batch = FeedBatch(shard, generation, first_serial, stop, cooked.row_count)
     committed = _Committed(cooked)
     batch.names = _joined([part.topics for part in committed.parts])
-    batch.streams = [(part.stream_id, len(part.values)) for part in committed.parts]
+    batch.mixed = len(committed.parts) > 1
+    batch.stream_loader = committed.streams
     batch.size_bytes = cooked.size_bytes
     batch.first_timestamp_us = cooked.timestamp_us
     batch.loader = committed.load
@@ -159,7 +171,7 @@ def rows_by_name(batch: FeedBatch, wanted: Iterable[int]) -> list[list[int] | No
     rows: list[list[int] | None] = [None] * len(batch.names)
     for number in wanted:
         rows[number] = []
-    numbers = batch.numbers
+    numbers = batch.topic_numbers()
     for i in range(len(numbers)):
         mine = rows[numbers[i]]
         if mine is not None:
@@ -178,3 +190,10 @@ def rows_of_names(by_name: list[list[int] | None], wanted: list[int]) -> list[in
             rows += mine
     rows.sort()
     return rows
+
+
+def rows_by_time(batch: FeedBatch, rows: list[int] | None) -> list[int]:
+    """Return rows of a loaded batch, all of them for None, in the order in which they came."""
+    if rows is None:
+        rows = list(range(batch.count))
+    return sorted(rows, key=batch.timestamps.__getitem__) if batch.mixed else rows

@@ -27,20 +27,22 @@ def hand_over(dispatch: Dispatch, feed: Feed, rows: Rows, place: int, stop: int)
     """Give a feed its rows from a place on, as far as its credit goes; return its next place."""
     batch = dispatch.batch
     serials = batch.number_rows()
-    if batch.count and place > serials[0]:
-        first = bisect_left(serials, place)
-        if rows is None:
-            rows = list(range(batch.count))
-        rows = rows[bisect_left(rows, first) :]
-    count = batch.count if rows is None else len(rows)
-    if count > feed.credit:
-        count = feed.credit
-        if rows is None:
-            stop = serials[count]
-            rows = list(range(count))
-        else:
-            stop = serials[rows[count]]
-            rows = rows[:count]
+    first = bisect_left(serials, place) if batch.count and place > serials[0] else 0
+    if rows is None:
+        count = batch.count - first
+        if count > feed.credit:
+            count = feed.credit
+            stop = serials[first + count]
+        if count < batch.count:
+            rows = list(range(first, first + count))
+    else:
+        start = bisect_left(rows, first) if first else 0
+        count = len(rows) - start
+        if count > feed.credit:
+            count = feed.credit
+            stop = serials[rows[start + count]]
+        if count < len(rows):
+            rows = rows[start : start + count]
     if count:
         feed.credit -= count
         dispatch.shares.append((feed, rows))

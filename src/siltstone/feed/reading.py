@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from siltstone.errors import CorruptionError
 from siltstone.feed.batch import FeedBatch
-from siltstone.feed.decode import load_pieces, serials_of
+from siltstone.feed.decode import load_pieces, serials_of, streams_of
 from siltstone.feed.pool import Found
 from siltstone.feed.position import FeedPosition
 from siltstone.feed.settings import FeedSettings
@@ -261,4 +261,5 @@ def _batch_of(gathering: _Gathering, start: int, stop: int) -> FeedBatch:
     batch.first_timestamp_us = pieces[0].frame.header.first_timestamp_us
     batch.origin = pieces
     batch.loader = partial(load_pieces, pieces)
+    batch.stream_loader = partial(streams_of, pieces)
     return batch

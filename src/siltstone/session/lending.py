@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from siltstone.feed.batch import FeedBatch
+from siltstone.feed.batch import FeedBatch, rows_by_time
 from siltstone.mqtt.publish import NO_EXPIRY, with_expiry
 from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of
 from siltstone.session.outbox import Outbox
@@ -197,21 +197,16 @@ class Lending:
         they came: in a batch, rows of one stream stand together.
         """
         lane = self.progress.lane(batch.shard)
-        if rows is None:
-            rows = list(range(len(batch.serials)))
-        times: list[tuple[int, int]] = []
-        for index in rows:
-            serial = batch.serials[index]
-            if lane.done and serial in lane.done:
-                lane.leave_out(serial)
-                self.progress.freed += 1
-            else:
-                lane.offer(serial)
-                times.append((batch.timestamps[index], index))
-        if len(batch.streams) > 1:
-            times.sort()
-        self._plan = self._shares(len(times))
-        for _, index in times:
+        ordered = rows_by_time(batch, rows)
+        left_out: list[int] = []
+        if lane.done:
+            known = [index for index in ordered if batch.serials[index] in lane.done]
+            left_out = [batch.serials[index] for index in known]
+            ordered = [index for index in ordered if batch.serials[index] not in lane.done]
+            self.progress.freed += len(left_out)
+        lane.come_by([batch.serials[index] for index in ordered], left_out)
+        self._plan = self._shares(len(ordered))
+        for index in ordered:
             self._lend_row(batch, index, lane, now, wall_us)
 
     def _lend_row(self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int) -> None:

@@ -22,8 +22,11 @@ class Lane:
         self.shard = shard
         # Every row before this one was looked at.
         self.next_serial = next_serial
-        self._open: deque[int] = deque()
-        # Rows that are done, though one before them is open.
+        # Rows that were offered, in order, from the first open one on or before it; those of them
+        # that are open.
+        self._offered: deque[int] = deque()
+        self._open: set[int] = set()
+        # Rows that were done before this connection, and have not come by yet.
         self.done: set[int] = set()
         # Rows that had a packet id on an earlier connection, and have not come by yet.
         self.sent_before: dict[int, SavedInflight] = {}
@@ -32,29 +35,24 @@ class Lane:
         # Rows before this one came when the client was away.
         self.missed_until = 0
 
-    def offer(self, serial: int) -> None:
-        """Take note of a row that is offered to the client."""
-        self._open.append(serial)
-
-    def leave_out(self, serial: int) -> None:
-        """Take note of a row that was done before this connection."""
-        if self._open:
-            self._open.append(serial)
+    def come_by(self, offered: list[int], left_out: list[int]) -> None:
+        """Take note of rows that follow all before: those that will be offered to the client, and
+        those that were done before this connection.
+        """
+        if left_out:
+            self.done.difference_update(left_out)
+            self._offered.extend(sorted(offered + left_out))
         else:
-            self.done.discard(serial)
+            self._offered.extend(sorted(offered))
+        self._open.update(offered)
 
     def complete(self, serial: int) -> None:
         """Take note of a row that the client has for good."""
         self.owner.freed += 1
         self.owner.changed = True
-        open_rows = self._open
-        if not open_rows or open_rows[0] != serial:
-            self.done.add(serial)
-            return
-        open_rows.popleft()
-        done = self.done
-        while done and open_rows and open_rows[0] in done:
-            done.remove(open_rows.popleft())
+        self._open.discard(serial)
+        if not self._open:
+            self._offered.clear()
 
     def pass_by(self, next_serial: int) -> None:
         """Take note that every row before a serial was looked at."""
@@ -64,7 +62,17 @@ class Lane:
 
     def position(self) -> int:
         """Return the first row that is not done."""
-        return self._open[0] if self._open else self.next_serial
+        offered = self._offered
+        while offered and offered[0] not in self._open:
+            offered.popleft()
+        return offered[0] if offered else self.next_serial
+
+    def done_rows(self) -> list[int]:
+        """Return the rows behind the position that are done, in order."""
+        self.position()
+        done = [serial for serial in self._offered if serial not in self._open]
+        # What has not come by yet stands behind all that has.
+        return done + sorted(self.done)
 
     def is_open(self) -> bool:
         """Tell whether any row is offered and not done."""
@@ -72,7 +80,7 @@ class Lane:
 
     def open_count(self) -> int:
         """Return how many rows are offered and not done."""
-        return sum(serial not in self.done for serial in self._open)
+        return len(self._open)
 
 
 class Progress:
@@ -105,4 +113,5 @@ class Progress:
 
     def done(self) -> dict[int, list[int]]:
         """Return the rows behind the position that are done, in order."""
-        return {shard: sorted(lane.done) for shard, lane in self.lanes.items() if lane.done}
+        found = {shard: lane.done_rows() for shard, lane in self.lanes.items()}
+        return {shard: rows for shard, rows in found.items() if rows}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from siltstone.feed.batch import FeedBatch
+from siltstone.feed.batch import FeedBatch, rows_by_time
 from siltstone.mqtt.publish import NO_EXPIRY, with_expiry
 from siltstone.session.backlog import Backlog
 from siltstone.session.delivery import DUP, NEVER, Delivery, left_us_of
@@ -35,6 +35,7 @@ class Want:
         self.keeps_retain = False
         self.identifiers = b""
         self.since: dict[int, int] = {}
+        self.latest = 0
         # What the session gets of its own messages, where that differs.
         self.own: Want | None = None
         for wish in wishes:
@@ -44,6 +45,7 @@ class Want:
             self.identifiers += wish.identifier
             for shard, serial in wish.since.items():
                 self.since[shard] = max(self.since.get(shard, 0), serial)
+                self.latest = max(self.latest, serial)
 
 
 def _want(wishes: list[Wish]) -> Want:
@@ -93,19 +95,23 @@ class Reader:
         """
         lane = self.progress.lane(batch.shard)
         found: list[Delivery] = []
-        times: list[tuple[int, int]] = []
-        if rows is None:
-            rows = list(range(len(batch.serials)))
-        for index in rows:
-            taken = self._take(batch, index, lane, now, wall_us)
+        offered: list[int] = []
+        left_out: list[int] = []
+        for index in rows_by_time(batch, rows):
+            serial = batch.serials[index]
+            if lane.done and serial in lane.done:
+                left_out.append(serial)
+                self.progress.freed += 1
+                continue
+            taken = self._take(batch, index, serial, lane, now, wall_us)
             if taken is not None:
-                times.append((batch.timestamps[index], len(found)))
                 found.append(taken)
-        if len(batch.streams) > 1:
-            times.sort()
+                if taken.lane is not None:
+                    offered.append(serial)
+        # Before they are offered: what cannot be sent ends at once.
+        lane.come_by(offered, left_out)
         outbox = self._outbox
-        for _, number in times:
-            delivery = found[number]
+        for delivery in found:
             if delivery.lane is None:
                 outbox.offer(
                     delivery.topic,
@@ -134,14 +140,9 @@ class Reader:
         return self._want_of(topic).qos >= 0
 
     def _take(
-        self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int
+        self, batch: FeedBatch, index: int, serial: int, lane: Lane, now: float, wall_us: int
     ) -> Delivery | None:
         """Return what becomes of a row, if anything."""
-        serial = batch.serials[index]
-        if lane.done and serial in lane.done:
-            lane.leave_out(serial)
-            self.progress.freed += 1
-            return None
         want = self._wanted(batch, index, lane.shard, serial)
         sent = lane.sent_before.get(serial) if lane.sent_before else None
         if sent is None:
@@ -179,7 +180,6 @@ class Reader:
         if qos == 0:
             self.progress.freed += 1
             return delivery
-        lane.offer(serial)
         delivery.lane = lane
         delivery.serial = serial
         # [MQTT-3.3.1-1]: whether an earlier connection was sent it, or may have been. What has QoS
@@ -206,7 +206,7 @@ class Reader:
 
     def _wanted(self, batch: FeedBatch, index: int, shard: int, serial: int) -> Want:
         want = self._want_of(batch.topics[index])
-        if serial < want.since.get(shard, 0):
+        if serial < want.latest and serial < want.since.get(shard, 0):
             # A subscription was made when others were behind.
             want = _want([wish for wish in want.wishes if serial >= wish.since.get(shard, 0)])
         own = want.own

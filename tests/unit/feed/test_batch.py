@@ -39,10 +39,10 @@ def test_a_committed_batch_has_its_rows_in_order_of_serials() -> None:
     assert [batch.flags[i] for i in order] == [1, 6, 0, 0]
     assert [batch.properties[i] for i in order] == [b"x", b"", b"", b""]
     assert [batch.timestamps[i] for i in order] == [NOW_US + i for i in range(4)]
-    assert [batch.names[number] for number in batch.numbers] == batch.topics
+    assert [batch.names[number] for number in batch.topic_numbers()] == batch.topics
     assert batch.serials == [0, 1, 2, 3]
     assert (batch.shard, batch.generation, batch.start_serial, batch.stop_serial) == (0, 1, 0, 4)
-    assert sum(count for _, count in batch.streams) == 4
+    assert sum(count for _, count in batch.streams()) == 4
     assert (batch.first_timestamp_us, batch.size_bytes > 4, batch.loader) == (NOW_US, True, None)
 
 
@@ -109,7 +109,7 @@ def test_a_topic_that_the_cook_lists_twice_keeps_its_rows() -> None:
 
 def test_rows_are_found_by_name() -> None:
     batch = FeedBatch(0, 1, 0, 5, 5)
-    batch.names, batch.numbers = [b"a", b"b", b"c"], [1, 0, 1, 2, 0]
+    batch.names, batch.topics = [b"a", b"b", b"c"], [b"b", b"a", b"b", b"c", b"a"]
     assert rows_by_name(batch, [0, 2]) == [[1, 4], None, [3]]
     by_name = rows_by_name(batch, [0, 1, 2])
     assert by_name == [[1, 4], [0, 2], [3]]

@@ -64,7 +64,7 @@ def rows_in(batch: FeedBatch) -> list[Row]:
             batch.serials[i],
         )
         for i, stream in enumerate(
-            stream_id for stream_id, count in batch.streams for _ in range(count)
+            stream_id for stream_id, count in batch.streams() for _ in range(count)
         )
     ]
 
@@ -96,5 +96,5 @@ def test_lists_have_what_reading_gives_in_order_of_serials(
             assert ([] if batch is None else rows_in(batch)) == expected
             if batch is not None:
                 assert sorted(set(batch.topics)) == sorted(batch.names)
-                assert [batch.names[number] for number in batch.numbers] == batch.topics
+                assert [batch.names[number] for number in batch.topic_numbers()] == batch.topics
                 assert bool(batch.properties) >= any(row.properties for row in expected)

@@ -344,7 +344,7 @@ class TestLeaving:
         for flags in (1, 2):
             delivery = Delivery(b"t", b"p", flags, b"", 0.0)
             delivery.loan = Loan(flags, b"", b"")
-            lane.offer(flags)
+            lane.come_by([flags], [])
             desk.outbox.offer_row(delivery, lane, flags)
         desk.run()
         assert packets(receiver) == [(b"p", 1, 2), (b"p", 2, 3)]

@@ -312,7 +312,7 @@ def test_rows_of_many_streams_are_lent_in_the_order_of_their_times() -> None:
     member = member_of()
     lending = lending_of(ROUND_ROBIN, member)
     batch = rows_of(0, [b"a", b"a", b"b", b"b"])
-    batch.streams = [(1, 2), (2, 2)]
+    batch.mixed = True
     batch.timestamps = [10, 30, 20, 40]
     lending.receive(batch, None, 0.0, 0)
     assert has(member) == values(0, 2, 1, 3)

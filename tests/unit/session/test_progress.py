@@ -7,15 +7,14 @@ class TestLane:
     def test_the_position_is_the_first_row_that_is_open(self) -> None:
         progress = Progress()
         lane = progress.start(0, 10, [])
-        lane.offer(10)
-        lane.offer(12)
+        lane.come_by([10, 12], [])
         lane.pass_by(20)
         assert (progress.position(), progress.done()) == ({0: 10}, {})
 
     def test_without_open_rows_the_position_is_behind_all_that_were_looked_at(self) -> None:
         progress = Progress()
         lane = progress.start(0, 10, [])
-        lane.offer(10)
+        lane.come_by([10], [])
         lane.pass_by(20)
         lane.complete(10)
         assert progress.position() == {0: 20}
@@ -23,8 +22,7 @@ class TestLane:
     def test_rows_may_end_in_any_order_and_are_done_behind_the_position(self) -> None:
         progress = Progress()
         lane = progress.start(0, 1, [])
-        for serial in (1, 2, 3, 5):
-            lane.offer(serial)
+        lane.come_by([5, 2, 1, 3], [])
         lane.pass_by(6)
         lane.complete(3)
         lane.complete(2)
@@ -35,9 +33,7 @@ class TestLane:
     def test_what_was_done_before_is_left_out_and_keeps_its_place(self) -> None:
         progress = Progress()
         lane = progress.start(0, 1, [2, 3])
-        lane.offer(1)
-        lane.leave_out(2)
-        lane.leave_out(3)
+        lane.come_by([1], [3, 2])
         lane.pass_by(4)
         assert (progress.position(), progress.done()) == ({0: 1}, {0: [2, 3]})
         lane.complete(1)
@@ -46,15 +42,13 @@ class TestLane:
     def test_what_was_done_before_and_is_first_now_is_forgotten(self) -> None:
         progress = Progress()
         lane = progress.start(0, 1, [1, 2])
-        lane.leave_out(1)
+        lane.come_by([], [1])
         lane.pass_by(2)
         assert (progress.position(), progress.done()) == ({0: 2}, {0: [2]})
 
     def test_rows_that_are_done_are_not_open(self) -> None:
         lane = Progress().start(0, 1, [2, 90, 91])
-        lane.offer(1)
-        lane.leave_out(2)
-        lane.offer(3)
+        lane.come_by([3, 1], [2])
         assert lane.open_count() == 2
         lane.complete(3)
         assert lane.open_count() == 1
@@ -75,8 +69,7 @@ class TestProgress:
     def test_every_end_frees_credit_and_is_to_be_saved(self) -> None:
         progress = Progress()
         lane = progress.lane(0)
-        lane.offer(1)
-        lane.offer(2)
+        lane.come_by([1, 2], [])
         assert (progress.freed, progress.changed) == (0, False)
         lane.complete(2)
         lane.complete(1)
