@@ -240,7 +240,9 @@ class RocksEngine:
             for family, values in changes.values.items():
                 # Named once, for naming the family with every key takes three times as long.
                 batch.set_default_column_family(self._handle(family))
-                for key, value in values.items():
+                # In order, for a neighbour's place in the memtable is found in half the time.
+                for key in sorted(values):
+                    value = values[key]
                     if value is None:
                         batch.delete(key)
                     else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
 from siltstone.session.progress import Lane
 
@@ -23,6 +25,7 @@ class Loan:
         self.publisher = publisher
 
 
+@mypyc_attr(acyclic=True)
 class Delivery:
     """A message on its way to one session; `expires_at` is in the broker's own time, 0 is never."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.errors import UsageError
 from siltstone.kv.keys import TIME_END
 from siltstone.topic.grammar import TopicFilter
@@ -79,6 +81,7 @@ class Deletion:
         self.until_us = until_us
 
 
+@mypyc_attr(acyclic=True)
 class Operations:
     """One transaction, as submitted: its context, and what it does if that still holds.
 
