@@ -117,7 +117,8 @@ def measure_once(path: Path, mebibytes: int, messages: int) -> dict[str, float]:
             settle_memory(2 * mebibytes)
             rates[f"1 MiB, {where}"] = large_rate(port, "large", mebibytes)
             for name, values in kinds.items():
-                settle_memory(2 * mebibytes)
+                # The pages of the log, and what goes through the sockets.
+                settle_memory(2 * sum(map(len, values)) // MIB + 2 * mebibytes)
                 rates[f"{name}, {where}"] = small_rate(port, name, values)
                 rates[f"{name}, polled, {where}"] = poll_rate(port, name, len(values))
     return rates
@@ -161,7 +162,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mebibytes", type=int, default=192)
-    parser.add_argument("--messages", type=int, default=500_000)
+    parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     console = Console()
