@@ -69,6 +69,8 @@ class Feeds:
             texts = [wanted] if isinstance(wanted, str) else wanted
             require_kind("wanted", texts, Iterable, "a filter, filters or a StreamIterator")
             filters = [TopicFilter.parse(text) for text in texts]
+            if position is not None:
+                self._check_place(position)
         with self._lock:
             if self._closed:
                 raise ClosedError("the database is closed")
@@ -95,6 +97,16 @@ class Feeds:
             runner, self._runner = self._runner, None
         if runner is not None:
             runner.end(ClosedError("the database is closed"))
+
+    def _check_place(self, position: FeedPosition) -> None:
+        """Refuse a position that this database never gave out. Raises: UsageError."""
+        ends = self.end_position().serials
+        for shard, serial in position.serials.items():
+            if serial != NEVER and serial > ends.get(shard, 0):
+                raise UsageError(
+                    f"the position is behind the last row, it is one of another database: "
+                    f"shard={shard} serial={serial} end={ends.get(shard, 0)}"
+                )
 
     def _left(self) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 from siltstone.errors import SiltstoneError
 from siltstone.feed.batch import FeedBatch, rows_by_name, rows_of_names
@@ -57,15 +57,19 @@ class Group:
             self.live.append({})
         self._matcher: Matcher | None = None
 
-    def wants(self, topic: bytes) -> bool:
-        """Say whether any of the filters matches."""
+    def join(self, matcher: Matcher) -> None:
+        """Let a matcher find this group by its filters."""
+        for topic_filter in self.filters:
+            matcher.put(topic_filter.levels, self, self)
+
+    def matcher(self) -> Matcher:
+        """Return what finds this group alone."""
         matcher = self._matcher
         if matcher is None:
             matcher = Matcher()
-            for topic_filter in self.filters:
-                matcher.put(topic_filter.levels, self, self)
+            self.join(matcher)
             self._matcher = matcher
-        return bool(matcher.match(topic))
+        return matcher
 
 
 class Feed:
@@ -153,14 +157,9 @@ def wanted_rows(batch: FeedBatch, groups: dict[Group, None]) -> dict[Group, Rows
     """Return the rows of a batch that each group wants, None for all of them."""
     batch.load()
     names = batch.names
-    numbers: dict[Group, list[int]] = {}
+    numbers = _wanted_names(names, groups)
     partly: set[int] = set()
-    for group in groups:
-        mine: list[int] = []
-        for number in range(len(names)):
-            if group.wants(names[number]):
-                mine.append(number)  # noqa: PERF401 - a comprehension would copy
-        numbers[group] = mine
+    for mine in numbers.values():
         if len(mine) < len(names):
             partly.update(mine)
     by_name = rows_by_name(batch, partly)
@@ -169,6 +168,24 @@ def wanted_rows(batch: FeedBatch, groups: dict[Group, None]) -> dict[Group, Rows
         mine = numbers[group]
         rows[group] = None if len(mine) == len(names) else rows_of_names(by_name, mine)
     return rows
+
+
+def _wanted_names(names: list[bytes], groups: dict[Group, None]) -> dict[Group, list[int]]:
+    """Return the numbers of the topics that each group wants; all groups are asked at once."""
+    numbers: dict[Group, list[int]] = {group: [] for group in groups}
+    if len(groups) == 1:
+        matcher = next(iter(groups)).matcher()
+    else:
+        matcher = Matcher()
+        for group in groups:
+            group.join(matcher)
+    for number in range(len(names)):
+        for found in matcher.match(names[number]):
+            mine = numbers[cast("Group", found)]
+            # Several filters of a group may match.
+            if not mine or mine[-1] != number:
+                mine.append(number)
+    return numbers
 
 
 class ReadJob:

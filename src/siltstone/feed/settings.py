@@ -20,7 +20,7 @@ class FeedSettings:
     held_bytes: int = 16 * 1024 * 1024
     held_max: int = 1024
     # So many filters are looked for in one read.
-    filters_max: int = 256
+    filters_max: int = 1024
     # A feed with less than this, or half of what it ever had, lets the others go first, once.
     resume_rows: int = 1024
     # So many batches are handed over from memory before the owner gets a turn.

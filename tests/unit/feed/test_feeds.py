@@ -122,6 +122,9 @@ def test_an_iterator_that_begins_at_a_time_does_so_as_a_feed() -> None:
         ("a", {"credit": 0}, UsageError),
         ("iterator", {"since_us": 5}, UsageError),
         ("iterator", {"position": FeedPosition({})}, UsageError),
+        # Of another database.
+        ("a", {"position": FeedPosition({0: 2})}, UsageError),
+        ("a", {"position": FeedPosition({0: 1, 7: 1})}, UsageError),
     ],
 )
 def test_what_cannot_be_fed_is_refused(
