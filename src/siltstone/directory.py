@@ -12,6 +12,7 @@ import re
 import secrets
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
@@ -19,14 +20,22 @@ from typing import Final, Self
 
 from siltstone.clock import Clock, SystemClock
 from siltstone.database import Database
-from siltstone.errors import ClosedError, CorruptionError, ExistsError, NotFoundError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    CorruptionError,
+    ExistsError,
+    NotFoundError,
+    SiltstoneError,
+    StorageFullError,
+    UsageError,
+)
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.api import EngineOpener
 from siltstone.kv.rocks import RocksEngine
-from siltstone.kv.wal import check_logs
+from siltstone.kv.wal import check_begin, check_logs, has_begun
 from siltstone.store.arguments import require_kind
 from siltstone.store.birth import create_slabs
 from siltstone.store.manifest import MANIFEST, Manifest
@@ -41,8 +50,8 @@ VERSION: Final = b"siltstone 1\n"
 # nothing there is read in a transaction, so few writes need be remembered for it.
 COMMITS: Final = "commits"
 COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
-# RocksDB has begun where it has this file.
-_BEGUN: Final = "CURRENT"
+# What a key-value database leaves free on the disk: RocksDB writes back what it has in memory.
+KEYVALUE_RESERVE_BYTES: Final = 16 * 1024 * 1024
 _DROPPING: Final = "dropping"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -179,8 +188,15 @@ class Store:
                 if self._fs.exists(directory / _DROPPING):
                     self._remove_keyvalue(directory)
                 create_directories(self._fs, directory)
+                check_begin(self._fs, directory)
                 check_logs(self._fs, directory)
-                known = KeyValueDatabase(self._open_engine(directory), self._clock, name, settings)
+                known = KeyValueDatabase(
+                    self._open_engine(directory),
+                    self._clock,
+                    name,
+                    settings,
+                    room=partial(_lacks_room, self._fs, directory),
+                )
                 self._keyvalues[name] = known
             return known
 
@@ -204,7 +220,7 @@ class Store:
         """
         places = {name: self.path / "kv" / name for name in self.keyvalue_names()}
         places[COMMITS] = self.path / COMMITS
-        return {name: place for name, place in places.items() if self._fs.exists(place / _BEGUN)}
+        return {name: place for name, place in places.items() if has_begun(self._fs, place)}
 
     def drop_keyvalue(self, name: str) -> None:
         """Delete a key-value database with all its rows. Raises: NotFoundError."""
@@ -307,6 +323,17 @@ def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
     if not isinstance(path, str | PurePath):
         raise UsageError(f"path must be that of a directory: type={type(path).__name__}")
     return Store(absolute_path(path), read_only=read_only)
+
+
+def _lacks_room(fs: FileSystem, directory: PurePath, needed_bytes: int) -> SiltstoneError | None:
+    """Return why so much cannot be written to a key-value database, if so."""
+    needed_bytes += KEYVALUE_RESERVE_BYTES
+    try:
+        if fs.free_bytes(directory) >= needed_bytes:
+            return None
+    except SiltstoneError as exc:
+        return exc
+    return StorageFullError(directory, needed_bytes=needed_bytes)
 
 
 def _check_name(name: str) -> None:

@@ -27,7 +27,7 @@ from siltstone.store.rows import Row
 from siltstone.topic.grammar import TopicFilter
 from siltstone.tx import catalog
 from siltstone.tx.catalog import family_of
-from siltstone.tx.committer import Committer
+from siltstone.tx.committer import Committer, Room
 from siltstone.tx.iterator import KeyIterator, KeyRead, read_on
 from siltstone.tx.operations import (
     LATEST,
@@ -46,6 +46,7 @@ from siltstone.tx.transaction import Context, Transaction
 T = TypeVar("T")
 
 TIMEOUT: Final = 5.0
+TIMEOUT_MAX: Final = 1_000_000_000
 RETRIES: Final = 10
 
 
@@ -69,11 +70,13 @@ class KeyValueDatabase:
         settings: KeyValueSettings | None = None,
         *,
         retry: Retry | None = None,
+        room: Room | None = None,
     ) -> None:
         """Open what the engine holds; an empty one gets these settings. Owns the engine from now
-        on.
+        on. `room` is asked before anything is written.
         """
         self.name = name
+        self._room = room
         self._engine = engine
         self._clock = clock
         self._retry = retry or Retry(pause=sleep, chance=random)
@@ -123,6 +126,8 @@ class KeyValueDatabase:
 
         Raises: UsageError, NotFoundError, SlabDroppedError, ClosedError.
         """
+        if timeout is not None and not 0 <= timeout <= TIMEOUT_MAX:
+            raise UsageError(f"a timeout is from 0 to {TIMEOUT_MAX:,} seconds: timeout={timeout}")
         number = self._number(shard, key)
         digest = NO_ID if id is None else digest_of(id)
         if generation is None:
@@ -342,7 +347,13 @@ class KeyValueDatabase:
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
             committer = Committer(
-                engine, self._clock, settings, newest, states[number], database=self.name
+                engine,
+                self._clock,
+                settings,
+                newest,
+                states[number],
+                database=self.name,
+                room=self._room,
             )
             keep = partial(self._look_after, number)
             self._queues.append(CommitQueue(committer, self._clock, keep))

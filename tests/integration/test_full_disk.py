@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import siltstone
-from siltstone import Database, DatabaseSettings, Row, SlabId, StorageFullError
+from siltstone import Database, DatabaseSettings, RetryError, Row, SlabId, StorageFullError
+from tests.support.lake import tier_all, tiered_rows
+from tests.support.pipeline import stored_rows
+from tests.support.small_disk import mounted, take_the_rest
 
 DISK_BYTES = 8 * 1024 * 1024
 VALUE = bytes(4000)
@@ -17,21 +19,8 @@ VALUE = bytes(4000)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 8 MiB; where that is not allowed the test cannot be had."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "siltstone-test", str(path)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command: the real full disk is not tested")
-    if done.returncode:
-        pytest.skip("mounting is not allowed here: the real full disk is not tested")
-    try:
+    with mounted(tmp_path / "disk", DISK_BYTES) as path:
         yield path
-    finally:
-        # Lazily: a map that Python has not collected yet keeps the disk busy.
-        subprocess.run(["umount", "--lazy", str(path)], check=True)  # noqa: S607 - where mount was
 
 
 def fill(database: Database) -> list[str]:
@@ -45,16 +34,6 @@ def fill(database: Database) -> list[str]:
             return acknowledged
         acknowledged += topics
     raise AssertionError("the disk never filled")
-
-
-def take_the_rest(path: Path) -> None:
-    """Write a file until not a page is left."""
-    with path.open("wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(bytes(4096))
-            except OSError:
-                return
 
 
 def topics_in(database: Database) -> list[str]:
@@ -94,3 +73,29 @@ def test_on_a_full_disk_slabs_can_be_dropped_and_rows_go_on(small_disk: Path) ->
     with siltstone.open(small_disk / "data") as store:
         assert topics_in(store.database("full")) == [*before[gone:], "again"]
         assert oldest == SlabId(0, 1)
+
+
+def test_a_lake_that_is_full_is_said_at_whichever_file_and_the_next_run_goes_on(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """Our own files, and the logs of the tables, which others write for us."""
+    said: list[str] = []
+    with siltstone.open(tmp_path / "store") as store:
+        (tmp_path / "store" / "lake").symlink_to(small_disk)
+        database = store.create("messages", DatabaseSettings(thresholds=(100, 0, 10)))
+        for pages in range(12):
+            # A field that is new makes the table wider, which is a commit of its own.
+            row = Row(f"plant/{pages}/x", b'{"value": %d, "field_%d": 1}' % (pages, pages))
+            database.append([row] * 20).wait()
+            take_the_rest(small_disk / "rest")
+            with (small_disk / "rest").open("r+b") as file:
+                file.truncate(file.seek(0, 2) - 4096 * pages)
+            try:
+                tier_all(tmp_path / "store", rows_per_batch=20)
+            except RetryError as exc:
+                said.append(str(exc))
+            (small_disk / "rest").unlink()
+        tier_all(tmp_path / "store")
+        assert tiered_rows(tmp_path / "store") == stored_rows(database, ["#"])
+    assert [text for text in said if not text.startswith("no space left on the disk: path=")] == []
+    assert any("plant_x needed_bytes=0" in text for text in said)

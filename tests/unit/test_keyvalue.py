@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePath
 from threading import Thread
 from typing import Any, cast
 
 import pytest
 
+from siltstone.clock import ManualClock
 from siltstone.errors import (
     ClosedError,
     ConflictError,
@@ -15,9 +17,13 @@ from siltstone.errors import (
     NotFoundError,
     OutcomeUnknownError,
     PoisonedError,
+    PreconditionError,
+    SiltstoneError,
     SlabDroppedError,
+    StorageFullError,
     UsageError,
 )
+from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.api import DEFAULT_FAMILY, Changes
 from siltstone.kv.memory import MemoryEngine
 from siltstone.store.iterator import StreamRef
@@ -510,3 +516,40 @@ def test_an_outcome_is_known_only_when_everything_handed_in_before_has_ended() -
             asking.start()
         asking.join()
         assert found == [1]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 1e300])
+def test_a_timeout_that_none_is_is_refused_before_anything_happens(timeout: float) -> None:
+    with World(timed=False) as world, pytest.raises(UsageError, match="a timeout is from 0 to"):
+        world.database.transaction(timeout=timeout)
+
+
+def test_a_disk_that_is_almost_full_refuses_writes_and_is_got_over() -> None:
+    full = StorageFullError(PurePath("/kv"), needed_bytes=9)
+    refusals: list[SiltstoneError | None] = []
+    settings = KeyValueSettings(timed=False)
+    database = KeyValueDatabase(
+        MemoryEngine(), ManualClock(), "t", settings, room=lambda _: refusals[-1]
+    )
+
+    def put(value: bytes) -> None:
+        with database.transaction() as tx:
+            tx.write("a", value)
+
+    refusals.append(None)
+    put(b"1")
+    refusals.append(full)
+    with pytest.raises(StorageFullError):
+        put(b"2")
+    # What asks for something that is not there writes nothing, and what deletes makes room.
+    tx = database.transaction()
+    tx.require_present("none")
+    tx.write("a", b"3")
+    with pytest.raises(PreconditionError):
+        tx.commit()
+    with database.transaction() as tx:
+        tx.delete("b")
+    refusals.append(None)
+    put(b"4")
+    assert database.get("a") == b"4"
+    database.close()

@@ -25,7 +25,7 @@ from siltstone.clock import Clock
 from siltstone.directory import Store
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.kv.rocks import RocksEngine
+from siltstone.kv.rocks import open_read_only
 from siltstone.logs import log
 from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
 from siltstone.snapshot.contents import ContentsInMemory, NoContents
@@ -38,11 +38,11 @@ OF_BROKER: Final = "broker"
 OF_STORE: Final = "store"
 
 _LOG: Final = logging.getLogger("siltstone.snapshot")
-# What the loop looks at in one piece: some tenths of a millisecond.
-_PIECE: Final = 64
+# What the loop looks at in one piece: less than a tenth of a millisecond.
+_PIECE: Final = 16
 # So long the thread works, and so long it then leaves the interpreter to the loop.
-_WORK_SECONDS: Final = 0.0002
-_REST_SECONDS: Final = 0.001
+_WORK_SECONDS: Final = 0.0001
+_REST_SECONDS: Final = 0.0004
 _PIECE_TIMEOUT: Final = 60.0
 
 # Begins a snapshot, on the loop; what it returns is read in a thread, then the other is called.
@@ -171,20 +171,20 @@ def begin_capture(
 def _captured_records(capture: Capture, loop: asyncio.AbstractEventLoop) -> Iterator[Record]:
     """Yield the records of a capture, in a thread that asks the loop for piece after piece."""
     yield from capture.retained_records()
-    while pieces := _piece(capture, loop):
+    while (pieces := _piece(capture, loop)) is not None:
         for captured in pieces:
             yield from capture.records(captured)
 
 
-def _piece(capture: Capture, loop: asyncio.AbstractEventLoop) -> list[Captured]:
-    taken: Future[list[Captured]] = Future()
+def _piece(capture: Capture, loop: asyncio.AbstractEventLoop) -> list[Captured] | None:
+    taken: Future[list[Captured] | None] = Future()
     loop.call_soon_threadsafe(lambda: taken.set_result(capture.step(_PIECE)))
     return taken.result(_PIECE_TIMEOUT)
 
 
 def begin_backup(fs: FileSystem, data: PurePath) -> tuple[Iterator[Record], Callable[[], None]]:
     """Begin a snapshot of a store, which is read as other processes would."""
-    source = StoreSource(fs, data, partial(RocksEngine, read_only=True))
+    source = StoreSource(fs, data, partial(open_read_only, fs))
     return source.records(), _nothing
 
 
@@ -229,6 +229,8 @@ def load_state(broker: Broker, keeper: Keeper, *, allow_empty: bool) -> None:
     try:
         loaded = keeper.load(revival, ContentsInMemory(), allow_empty=allow_empty)
         revival.finish()
+        # Nor need it ever be looked through by those who collect later.
+        gc.freeze()
     finally:
         gc.enable()
     for bad in loaded.bad:

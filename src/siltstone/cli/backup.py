@@ -15,7 +15,8 @@ from siltstone.cli.quantities import format_size
 from siltstone.clock import SystemClock
 from siltstone.errors import ExistsError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.kv.rocks import RocksEngine
+from siltstone.fs.publish import TEMPORARY_SUFFIX
+from siltstone.kv.rocks import RocksEngine, open_read_only
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.contents import ContentsInFile
 from siltstone.snapshot.records import About
@@ -51,13 +52,17 @@ def backup(
         raise ExistsError(f"{file} exists already; pass --force to replace it")
     open_reading(data).close()
     spill = target.with_name(target.name + ".contents.tmp")
+    for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
+        # By a backup that was killed; one that is still running has the file itself.
+        if fs.exists(left):
+            fs.remove(left)
     with ExitStack() as closing:
         contents = closing.enter_context(fs.create(spill))
         closing.callback(fs.remove, spill)
         source = StoreSource(
             fs,
             absolute_path(data),
-            partial(RocksEngine, read_only=True),
+            partial(open_read_only, fs),
             ContentsInFile(contents),
         )
         totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())

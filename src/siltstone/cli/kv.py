@@ -20,10 +20,12 @@ from siltstone.cli.quantities import format_size, parse_time
 from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.kv.api import Engine
 from siltstone.kv.keys import TIME_END
-from siltstone.kv.rocks import RocksEngine
+from siltstone.kv.rocks import open_read_only
 from siltstone.store.rows import Row
+from siltstone.topic.grammar import check_topic
 from siltstone.tx.iterator import RowBatch
 from siltstone.tx.reading import KeyValueReader
 
@@ -34,7 +36,7 @@ _CHUNK: Final = 1000
 
 def open_engine(path: PurePath) -> Engine:
     """Open a key-value store for reading, beside whoever has it open."""
-    return RocksEngine(path, read_only=True)
+    return open_read_only(PosixFileSystem(), path)
 
 
 @app.command("list")
@@ -112,6 +114,7 @@ def get(
     json: Json = False,
 ) -> None:
     """Print the value of a topic as it is; where there are many, the newest."""
+    check_topic(topic.encode())
     with _reading(name, data) as reader:
         newest: Row | None = None
         for row in reader.read(topic):

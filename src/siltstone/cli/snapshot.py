@@ -20,12 +20,13 @@ from siltstone.clock import SystemClock
 from siltstone.errors import LockedError, NotFoundError, SiltstoneError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
-from siltstone.kv.rocks import RocksEngine
+from siltstone.kv.rocks import open_read_only
 from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
 from siltstone.snapshot.contents import ContentsInMemory, NoContents
 from siltstone.snapshot.differences import find_differences
 from siltstone.snapshot.keeper import Keeper, link_target, list_snapshots, name_of
-from siltstone.snapshot.loader import SnapshotReader, Summary, verify_snapshot
+from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
+from siltstone.snapshot.totals import Summary
 
 app = typer.Typer(
     no_args_is_help=True, help="Write, list, look at, verify and compare snapshots of all state."
@@ -225,14 +226,13 @@ def now(
 
 def _write_here(directory: PurePath) -> str:
     """Write a snapshot of a store that nobody has open. Raises: UsageError for no store."""
-    source = StoreSource(PosixFileSystem(), directory, partial(RocksEngine, read_only=True))
+    fs = PosixFileSystem()
+    source = StoreSource(fs, directory, partial(open_read_only, fs))
     if _is_of_broker(directory):
         raise UsageError(
             "a broker has its state in memory here, and none is running: its last snapshot stands"
         )
-    keeper = Keeper(
-        PosixFileSystem(), SystemClock(), directory / SNAPSHOTS, directory / "quarantine"
-    )
+    keeper = Keeper(fs, SystemClock(), directory / SNAPSHOTS, directory / "quarantine")
     try:
         return keeper.save(source.records(), source=SOURCE).path.name
     finally:

@@ -37,7 +37,9 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
+from siltstone.fs.api import FileSystem
 from siltstone.kv.api import DEFAULT_FAMILY, Changes, Item
+from siltstone.kv.wal import check_live_logs
 
 _MIB: Final = 1024 * 1024
 _WRITE_BUFFER_BYTES: Final = 64 * _MIB
@@ -319,3 +321,12 @@ def _options() -> Options:
     tables.set_bloom_filter(_BLOOM_BITS, block_based=False)
     options.set_block_based_table_factory(tables)
     return options
+
+
+def open_read_only(fs: FileSystem, path: PurePath) -> RocksEngine:
+    """Open what a directory holds, beside whoever has it open.
+
+    Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the sound part.
+    """
+    check_live_logs(fs, path)
+    return RocksEngine(path, read_only=True)

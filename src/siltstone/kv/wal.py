@@ -21,10 +21,11 @@ from typing import Final
 
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, FileSystem
 
 LOG_SUFFIX: Final = ".log"
+TABLE_SUFFIX: Final = ".sst"
 BLOCK_BYTES: Final = 32 * 1024
 
 _HEADER: Final = struct.Struct("<IHB")
@@ -32,6 +33,8 @@ _WHOLE: Final = 1
 _FIRST: Final = 2
 _MASK: Final = 0xA282EAD8
 _U32: Final = 0xFFFFFFFF
+_CURRENT: Final = "CURRENT"
+_LOOKS: Final = 3
 _READ_BYTES: Final = 32 * BLOCK_BYTES
 
 
@@ -57,6 +60,50 @@ def check_logs(fs: FileSystem, directory: PurePath) -> None:
                     path=bad[0],
                     offset=bad[1],
                 )
+
+
+def has_begun(fs: FileSystem, directory: PurePath) -> bool:
+    """Say whether RocksDB has anything in a directory."""
+    return fs.exists(directory) and (
+        fs.exists(directory / _CURRENT) or bool(_contents(fs, directory))
+    )
+
+
+def check_begin(fs: FileSystem, directory: PurePath) -> None:
+    """Refuse a directory without the file that leads to all others: RocksDB would begin anew in it,
+    and remove what is there. Raises: CorruptionError.
+    """
+    if not fs.exists(directory / _CURRENT) and _contents(fs, directory):
+        raise CorruptionError(
+            "the file that leads to all others is missing, restore it from a copy",
+            path=directory / _CURRENT,
+            offset=0,
+        )
+
+
+def _contents(fs: FileSystem, directory: PurePath) -> list[str]:
+    """Return the names of the files that hold keys."""
+    return [
+        entry.name
+        for entry in fs.list(directory)
+        if entry.kind is EntryKind.FILE and entry.name.endswith((LOG_SUFFIX, TABLE_SUFFIX))
+    ]
+
+
+def check_live_logs(fs: FileSystem, directory: PurePath) -> None:
+    """Check the logs in a directory of RocksDB that another process may be writing to.
+
+    Raises: CorruptionError, as `check_begin` and `check_logs`.
+    """
+    check_begin(fs, directory)
+    for _ in range(_LOOKS - 1):
+        try:
+            check_logs(fs, directory)
+        except (CorruptionError, NotFoundError):
+            # What was just being written, or written back, is whole when we look again.
+            continue
+        return
+    check_logs(fs, directory)
 
 
 def _records(fs: FileSystem, path: PurePath) -> Iterator[tuple[int, bool, bool]]:

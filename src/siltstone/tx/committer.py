@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -48,6 +48,10 @@ from siltstone.tx.operations import (
 from siltstone.tx.pending import PendingGroup
 from siltstone.tx.settings import KeyValueSettings
 
+# Says why so many bytes cannot be written now; None where they can. It is asked before anything is
+# written, for RocksDB does not get over a disk that was full once.
+Room = Callable[[int], SiltstoneError | None]
+
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 _FORGET_A_GROUP: Final = 256
 _SECOND_US: Final = 1_000_000
@@ -65,9 +69,13 @@ class Committer:
         state: ShardState,
         *,
         database: str,
+        room: Room | None = None,
     ) -> None:
         self._engine = engine
         self._database = database
+        self._room = room
+        # Why nothing may be written now, if so.
+        self._is_full: SiltstoneError | None = None
         self._clock = clock
         self.settings = settings
         self.record = record
@@ -99,6 +107,8 @@ class Committer:
         """
         self.check()
         self._now_us = self._clock.now_us()
+        if self._room is not None:
+            self._is_full = self._room(sum([operations.size_bytes for operations in batch]))
         outcomes: list[SiltstoneError | None] = []
         first = 0
         storing = False
@@ -193,6 +203,8 @@ class Committer:
             unmet = self._unmet(operations.requirements)
             if unmet is not None:
                 return unmet
+        if operations.writes and self._is_full is not None:
+            return self._is_full
         return self._uncountable(operations) if operations.adds else None
 
     def _uncountable(self, operations: Operations) -> SiltstoneError | None:

@@ -153,7 +153,10 @@ def digest_of(transaction_id: str) -> bytes:
     """Return what is remembered of a transaction's id. Raises: UsageError."""
     if not transaction_id:
         raise UsageError("a transaction's id must not be empty")
-    encoded = transaction_id.encode()
+    try:
+        encoded = transaction_id.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"a transaction's id has a lone surrogate: id={transaction_id!a}") from exc
     if len(encoded) > ID_BYTES_MAX:
         raise UsageError(
             f"a transaction's id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"

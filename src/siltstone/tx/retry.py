@@ -74,8 +74,9 @@ def transact(
         if attempt:
             retry.pause(pause_before(attempt, retry.chance()))
         attempt += 1
+        transaction = begin()
         try:
-            with begin() as transaction:
+            with transaction:
                 value = function(transaction)
             return Committed(
                 value=value,
@@ -84,15 +85,18 @@ def transact(
                 duplicate=transaction.duplicate,
             )
         except ConflictError:
-            # Ids are looked at before conflicts, so no earlier attempt has happened either.
-            if attempt > retries:
+            # Ids are looked at before conflicts, so no earlier attempt has happened either. What a
+            # callback raises, behind the commit, is none of ours.
+            if attempt > retries or transaction.committed:
                 raise
             unknown = None
         except OutcomeUnknownError as exc:
-            if attempt > retries or not has_id:
+            if attempt > retries or not has_id or transaction.committed:
                 raise
             unknown = exc
         except (OverloadedError, PoisonedError) as exc:
+            if transaction.committed:
+                raise
             if unknown is not None and (attempt > retries or isinstance(exc, PoisonedError)):
                 raise unknown from exc
             if attempt > retries or isinstance(exc, PoisonedError):

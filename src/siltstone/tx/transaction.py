@@ -72,6 +72,7 @@ class Transaction:
         "_sight",
         "_timed",
         "_timeout",
+        "committed",
     )
 
     def __init__(
@@ -83,6 +84,8 @@ class Transaction:
         self._timeout = timeout
         self._sight: Sight | None = None
         self._ended = False
+        # Whether `commit` has got so far; what it raises then comes from a callback.
+        self.committed = False
         self._given_times = 0
         self._callbacks: list[Callable[[int], None]] | None = None
 
@@ -263,6 +266,7 @@ class Transaction:
             self._wait(self._hand_in())
         else:
             self._settle_reads()
+        self.committed = True
         self._call_back()
         return self._operations.serial
 

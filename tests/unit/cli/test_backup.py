@@ -14,8 +14,9 @@ def memory(monkeypatch: pytest.MonkeyPatch, siltstone: CommandLine) -> MemoryFil
     """Let the commands see the disk of the test."""
     engines = Engines()
     monkeypatch.setattr("siltstone.cli.backup.PosixFileSystem", lambda: siltstone.fs)
+    monkeypatch.setattr("siltstone.cli.backup.RocksEngine", engines.open_writing)
     monkeypatch.setattr(
-        "siltstone.cli.backup.RocksEngine", lambda path, **_: engines.open_writing(path)
+        "siltstone.cli.backup.open_read_only", lambda _, path: engines.open_writing(path)
     )
     return siltstone.fs
 
@@ -28,6 +29,14 @@ def append(siltstone: CommandLine, *topics: str) -> None:
 def filled(siltstone: CommandLine) -> None:
     siltstone.create("m")
     append(siltstone, "a/b", "a/b")
+
+
+def test_what_a_killed_backup_left_is_no_hindrance(siltstone: CommandLine) -> None:
+    filled(siltstone)
+    for name in ("/b.gz.contents.tmp", "/b.gz.tmp"):
+        siltstone.fs.create(PurePath(name)).close()
+    assert siltstone("backup", "/b.gz").status == 0
+    assert sorted(entry.name for entry in siltstone.fs.list(PurePath("/"))) == ["b.gz", "data"]
 
 
 def test_a_backup_is_restored_to_a_new_directory(siltstone: CommandLine) -> None:

@@ -105,6 +105,10 @@ def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLi
     [
         (("get", "bank", "none"), "there is no row of topic 'none' in 'bank'"),
         (
+            ("get", "bank", "account/#"),
+            "topic has a wildcard, which only a filter may have: topic='account/#'",
+        ),
+        (
             ("read", "nope"),
             "there is no key-value database 'nope' in /data; there are: bank, log, commits",
         ),

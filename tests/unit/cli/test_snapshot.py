@@ -23,7 +23,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, siltstone: CommandLine) -> None:
     monkeypatch.setattr("siltstone.cli.snapshot.PosixFileSystem", lambda: siltstone.fs)
     monkeypatch.setattr("siltstone.cli.snapshot.SystemClock", lambda: siltstone.clock)
     monkeypatch.setattr(
-        "siltstone.cli.snapshot.RocksEngine", lambda path, **_: engines.open_writing(path)
+        "siltstone.cli.snapshot.open_read_only", lambda _, path: engines.open_writing(path)
     )
 
 

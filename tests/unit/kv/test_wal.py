@@ -7,8 +7,9 @@ import pytest
 from crc32c import crc32c
 
 from siltstone.errors import CorruptionError
+from siltstone.fs.api import File
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.kv.wal import BLOCK_BYTES, check_logs
+from siltstone.kv.wal import BLOCK_BYTES, check_begin, check_live_logs, check_logs, has_begun
 
 DIRECTORY = PurePath("/kv")
 
@@ -121,3 +122,46 @@ def test_damaged_data_is_found_within_a_block() -> None:
 def test_what_a_value_looks_like_is_nothing_to_go_by() -> None:
     log = log_of(b"first", b"x" + log_of(b"a log in a value"))
     check(damaged(log, 7 + 5 + 7))
+
+
+def disk(**files: bytes) -> MemoryFileSystem:
+    fs = MemoryFileSystem()
+    fs.make_directory(DIRECTORY)
+    for name, contents in files.items():
+        with fs.create(DIRECTORY / name.replace("_", ".")) as file:
+            file.write_at(0, contents)
+    return fs
+
+
+def test_a_directory_with_keys_but_without_the_file_that_leads_to_them_is_refused() -> None:
+    assert not has_begun(MemoryFileSystem(), DIRECTORY)
+    for fs, begun in ((disk(), False), (disk(MANIFEST=b"x"), False), (disk(CURRENT=b"x"), True)):
+        check_begin(fs, DIRECTORY)
+        assert has_begun(fs, DIRECTORY) is begun
+    for fs in (disk(a_sst=b"x"), disk(a_log=b"")):
+        assert has_begun(fs, DIRECTORY)
+        with pytest.raises(CorruptionError, match="leads to all others is missing, restore it"):
+            check_begin(fs, DIRECTORY)
+
+
+def test_a_log_that_is_being_written_is_looked_at_again() -> None:
+    class Growing(MemoryFileSystem):
+        looks = 0
+
+        def open(self, path: PurePath, *, writable: bool) -> File:
+            self.looks += 1
+            file = super().open(path, writable=True)
+            if self.looks == 2:
+                file.write_at(0, log_of(b"one", b"two"))
+            return file
+
+    fs = Growing()
+    fs.make_directory(DIRECTORY)
+    fs.create(DIRECTORY / "CURRENT").close()
+    with fs.create(DIRECTORY / "1.log") as file:
+        damaged = bytearray(log_of(b"one", b"two"))
+        damaged[8] ^= 1
+        file.write_at(0, bytes(damaged))
+    with pytest.raises(CorruptionError):
+        check_logs(fs, DIRECTORY)
+    check_live_logs(fs, DIRECTORY)

@@ -55,6 +55,23 @@ def test_without_a_conflict_it_runs_once() -> None:
         assert script.pauses == []
 
 
+@pytest.mark.parametrize(
+    "error", [CONFLICT, OVERLOADED, UNKNOWN], ids=["conflict", "over", "unknown"]
+)
+def test_what_a_callback_raises_behind_the_commit_does_not_repeat_it(error: SiltstoneError) -> None:
+    def call_back(_: int) -> None:
+        raise error
+
+    def add_one(tx: Transaction) -> None:
+        tx.write("n", b"%d" % (int(tx.get("n") or b"0") + 1))
+        tx.on_commit(call_back)
+
+    with World(timed=False) as world:
+        with pytest.raises(type(error)):
+            world.database.transact(add_one, retries=5, id="one")
+        assert world.database.get("n") == b"1"
+
+
 def test_it_runs_again_with_growing_pauses_until_it_is_committed() -> None:
     with World(timed=False) as world:
         script = Script(CONFLICT, OVERLOADED, CONFLICT)
