@@ -15,7 +15,9 @@ from setuptools.command.build_ext import build_ext
 
 # The one list of compiled modules; the Makefile and tests/test_tidy.py read it from here.
 COMPILED = (
+    "src/siltstone/broker/capture.py",
     "src/siltstone/broker/gather.py",
+    "src/siltstone/broker/revival.py",
     "src/siltstone/broker/router.py",
     "src/siltstone/broker/shares.py",
     "src/siltstone/feed/batch.py",
@@ -32,12 +34,18 @@ COMPILED = (
     "src/siltstone/segment/frame.py",
     "src/siltstone/session/backlog.py",
     "src/siltstone/session/delivery.py",
+    "src/siltstone/session/inflight.py",
     "src/siltstone/session/lending.py",
     "src/siltstone/session/outbox.py",
     "src/siltstone/session/progress.py",
     "src/siltstone/session/reader.py",
     "src/siltstone/session/waiting.py",
     "src/siltstone/session/wish.py",
+    "src/siltstone/snapshot/codec.py",
+    "src/siltstone/snapshot/digests.py",
+    "src/siltstone/snapshot/loader.py",
+    "src/siltstone/snapshot/stream.py",
+    "src/siltstone/snapshot/writer.py",
     "src/siltstone/store/cook.py",
     "src/siltstone/topic/matcher.py",
     "src/siltstone/topic/structure.py",

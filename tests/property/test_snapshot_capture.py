@@ -123,10 +123,10 @@ def test_a_capture_is_what_there_was_when_it_began(
     found = list(capture.retained_records())
     for step, takes_a_piece in zip(during, turns, strict=False):
         if takes_a_piece:
-            for captured in capture.step(1):
+            for captured in capture.step(1) or []:
                 found.extend(capture.records(captured))
         world.do(step)
-    while taken := capture.step(2):
+    while (taken := capture.step(2)) is not None:
         for captured in taken:
             found.extend(capture.records(captured))
     capture.close()

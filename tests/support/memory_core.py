@@ -54,7 +54,7 @@ class MemoryCore(Core):
 def finished(capture: Capture, piece: int = 3) -> list[Record]:
     """Return the records of a capture, taken to its end."""
     records = list(capture.retained_records())
-    while taken := capture.step(piece):
+    while (taken := capture.step(piece)) is not None:
         for captured in taken:
             records.extend(capture.records(captured))
     capture.close()

@@ -36,6 +36,9 @@ from siltstone.snapshot.records import (
 _RETAIN: Final = 4
 _ROW_FLAGS: Final = 7
 _SECOND_US: Final = 1_000_000
+# So many messages take about as long to look at as a session.
+_INFLIGHT_PER_COUNT: Final = 8
+_QUEUED_PER_COUNT: Final = 250
 
 
 class Inflight(NamedTuple):
@@ -76,12 +79,19 @@ class Capture:
         broker.ready.epoch += 1
         broker.ready.watch = self._take
 
-    def step(self, count: int) -> list[Captured]:
-        """Look at so many more sessions; return those that were taken since. None left: []."""
-        while not self._taken and self._next < len(self._sessions):
-            for session in self._sessions[self._next : self._next + count]:
-                session.outbox.changing()
-            self._next += count
+    def step(self, count: int) -> list[Captured] | None:
+        """Look at so many more sessions, fewer where they hold much; return those that were taken
+        since, which may be none. None: all were returned.
+        """
+        sessions, at = self._sessions, self._next
+        if at == len(sessions) and not self._taken:
+            return None
+        while count > 0 and at < len(sessions):
+            outbox = sessions[at].outbox
+            outbox.changing()
+            at += 1
+            count -= 1 + outbox.inflight // _INFLIGHT_PER_COUNT + outbox.queued // _QUEUED_PER_COUNT
+        self._next = at
         taken, self._taken = self._taken, []
         return taken
 
@@ -101,20 +111,20 @@ class Capture:
         inflight = outbox.deliveries()
         left_at = self._broker.registry.left_at(session)
         return Captured(
-            client_id=session.client_id,
-            user=session.user,
-            expiry_seconds=session.expiry_seconds,
-            last_active=self._now if left_at is None else left_at,
-            subscriptions=list(session.subscriptions.values()),
-            inflight=[
+            session.client_id,
+            session.user,
+            session.expiry_seconds,
+            self._now if left_at is None else left_at,
+            list(session.subscriptions.values()),
+            [
                 Inflight(each, each.properties, each.packet_id)
                 for each in inflight
                 if not each.released
             ],
-            waiting=outbox.waiting(),
-            received=tuple(session.received.packet_ids),
-            released=tuple(each.packet_id for each in inflight if each.released),
-            will=self._broker.wills.waiting(session.client_id),
+            outbox.waiting(),
+            tuple(session.received.packet_ids),
+            tuple([each.packet_id for each in inflight if each.released]),
+            self._broker.wills.waiting(session.client_id),
         )
 
     def retained_records(self) -> Iterator[Record]:

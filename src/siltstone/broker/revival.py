@@ -49,6 +49,7 @@ class Revival:
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self._session: Session | None = None
+        self._rights: Rights | None = None
         self._left_at = 0.0
         self._inflight: list[Delivery] = []
         self._waiting: list[Delivery] = []
@@ -59,14 +60,15 @@ class Revival:
     def apply(self, record: Record) -> None:
         """Take one record. Raises: UsageError for one that is of no broker."""
         match record:
-            case RetainedMessage():
-                self._retain(record)
-            case SessionState():
-                self._begin(record)
-            case SubscriptionState():
-                self._subscribe(record)
+            # The most frequent first.
             case QueuedMessage():
                 self._queue(record)
+            case SubscriptionState():
+                self._subscribe(record)
+            case SessionState():
+                self._begin(record)
+            case RetainedMessage():
+                self._retain(record)
             case Handshakes():
                 self._shake_hands(record)
             case WaitingWill():
@@ -105,6 +107,7 @@ class Revival:
         self._end()
         self._session = self._broker.registry.create(record.client_id, record.user)
         self._session.expiry_seconds = record.expiry_seconds
+        self._rights = None
         # A clock that went back makes nobody older, nor younger than new.
         self._left_at = min(self._now, self._time_of(record.last_active_us))
         self.sessions += 1
@@ -113,9 +116,12 @@ class Revival:
         session, self._session = self._session, None
         if session is None:
             return
-        session.outbox.restore(0, [], self._inflight)
-        session.outbox.wait_again(self._waiting)
-        self._inflight, self._waiting = [], []
+        if self._inflight:
+            session.outbox.restore(0, [], self._inflight)
+            self._inflight = []
+        if self._waiting:
+            session.outbox.wait_again(self._waiting)
+            self._waiting = []
         self._broker.registry.leave(session, self._left_at)
 
     def _subscribe(self, record: SubscriptionState) -> None:
@@ -127,13 +133,14 @@ class Revival:
             retain_as_published=record.retain_as_published,
             retain_handling=record.retain_handling,
         )
-        identity = Identity(user=session.user, client_id=session.client_id)
-        rights = Rights(
-            may_subscribe=partial(broker.may_subscribe, identity),
-            may_receive=None if broker.access.open else partial(broker.may_receive, identity),
-        )
+        if self._rights is None:
+            identity = Identity(user=session.user, client_id=session.client_id)
+            self._rights = Rights(
+                may_subscribe=partial(broker.may_subscribe, identity),
+                may_receive=None if broker.access.open else partial(broker.may_receive, identity),
+            )
         saved = Subscribed(subscription=subscription, identifier=record.identifier)
-        broker.subscriptions.put_back(session, saved, rights)
+        broker.subscriptions.put_back(session, saved, self._rights)
 
     def _queue(self, record: QueuedMessage) -> None:
         expires_at = NEVER

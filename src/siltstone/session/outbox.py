@@ -29,11 +29,11 @@ from siltstone.mqtt.publish import (
     with_expiry,
 )
 from siltstone.session.delivery import DUP, NEVER, Budget, Delivery
+from siltstone.session.inflight import Inflight
 from siltstone.session.progress import Lane, Progress
 from siltstone.session.waiting import Waiting
 
 _V5: Final = 5
-_PACKET_IDS: Final = 65_535
 _STUCK_SECONDS: Final = 1.0
 _RELIEVED_MAX: Final = 1_000
 _NOT_FOUND: Final = 0x92
@@ -70,7 +70,6 @@ class Outbox:
         drop_old: bool,
     ) -> None:
         self._ready = ready
-        self._budget = budget
         self._bytes_max = queued_bytes_max
         self._queue = Waiting(budget, queued_messages_max, queued_bytes_max, drop_old)
         # Whose it is, and when it was last shown to who watches.
@@ -91,12 +90,9 @@ class Outbox:
         self.sent_bytes = 0
         self._out: BytesWriter | None = None
         self._window = 0
-        self._outstanding = 0
         self._buffer_max = 0
         self._publishes = PublishWriter(0, 0, 0)
-        self._next_id = 0
-        self._inflight: dict[int, Delivery] = {}
-        self._inflight_bytes = 0
+        self._inflight = Inflight(budget)
         # Who waits until this is not far behind any more.
         self._relieved: list[Callable[[], None]] = []
         # When `is_stuck` was last answered, and how many were sent by then.
@@ -109,8 +105,6 @@ class Outbox:
         self.save: Callable[[], None] | None = None
         self._unsaved: list[Delivery] = []
         self._unsaved_releases: list[int] = []
-        # Packet ids of messages that were in flight, and are still to be read from the store.
-        self._reserved: set[int] = set()
 
     @property
     def dropped(self) -> int:
@@ -146,15 +140,16 @@ class Outbox:
         self._window = window
         self._buffer_max = buffer_max
         self._publishes = PublishWriter(version, packet_size_max, alias_max)
-        self._again = deque([each for each in self._inflight.values() if not each.released])
+        inflight = self._inflight.deliveries.values()
+        self._again = deque([each for each in inflight if not each.released])
         for delivery in self._again:
             delivery.sent = False
         released: list[int] = []
-        for each in self._inflight.values():
+        for each in inflight:
             if each.released:
                 each.sent = True
                 released.append(each.packet_id)
-        self._outstanding = len(released)
+        self._inflight.outstanding = len(released)
         if released:
             # [MQTT-3.3.4-10]: PUBREL does not wait for the window, which is for messages.
             self._writer().write(encode_acks(PUBREL, released, 0))
@@ -181,9 +176,6 @@ class Outbox:
     def discard(self) -> None:
         """Forget everything: the session ends."""
         self.changing()
-        self._budget.used -= self._inflight_bytes
-        self._inflight_bytes = 0
-        self._outstanding = 0
         self._queue.clear()
         self._again.clear()
         self._inflight.clear()
@@ -201,7 +193,7 @@ class Outbox:
         for delivery in unsaved:
             if delivery.loan is not None:
                 # Who has lent it has taken it back. There is room for another: ask to be pumped.
-                self._withdraw(delivery)
+                self._inflight.remove(delivery)
                 self._writer()
                 continue
             delivery.sent = True
@@ -214,13 +206,13 @@ class Outbox:
                 delivery.properties,
             )
         for packet_id in releases:
-            self._inflight[packet_id].sent = True
+            self._inflight.deliveries[packet_id].sent = True
         if releases:
             self._writer().write(encode_acks(PUBREL, releases, 0))
 
     def deliveries(self) -> list[Delivery]:
         """Return what is in flight, in the order in which it was first sent."""
-        return list(self._inflight.values())
+        return list(self._inflight.deliveries.values())
 
     def waiting(self) -> list[Delivery]:
         """Return what was not sent yet, in order."""
@@ -234,30 +226,27 @@ class Outbox:
             if delivery.flags & 3 == 0:
                 continue
             if delivery.packet_id == 0:
-                if len(self._inflight) + len(self._reserved) >= _PACKET_IDS:
+                if not self._inflight.has_free_id():
                     self._queue.dropped += 1
                     continue
-                delivery.packet_id = self._free_id()
+                delivery.packet_id = self._inflight.free_id()
                 delivery.is_unsent = True
-            self._inflight[delivery.packet_id] = delivery
+            self._inflight.add(delivery)
 
     @property
     def last_packet_id(self) -> int:
         """The packet id that was given last."""
-        return self._next_id
+        return self._inflight.last_id
 
     def restore(self, last_packet_id: int, reserved: list[int], inflight: list[Delivery]) -> None:
         """Begin where an earlier connection has left off, before this one is attached.
 
         The reserved packet ids are of rows that will be offered with them.
         """
-        self._next_id = last_packet_id
-        self._reserved = set(reserved)
+        self._inflight.last_id = last_packet_id
+        self._inflight.reserved = set(reserved)
         for delivery in inflight:
-            self._inflight[delivery.packet_id] = delivery
-            size = delivery.size()
-            self._inflight_bytes += size
-            self._budget.used += size
+            self._inflight.add(delivery)
 
     def wait_again(self, waiting: list[Delivery]) -> None:
         """Let messages wait that have waited before, whatever the limits are now."""
@@ -270,15 +259,13 @@ class Outbox:
         A client that has the message, by QoS 2, would take the next one of this id for the same:
         it must release the id first.
         """
-        self._reserved.discard(packet_id)
+        self._inflight.reserved.discard(packet_id)
         if qos == 2:
             gone = Delivery(b"", b"", qos, b"", NEVER)
             gone.packet_id = packet_id
             gone.released = True
-            self._inflight[packet_id] = gone
-            self._inflight_bytes += gone.size()
-            self._budget.used += gone.size()
-            self._outstanding += 1
+            self._inflight.add(gone)
+            self._inflight.outstanding += 1
             self._unsaved_releases.append(packet_id)
             if self.save is not None:
                 self.save()
@@ -293,12 +280,7 @@ class Outbox:
         """Take back all rows of somebody that are not acknowledged, in order; what was sent stays
         in flight here, and its end will mean nothing to them.
         """
-        taken: list[Delivery] = []
-        for delivery in self._inflight.values():
-            lane = delivery.lane
-            if lane is not None and lane.owner is owner:
-                taken.append(delivery)
-        return taken + self._queue.take_rows(owner)
+        return self._inflight.rows_of(owner) + self._queue.take_rows(owner)
 
     def write(self, data: bytes) -> None:
         """Write the bytes of another packet behind all before it."""
@@ -360,7 +342,7 @@ class Outbox:
             self._release(packet_ids)
         else:
             for packet_id in packet_ids:
-                delivery = self._inflight.get(packet_id)
+                delivery = self._inflight.deliveries.get(packet_id)
                 if delivery is not None and delivery.sent and _is_last(first, delivery):
                     self._complete(delivery)
         if self._queue or self._again:
@@ -369,7 +351,7 @@ class Outbox:
     def refuse(self, packet_id: int, now: float) -> None:
         """Take an acknowledgement that says that the client does not want the message."""
         self.changing()
-        delivery = self._inflight.get(packet_id)
+        delivery = self._inflight.deliveries.get(packet_id)
         # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure ends the message all the same.
         if self.attached and delivery is not None and delivery.sent and not delivery.released:
             self._complete(delivery)
@@ -377,7 +359,7 @@ class Outbox:
 
     def pump(self, now: float) -> None:
         """Send what waits, as far as the connection allows."""
-        while self._again and self._outstanding < self._window and self._may_write():
+        while self._again and self._inflight.outstanding < self._window and self._may_write():
             self._send_again(self._again.popleft(), now)
         if self._again:
             return
@@ -427,25 +409,23 @@ class Outbox:
 
     def _may_send(self, flags: int) -> bool:
         """Tell whether a message may be sent for the first time."""
-        return self._may_write() and (
-            flags & 3 == 0
-            or (self._outstanding < self._window and self._inflight_bytes < self._bytes_max)
+        if not self._may_write():
+            return False
+        inflight = self._inflight
+        return flags & 3 == 0 or (
+            inflight.outstanding < self._window and inflight.size_bytes < self._bytes_max
         )
 
     def _send(self, delivery: Delivery) -> None:
         """Send a message for the first time on this connection, under a packet id of its own."""
-        packet_id = delivery.packet_id
-        is_saved = packet_id != 0
+        inflight = self._inflight
+        is_saved = delivery.packet_id != 0
         if is_saved:
-            self._reserved.discard(packet_id)
+            inflight.reserved.discard(delivery.packet_id)
         else:
-            packet_id = self._free_id()
-            delivery.packet_id = packet_id
-        self._inflight[packet_id] = delivery
-        size = delivery.size()
-        self._inflight_bytes += size
-        self._budget.used += size
-        self._outstanding += 1
+            delivery.packet_id = inflight.free_id()
+        inflight.add(delivery)
+        inflight.outstanding += 1
         save = self.save
         if save is not None and delivery.flags & 3 == 2 and not is_saved:
             # Sent again under another id after a crash, it would be another message.
@@ -456,15 +436,12 @@ class Outbox:
         delivery.sent = True
         delivery.is_unsent = False
         self._write_message(
-            delivery.topic, delivery.payload, delivery.flags, packet_id, delivery.properties
+            delivery.topic,
+            delivery.payload,
+            delivery.flags,
+            delivery.packet_id,
+            delivery.properties,
         )
-
-    def _free_id(self) -> int:
-        packet_id = self._next_id % _PACKET_IDS + 1
-        while packet_id in self._inflight or packet_id in self._reserved:
-            packet_id = packet_id % _PACKET_IDS + 1
-        self._next_id = packet_id
-        return packet_id
 
     def _forget(self, delivery: Delivery) -> None:
         """Tell of a row that is not sent, and need not be."""
@@ -476,11 +453,11 @@ class Outbox:
         """Send what an earlier connection left unacknowledged, under its own packet id."""
         if delivery.is_unsent and delivery.expires_at != NEVER and delivery.expires_at <= now:
             self.expired += 1
-            self._outstanding += 1
+            self._inflight.outstanding += 1
             self._complete(delivery)
             return
         delivery.sent = True
-        self._outstanding += 1
+        self._inflight.outstanding += 1
         topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
         if self._exceeds(topic, payload, flags, delivery.properties):
             self._complete(delivery)
@@ -524,7 +501,7 @@ class Outbox:
         """Answer PUBREC with PUBREL; a message that the receiver has is kept no longer."""
         save = self.save
         for packet_id in packet_ids:
-            delivery = self._inflight.get(packet_id)
+            delivery = self._inflight.deliveries.get(packet_id)
             reason = 0
             if delivery is not None and delivery.released:
                 if not delivery.sent:
@@ -551,23 +528,13 @@ class Outbox:
         kept.packet_id = delivery.packet_id
         kept.sent = True
         kept.released = True
-        self._inflight[kept.packet_id] = kept
-        freed = delivery.size() - kept.size()
-        self._inflight_bytes -= freed
-        self._budget.used -= freed
+        self._inflight.replace(delivery, kept)
         return kept
 
     def _complete(self, delivery: Delivery) -> None:
-        self._withdraw(delivery)
+        self._inflight.remove(delivery)
         self.completed += 1
         self._forget(delivery)
-
-    def _withdraw(self, delivery: Delivery) -> None:
-        del self._inflight[delivery.packet_id]
-        size = delivery.size()
-        self._inflight_bytes -= size
-        self._budget.used -= size
-        self._outstanding -= 1
 
     def _enqueue(self, delivery: Delivery) -> None:
         made_room = self._queue.add(delivery)

@@ -8,6 +8,7 @@
     content              u32 number of a content that came before; 0 is the empty one
 
 Numbers of kinds are never used again for something else. A record ends where its last field ends.
+Fields of fixed size that follow each other are packed at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import groupby
 from typing import Any, Final
 
 from siltstone.snapshot.records import (
@@ -84,114 +86,140 @@ FIELDS: Final[dict[int, tuple[type[About | Record], dict[str, str]]]] = {
 }
 KINDS: Final[dict[type[About | Record], int]] = {kind[0]: code for code, kind in FIELDS.items()}
 
-_INTEGERS: Final = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
+_FIXED: Final = {
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "i64": "q",
+    "bool": "?",
+    "content": "I",
+}
 _LENGTH: Final = struct.Struct("<I")
+_LENGTH_BYTES: Final = 4
+_ID_BYTES: Final = 2
+
+# What a step is of: several fields of fixed size, or one of the others.
+_PACKED: Final = 0
+_TEXT: Final = 1
+_BYTES: Final = 2
+_IDS: Final = 3
+_FORMS: Final = {"text": _TEXT, "bytes": _BYTES, "ids": _IDS}
 
 # Gives a content its number, or a number its content.
 Number = Callable[[bytes], int]
 Content = Callable[[int], bytes]
-Write = Callable[[Any], bytes]
-Read = Callable[[bytes, int], tuple[Any, int]]
 
 
 class RecordError(ValueError):
     """The bytes are no record of this kind."""
 
 
+class Step:
+    """Fields that are read and written at once; `contents` are those of them that are contents."""
+
+    def __init__(self, form: int, known: list[tuple[str, str]]) -> None:
+        self.form = form
+        self.names = [name for name, _ in known]
+        self.contents = [index for index, (_, code) in enumerate(known) if code == "content"]
+        self.packed = struct.Struct("<" + "".join(_FIXED.get(code, "") for _, code in known))
+        self.size: int = self.packed.size
+
+
+class Plan:
+    """How the records of one kind are read and written."""
+
+    def __init__(self, kind: int, record: type[About | Record], known: dict[str, str]) -> None:
+        self.kind = kind
+        self.record = record
+        # What sets each field: to call the class with all the names takes three times as long.
+        self.setters: list[Callable[[Any, Any], None]] = [
+            record.__dict__[name].__set__ for name in known
+        ]
+        self.steps: list[Step] = []
+        for is_fixed, run in groupby(known.items(), key=_is_fixed):
+            if is_fixed:
+                self.steps.append(Step(_PACKED, list(run)))
+            else:
+                self.steps.extend([Step(_FORMS[each[1]], [each]) for each in run])
+
+
+def _is_fixed(known: tuple[str, str]) -> bool:
+    return known[1] in _FIXED
+
+
+_PLANS: Final[dict[int, Plan]] = {
+    kind: Plan(kind, record, known) for kind, (record, known) in FIELDS.items()
+}
+_PLAN_OF: Final[dict[type[About | Record], Plan]] = {plan.record: plan for plan in _PLANS.values()}
+
+
 def encode_record(record: About | Record, number: Number) -> tuple[int, bytes]:
     """Return the kind and the body of a record; each content is given its number."""
-    kind = KINDS[type(record)]
-    parts = []
-    for name, code, write in _WRITERS[kind]:
-        value = getattr(record, name)
-        parts.append(_LENGTH.pack(number(value)) if code == "content" else write(value))
-    return kind, b"".join(parts)
+    plan = _PLAN_OF[type(record)]
+    parts: list[bytes] = []
+    for step in plan.steps:
+        form = step.form
+        if form == _PACKED:
+            values = [getattr(record, name) for name in step.names]
+            for index in step.contents:
+                values[index] = number(values[index])
+            parts.append(step.packed.pack(*values))
+            continue
+        value = getattr(record, step.names[0])
+        if form == _IDS:
+            parts.append(struct.pack(f"<I{len(value)}H", len(value), *value))
+            continue
+        # What came as UTF-8 goes as UTF-8; a lone surrogate has none and no way in.
+        data: bytes = value.encode() if form == _TEXT else value
+        parts.append(_LENGTH.pack(len(data)))
+        parts.append(data)
+    return plan.kind, b"".join(parts)
 
 
 def decode_record(kind: int, body: bytes, content: Content) -> About | Record:
     """Return the record of a body. Raises: RecordError."""
-    known = _DECODERS.get(kind)
-    if known is None:
+    values = decode_values(kind, body, content)
+    plan = _PLANS[kind]
+    record: About | Record = object.__new__(plan.record)
+    for setter, value in zip(plan.setters, values, strict=True):
+        setter(record, value)
+    return record
+
+
+def decode_values(kind: int, body: bytes, content: Content) -> list[Any]:
+    """Return the fields of a body in their order, without a record. Raises: RecordError."""
+    plan = _PLANS.get(kind)
+    if plan is None:
         raise RecordError(f"unknown kind of record: kind={kind}")
-    record, readers = known
-    values: dict[str, Any] = {}
+    values: list[Any] = []
     position = 0
     try:
-        for name, is_content, read in readers:
-            value, position = read(body, position)
-            values[name] = content(value) if is_content else value
+        for step in plan.steps:
+            if step.form == _PACKED:
+                run = list(step.packed.unpack_from(body, position))
+                position += step.size
+                for index in step.contents:
+                    run[index] = content(run[index])
+                values.extend(run)
+                continue
+            (length,) = _LENGTH.unpack_from(body, position)
+            start = position + _LENGTH_BYTES
+            position = start + length * (_ID_BYTES if step.form == _IDS else 1)
+            if position > len(body):
+                raise RecordError("a field reaches past its record")
+            if step.form == _IDS:
+                values.append(struct.unpack_from(f"<{length}H", body, start))
+            elif step.form == _TEXT:
+                values.append(body[start:position].decode())
+            else:
+                values.append(body[start:position])
     except (struct.error, UnicodeDecodeError) as exc:
         raise RecordError(f"a record is damaged: kind={kind}") from exc
     if position != len(body):
         raise RecordError(f"a record has another length than its fields: kind={kind}")
-    return record(**values)
+    return values
 
-
-def _write_bytes(value: bytes) -> bytes:
-    return _LENGTH.pack(len(value)) + value
-
-
-def _write_text(value: str) -> bytes:
-    # What came as UTF-8 goes as UTF-8; a lone surrogate has none and no way in.
-    return _write_bytes(value.encode())
-
-
-def _write_ids(value: tuple[int, ...]) -> bytes:
-    return struct.pack(f"<I{len(value)}H", len(value), *value)
-
-
-def _read_bytes(body: bytes, position: int) -> tuple[bytes, int]:
-    (length,) = _LENGTH.unpack_from(body, position)
-    end = position + _LENGTH.size + length
-    if end > len(body):
-        raise RecordError("a field reaches past its record")
-    return body[position + _LENGTH.size : end], end
-
-
-def _read_text(body: bytes, position: int) -> tuple[str, int]:
-    value, end = _read_bytes(body, position)
-    return value.decode(), end
-
-
-def _read_ids(body: bytes, position: int) -> tuple[tuple[int, ...], int]:
-    (count,) = _LENGTH.unpack_from(body, position)
-    if count * 2 > len(body):
-        raise RecordError("a field reaches past its record")
-    values = struct.unpack_from(f"<{count}H", body, position + _LENGTH.size)
-    return values, position + _LENGTH.size + 2 * count
-
-
-def _reader(form: str) -> Read:
-    packed = struct.Struct(form)
-
-    def read(body: bytes, position: int) -> tuple[Any, int]:
-        return packed.unpack_from(body, position)[0], position + packed.size
-
-    return read
-
-
-_READERS: Final[dict[str, Read]] = {
-    "text": _read_text,
-    "bytes": _read_bytes,
-    "ids": _read_ids,
-    "content": _reader("<I"),
-    **{code: _reader(form) for code, form in _INTEGERS.items()},
-}
-_WRITE: Final[dict[str, Write]] = {
-    "text": _write_text,
-    "bytes": _write_bytes,
-    "ids": _write_ids,
-    "content": _LENGTH.pack,
-    **{code: struct.Struct(form).pack for code, form in _INTEGERS.items()},
-}
-_DECODERS: Final[dict[int, tuple[type[About | Record], list[tuple[str, bool, Read]]]]] = {
-    kind: (record, [(name, code == "content", _READERS[code]) for name, code in known.items()])
-    for kind, (record, known) in FIELDS.items()
-}
-_WRITERS: Final[dict[int, list[tuple[str, str, Write]]]] = {
-    kind: [(name, code, _WRITE[code]) for name, code in known.items()]
-    for kind, (_, known) in FIELDS.items()
-}
 
 assert all(
     [field.name for field in fields(record)] == list(known) for record, known in FIELDS.values()

@@ -6,7 +6,7 @@ Of each thing a digest is kept, not the thing, so that large snapshots can be co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
@@ -80,6 +80,10 @@ def _named(records: Iterator[Record]) -> Iterator[tuple[tuple[str, str], Record]
                 key = ("retained message", record.topic.decode("utf-8", "replace"))
             case SessionState():
                 key = ("session", record.client_id)
+                # When somebody was last there is no difference: who is connected was just now.
+                yield key, replace(record, last_active_us=0)
+                owner = key
+                continue
             case StoredFile():
                 key = ("file", record.path)
             case Position():

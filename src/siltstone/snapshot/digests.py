@@ -1,7 +1,9 @@
 """Which contents were written: their digests and numbers, in some 24 bytes each.
 
 A dictionary would take six times as much, and half a million payloads more memory than a small
-device has. Open addressing: `slots` has the number of a content where its digest says, or behind.
+device has. Open addressing: slots have the number of a content where its digest says, or behind.
+There are many small tables, each for digests that begin alike, because growing one is done at once
+and keeps all other threads waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from array import array
 from typing import Final
 
 DIGEST_BYTES: Final = 16
-_SLOTS_MIN: Final = 1024
+_TABLES: Final = 1024
+_SLOTS_MIN: Final = 8
+_HASH_BYTES: Final = 8
 
 
 class DigestTable:
@@ -18,29 +22,34 @@ class DigestTable:
 
     def __init__(self) -> None:
         self._digests = bytearray()
-        self._slots = array("I", bytes(4 * _SLOTS_MIN))
+        self._tables = [array("I", bytes(4 * _SLOTS_MIN)) for _ in range(_TABLES)]
+        self._counts = [0] * _TABLES
 
     def __len__(self) -> int:
         return len(self._digests) // DIGEST_BYTES
 
     def number_of(self, digest: bytes) -> tuple[int, bool]:
         """Return the number of a digest, and whether it is new."""
-        slot = self._find(digest)
-        known = self._slots[slot]
+        begins = int.from_bytes(digest[:_HASH_BYTES], "little")
+        which = begins % _TABLES
+        slots = self._tables[which]
+        slot = self._find(slots, begins // _TABLES, digest)
+        known: int = slots[slot]
         if known:
             return known, False
         self._digests += digest
         number = len(self)
-        self._slots[slot] = number
-        if number * 2 > len(self._slots):
-            self._grow()
+        slots[slot] = number
+        self._counts[which] += 1
+        if self._counts[which] * 2 > len(slots):
+            self._grow(which)
         return number, True
 
-    def _find(self, digest: bytes | bytearray) -> int:
+    def _find(self, slots: array[int], begins: int, digest: bytes) -> int:
         """Return the slot that a digest has, or could take."""
-        slots, digests = self._slots, self._digests
+        digests = self._digests
         mask = len(slots) - 1
-        slot = int.from_bytes(digest[:8], "little") & mask
+        slot = begins & mask
         while number := slots[slot]:
             end = number * DIGEST_BYTES
             if digests[end - DIGEST_BYTES : end] == digest:
@@ -48,8 +57,13 @@ class DigestTable:
             slot = (slot + 1) & mask
         return slot
 
-    def _grow(self) -> None:
-        self._slots = array("I", bytes(8 * len(self._slots)))
-        for number in range(1, len(self) + 1):
-            end = number * DIGEST_BYTES
-            self._slots[self._find(self._digests[end - DIGEST_BYTES : end])] = number
+    def _grow(self, which: int) -> None:
+        old = self._tables[which]
+        slots = array("I", bytes(8 * len(old)))
+        for number in old:
+            if number:
+                end = number * DIGEST_BYTES
+                digest = bytes(self._digests[end - DIGEST_BYTES : end])
+                begins = int.from_bytes(digest[:_HASH_BYTES], "little")
+                slots[self._find(slots, begins // _TABLES, digest)] = number
+        self._tables[which] = slots

@@ -35,9 +35,9 @@ from siltstone.errors import (
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
 from siltstone.snapshot.contents import Contents
-from siltstone.snapshot.loader import Summary, apply_snapshot, verify_snapshot
+from siltstone.snapshot.loader import apply_snapshot, verify_snapshot
 from siltstone.snapshot.records import About, Record, StateSink
-from siltstone.snapshot.stream import Totals
+from siltstone.snapshot.totals import Summary, Totals
 from siltstone.snapshot.writer import publish_snapshot
 from siltstone.version import __version__
 

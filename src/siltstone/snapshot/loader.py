@@ -7,60 +7,77 @@ nothing. Memory is a buffer and what `Contents` keeps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Final
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import File
-from siltstone.snapshot.codec import CONTENT, FIELDS, RecordError, decode_record
+from siltstone.snapshot.codec import (
+    CONTENT,
+    FIELDS,
+    KINDS,
+    RecordError,
+    decode_record,
+    decode_values,
+)
 from siltstone.snapshot.contents import Contents, NoContents
 from siltstone.snapshot.records import OWNERS, About, Record, StateSink
 from siltstone.snapshot.stream import PART, RecordReader
+from siltstone.snapshot.totals import Summary
 from siltstone.snapshot.writer import CONTENT_BYTES_MAX
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A snapshot that was found to be whole; counts are by the names of the records."""
-
-    about: About
-    contents: int
-    content_bytes: int
-    size_bytes: int
-    plain_bytes: int
-    digest: bytes
-    counts: dict[str, int] = field(hash=False)
+_OWNERS: Final = {KINDS[record]: KINDS[owner] for record, owner in OWNERS.items()}
 
 
 class SnapshotReader:
     """The records of one file, in order."""
 
-    def __init__(self, file: File, contents: Contents) -> None:
+    def __init__(
+        self, file: File, contents: Contents, content_bytes_max: int = CONTENT_BYTES_MAX
+    ) -> None:
         """Read up to the first record. Raises: CorruptionError; UsageError for a newer version."""
         self._file = file
         self._stream = RecordReader(file)
         self._contents = contents
+        self._content_bytes_max = content_bytes_max
         self._finished = 0
         self._under_way = 0
         self._content_bytes = 0
-        self._owners: set[type[Record]] = set()
+        self._seen: set[int] = set()
         self.about = self._read_about()
 
     def records(self) -> Iterator[Record]:
         """Yield all records; raises CorruptionError at the first that is wrong, at the latest at
         the end of a file that is not whole.
         """
+        while (found := self._next()) is not None:
+            record = self._decode(*found)
+            assert not isinstance(record, About), "the stream lets one pass, which comes first"
+            yield record
+
+    def check(self) -> None:
+        """Read all records and make none of them; raises what `records` does."""
+        while (found := self._next()) is not None:
+            try:
+                decode_values(*found, self._content)
+            except RecordError as exc:
+                raise self._stream.corrupt(str(exc)) from exc
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """Return the next record that is no content, if what it belongs to has come; None when all
+        is there.
+        """
         while (found := self._stream.next()) is not None:
             kind, body = found
             if kind == CONTENT:
                 self._take_part(body)
                 continue
-            record = self._decode(kind, body)
-            assert not isinstance(record, About), "the stream lets one pass, which comes first"
-            owner = OWNERS.get(type(record))
-            if owner is not None and owner not in self._owners:
-                raise self._stream.corrupt(f"a record without its {owner.__name__}")
-            self._owners.add(type(record))
-            yield record
+            if kind not in self._seen:
+                owner = _OWNERS.get(kind)
+                if owner is not None and owner not in self._seen:
+                    name = FIELDS[owner][0].__name__
+                    raise self._stream.corrupt(f"a record without its {name}")
+                self._seen.add(kind)
+            return found
         totals = self._stream.totals
         assert totals is not None, "the stream ends with them"
         if self._under_way or (totals.contents, totals.content_bytes) != (
@@ -68,6 +85,7 @@ class SnapshotReader:
             self._content_bytes,
         ):
             raise self._stream.corrupt("the contents are not those that were written")
+        return None
 
     def summary(self) -> Summary:
         """Return what was found, once all records were read."""
@@ -111,7 +129,8 @@ class SnapshotReader:
         number, is_last = PART.unpack_from(body)
         part = body[PART.size :]
         self._under_way += len(part)
-        if number != self._finished + 1 or is_last > 1 or self._under_way > CONTENT_BYTES_MAX:
+        is_too_long = self._under_way > self._content_bytes_max
+        if number != self._finished + 1 or is_last > 1 or is_too_long:
             raise self._stream.corrupt(f"a content is out of order: number={number}")
         self._contents.append(part)
         self._content_bytes += len(part)
@@ -124,8 +143,7 @@ class SnapshotReader:
 def verify_snapshot(file: File) -> Summary:
     """Check all of a snapshot. Raises: CorruptionError; UsageError for a newer version."""
     reader = SnapshotReader(file, NoContents())
-    for _ in reader.records():
-        pass
+    reader.check()
     return reader.summary()
 
 

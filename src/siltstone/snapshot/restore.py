@@ -22,7 +22,7 @@ from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
 from siltstone.snapshot.backup import COMMITS, SNAPSHOTS, SPOOL
 from siltstone.snapshot.contents import ContentsInFile
 from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.loader import SnapshotReader, Summary, verify_snapshot
+from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
 from siltstone.snapshot.records import (
     FilePart,
     KeyValueFamily,
@@ -31,6 +31,7 @@ from siltstone.snapshot.records import (
     Record,
     StoredFile,
 )
+from siltstone.snapshot.totals import Summary
 from siltstone.store.manifest import MANIFEST, read_manifest
 
 _CONTENTS: Final = "contents.tmp"

@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
@@ -36,43 +34,21 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
 from siltstone.snapshot.codec import ABOUT, CONTENT, END
+from siltstone.snapshot.totals import Totals
 
 MAGIC: Final = b"SILTSNAP"
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sI")
 RECORD: Final = struct.Struct("<IIB")
 PART: Final = struct.Struct("<IB")
-_END: Final = struct.Struct("<IQ32sH")
-_COUNT: Final = struct.Struct("<BQ")
 BODY_BYTES_MAX: Final = 1024 * 1024
 PART_BYTES: Final = 256 * 1024
 _BUFFER_BYTES: Final = 64 * 1024
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _LEVEL: Final = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What the end record says: records by kind, contents and their bytes, and the digest."""
-
-    contents: int
-    content_bytes: int
-    digest: bytes
-    counts: dict[int, int] = field(hash=False)
-
-    def encode(self) -> bytes:
-        """Return the body of the end record."""
-        head = _END.pack(self.contents, self.content_bytes, self.digest, len(self.counts))
-        return head + b"".join(_COUNT.pack(kind, self.counts[kind]) for kind in sorted(self.counts))
-
-    @classmethod
-    def decode(cls, body: bytes) -> Totals:
-        """Read the body of an end record. Raises: struct.error."""
-        contents, content_bytes, digest, kinds = _END.unpack_from(body)
-        counts = [_COUNT.unpack_from(body, _END.size + _COUNT.size * n) for n in range(kinds)]
-        return cls(
-            contents=contents, content_bytes=content_bytes, digest=digest, counts=dict(counts)
-        )
+_KINDS: Final = 256
+# The checksum of each kind, which that of the body goes on from.
+_KIND_CRC: Final = [crc32c(bytes((kind,))) for kind in range(_KINDS)]
 
 
 class RecordWriter:
@@ -83,7 +59,7 @@ class RecordWriter:
         self._size = 0
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._digest = blake2b(digest_size=32)
-        self._counts: Counter[int] = Counter()
+        self._counts = [0] * _KINDS
         self._buffer: list[bytes] = [HEAD.pack(MAGIC, VERSION)]
         self._buffered = HEAD.size
 
@@ -111,7 +87,7 @@ class RecordWriter:
             contents=contents,
             content_bytes=content_bytes,
             digest=self._digest.digest(),
-            counts=dict(self._counts),
+            counts=_by_kind(self._counts),
         )
         self._put(END, totals.encode())
         self._empty()
@@ -119,7 +95,7 @@ class RecordWriter:
         return totals
 
     def _put(self, kind: int, body: bytes) -> None:
-        crc = crc32c(body, crc32c(bytes((kind,))))
+        crc = crc32c(body, _KIND_CRC[kind])
         self._buffer.append(RECORD.pack(len(body), crc, kind))
         self._buffer.append(body)
         self._buffered += RECORD.size + len(body)
@@ -151,11 +127,12 @@ class RecordReader:
         self._at = 0
         self._before = 0
         self._digest = blake2b(digest_size=32)
-        self._counts: Counter[int] = Counter()
+        self._counts = [0] * _KINDS
+        self._is_first = True
         self.totals: Totals | None = None
-        head = self._take(HEAD.size)
-        self._digest.update(head)
-        magic, version = HEAD.unpack(head)
+        self._need(HEAD.size)
+        magic, version = HEAD.unpack_from(self._plain)
+        self._at = HEAD.size
         if magic != MAGIC:
             raise self.corrupt("this is no snapshot")
         if version > VERSION:
@@ -179,21 +156,23 @@ class RecordReader:
         """Return kind and body of the next record; None when the end was reached and is right."""
         if self.totals is not None:
             return None
-        head = self._take(RECORD.size)
-        length, crc, kind = RECORD.unpack(head)
+        self._need(RECORD.size)
+        length, crc, kind = RECORD.unpack_from(self._plain, self._at)
         if length > BODY_BYTES_MAX:
             raise self.corrupt(f"a record is too long: length={length}")
-        body = self._take(length)
-        if crc32c(body, crc32c(bytes((kind,)))) != crc:
+        self._need(RECORD.size + length)
+        start = self._at + RECORD.size
+        body = self._plain[start : start + length]
+        if crc32c(body, _KIND_CRC[kind]) != crc:
             raise self.corrupt("a record is damaged")
         if kind == END:
             self._end(body)
             return None
-        if (kind == ABOUT) is bool(self._counts):
+        if (kind == ABOUT) is not self._is_first:
             raise self.corrupt("the first record, and no other, says what this is")
+        self._is_first = False
         self._counts[kind] += 1
-        self._digest.update(head)
-        self._digest.update(body)
+        self._at = start + length
         return kind, body
 
     def _end(self, body: bytes) -> None:
@@ -201,8 +180,10 @@ class RecordReader:
             totals = Totals.decode(body)
         except struct.error as exc:
             raise self.corrupt("the end record is damaged") from exc
-        if totals.digest != self._digest.digest() or totals.counts != dict(self._counts):
+        self._drop_read()
+        if totals.digest != self._digest.digest() or totals.counts != _by_kind(self._counts):
             raise self.corrupt("the records are not those that were written")
+        self._at = RECORD.size + len(body)
         while not self._inflate.eof:
             if self._fill():
                 raise self.corrupt("there is something behind the end record")
@@ -212,28 +193,22 @@ class RecordReader:
             raise self.corrupt("there is something behind the end of the stream")
         self.totals = totals
 
-    def _take(self, length: int) -> bytes:
-        """Return exactly so many bytes."""
-        parts: list[bytes] = []
-        missing = length
-        while missing > len(self._plain) - self._at:
-            parts.append(self._plain[self._at :])
-            missing -= len(parts[-1])
-            self._at = len(self._plain)
+    def _need(self, length: int) -> None:
+        """Have at least so many bytes at hand, in one piece, from where reading stands."""
+        while length > len(self._plain) - self._at:
             if not self._fill():
                 raise self.corrupt("the snapshot ends early")
-        part = self._plain[self._at : self._at + missing]
-        self._at += missing
-        if not parts:
-            return part
-        parts.append(part)
-        return b"".join(parts)
 
-    def _fill(self) -> bool:
-        """Get some more plain bytes in place of those that were taken; tell whether there are."""
+    def _drop_read(self) -> None:
+        """Let go of the bytes that were read, all of them before the end record."""
+        self._digest.update(self._plain[: self._at])
         self._before += self._at
         self._plain = self._plain[self._at :]
         self._at = 0
+
+    def _fill(self) -> bool:
+        """Get some more plain bytes behind those at hand; tell whether there are any."""
+        self._drop_read()
         while not self._inflate.eof:
             data = self._inflate.unconsumed_tail
             if not data:
@@ -249,3 +224,8 @@ class RecordReader:
             if not data:
                 raise self.corrupt("the snapshot ends early")
         return False
+
+
+def _by_kind(counts: list[int]) -> dict[int, int]:
+    """Return the numbers of records of those kinds that there are records of."""
+    return {kind: count for kind, count in enumerate(counts) if count}

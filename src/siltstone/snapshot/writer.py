@@ -1,6 +1,7 @@
 """Records to a file: contents de-duplicated, each before the first record that refers to it.
 
-What is kept while writing is a buffer and a digest of each content, never a content.
+What is kept while writing is a buffer and a digest of each content, and no more contents than a few
+thousand small ones: most messages that wait for many sessions are the same object.
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.snapshot.codec import encode_record
 from siltstone.snapshot.digests import DIGEST_BYTES, DigestTable
 from siltstone.snapshot.records import About, Record
-from siltstone.snapshot.stream import RecordWriter, Totals
+from siltstone.snapshot.stream import RecordWriter
+from siltstone.snapshot.totals import Totals
 
 CONTENT_BYTES_MAX: Final = 512 * 1024 * 1024
+# Contents that are known without a digest: so many, and so long at most.
+_RECENT_MAX: Final = 8192
+_RECENT_BYTES_MAX: Final = 1024
 
 
 class SnapshotWriter:
     """Writes one snapshot to a new file."""
 
-    def __init__(self, file: File, about: About) -> None:
+    def __init__(
+        self, file: File, about: About, content_bytes_max: int = CONTENT_BYTES_MAX
+    ) -> None:
+        self._content_bytes_max = content_bytes_max
         self._stream = RecordWriter(file)
         self._known = DigestTable()
         self._content_bytes = 0
+        self._recent: dict[bytes, int] = {}
         self._stream.write(*encode_record(about, self._number))
 
     def add(self, record: Record) -> None:
@@ -43,10 +52,23 @@ class SnapshotWriter:
         """Return the number of a content, which is written if it is new."""
         if not content:
             return 0
-        if len(content) > CONTENT_BYTES_MAX:
+        size = len(content)
+        if size <= _RECENT_BYTES_MAX:
+            known = self._recent.get(content)
+            if known is not None:
+                return known
+        number = self._number_by_digest(content)
+        if size <= _RECENT_BYTES_MAX:
+            if len(self._recent) >= _RECENT_MAX:
+                self._recent.clear()
+            self._recent[content] = number
+        return number
+
+    def _number_by_digest(self, content: bytes) -> int:
+        if len(content) > self._content_bytes_max:
             raise UsageError(
                 f"too much for one content of a snapshot: size_bytes={len(content)} "
-                f"max={CONTENT_BYTES_MAX}"
+                f"max={self._content_bytes_max}"
             )
         digest = blake2b(content, digest_size=DIGEST_BYTES).digest()
         number, is_new = self._known.number_of(digest)

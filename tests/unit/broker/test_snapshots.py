@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import PurePath
@@ -277,10 +278,24 @@ def test_a_store_is_read_as_others_would() -> None:
         assert verify_snapshot(file).counts == {"StoredFile": 2, "FilePart": 3}
 
 
+def test_the_collector_leaves_alone_what_was_loaded() -> None:
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    keeper.save([session(f"c{number}") for number in range(1000)], source=OF_BROKER)
+    before = gc.get_freeze_count()
+    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    try:
+        assert gc.get_freeze_count() - before > 1000
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
 def test_the_thread_rests_when_it_has_worked_for_a_moment() -> None:
     clock, rests = ManualClock(), list[float]()
     pace = Pace(clock.monotonic, rests.append)
     for _ in range(9):
-        clock.advance(0.00005)
+        clock.advance(0.00003)
         pace.keep()
-    assert rests == [0.001, 0.001]
+    assert rests == [0.0004, 0.0004]

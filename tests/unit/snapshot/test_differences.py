@@ -24,6 +24,14 @@ def test_the_order_of_things_makes_no_difference() -> None:
     assert differences([a, b, session("c")], [session("c"), b, a]) == []
 
 
+def test_when_a_session_was_last_there_makes_no_difference() -> None:
+    later = replace(session("c"), last_active_us=1_700_000_000_000_001)
+    assert differences([session("c")], [later]) == []
+    assert differences([session("c")], [replace(later, expiry_seconds=1)]) == [
+        Difference("session", "c", "changed")
+    ]
+
+
 def test_what_is_added_removed_and_changed_is_told_by_name() -> None:
     old: list[Record] = [retained("gone", b"1"), retained("same", b"1"), retained("other", b"1")]
     new: list[Record] = [retained("other", b"2"), retained("same", b"1"), retained("new", b"1")]

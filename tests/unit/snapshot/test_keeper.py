@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 from pathlib import PurePath
 
 import pytest
@@ -19,6 +20,7 @@ from siltstone.snapshot.contents import ContentsInMemory
 from siltstone.snapshot.keeper import Saved, link_target, list_snapshots, name_of
 from siltstone.snapshot.loader import verify_snapshot
 from siltstone.snapshot.records import Record
+from siltstone.snapshot.stream import HEAD, MAGIC, VERSION
 from tests.support.snapshots import (
     DIRECTORY,
     QUARANTINE,
@@ -305,14 +307,12 @@ def test_without_a_valid_snapshot_nothing_starts_empty_unless_that_is_allowed(le
     assert loaded(fs)[0] == state(2)
 
 
-def test_a_snapshot_of_a_newer_version_is_neither_passed_over_nor_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_snapshot_of_a_newer_version_is_neither_passed_over_nor_moved() -> None:
     fs = MemoryFileSystem()
-    save(fs, 1)
-    monkeypatch.setattr("siltstone.snapshot.stream.VERSION", 2)
-    save(fs, 2)
-    monkeypatch.undo()
+    save(fs, 1, 2)
+    with fs.open(DIRECTORY / SECOND, writable=True) as file:
+        file.truncate(0)
+        file.write_at(0, gzip.compress(HEAD.pack(MAGIC, VERSION + 1)))
     with pytest.raises(UsageError, match="newer version"):
         loaded(fs)
     assert names_in(fs) == ["LOCK", "state", FIRST, SECOND]

@@ -8,10 +8,14 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFile, MemoryFileSystem
-from siltstone.snapshot import loader as loader_module
 from siltstone.snapshot.codec import CONTENT, KINDS, encode_record
-from siltstone.snapshot.contents import ContentsInFile, ContentsInMemory
-from siltstone.snapshot.loader import Summary, load_snapshot, verify_snapshot
+from siltstone.snapshot.contents import ContentsInFile, ContentsInMemory, NoContents
+from siltstone.snapshot.loader import (
+    SnapshotReader,
+    apply_snapshot,
+    load_snapshot,
+    verify_snapshot,
+)
 from siltstone.snapshot.records import (
     KeyValueFamily,
     KeyValuePair,
@@ -20,6 +24,7 @@ from siltstone.snapshot.records import (
     RetainedMessage,
 )
 from siltstone.snapshot.stream import PART, RecordWriter
+from siltstone.snapshot.totals import Summary
 from tests.support.snapshots import (
     ABOUT,
     EVERY_KIND,
@@ -135,11 +140,11 @@ def test_contents_come_whole_and_in_order(parts: list[tuple[int, int, bytes]], r
         verify_snapshot(crafted(write))
 
 
-def test_a_content_beyond_the_limit_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_content_beyond_the_limit_is_corrupt() -> None:
     data = bytes_of([retained("a", bytes(20))])
-    monkeypatch.setattr(loader_module, "CONTENT_BYTES_MAX", 10)
+    SnapshotReader(opened(data), NoContents(), 20).check()
     with pytest.raises(CorruptionError, match="a content is out of order"):
-        verify_snapshot(opened(data))
+        SnapshotReader(opened(data), NoContents(), 19).check()
 
 
 def test_a_file_without_its_first_record_is_corrupt() -> None:
@@ -155,14 +160,8 @@ def test_a_file_that_changes_between_the_two_looks_is_noticed() -> None:
     other, _ = written([session("d")])
 
     with fs.open(path, writable=True) as file:
-        real = verify_snapshot(file)
-
-        def exchange(checked: object) -> Summary:
-            file.truncate(0)
-            file.write_at(0, other.read(path))
-            return real
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loader_module, "verify_snapshot", exchange)
-            with pytest.raises(CorruptionError, match="changed while it was loaded"):
-                load_snapshot(file, ContentsInMemory(), ListSink())
+        checked = verify_snapshot(file)
+        file.truncate(0)
+        file.write_at(0, other.read(path))
+        with pytest.raises(CorruptionError, match="changed while it was loaded"):
+            apply_snapshot(file, ContentsInMemory(), ListSink(), checked)

@@ -21,8 +21,8 @@ from siltstone.snapshot.stream import (
     VERSION,
     RecordReader,
     RecordWriter,
-    Totals,
 )
+from siltstone.snapshot.totals import Totals
 from tests.support.snapshots import opened
 
 PATH = PurePath("/x.gz")

@@ -9,10 +9,9 @@ import pytest
 from siltstone.errors import StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.snapshot import writer as writer_module
 from siltstone.snapshot.loader import verify_snapshot
 from siltstone.snapshot.records import Record
-from siltstone.snapshot.writer import publish_snapshot, write_snapshot
+from siltstone.snapshot.writer import SnapshotWriter, publish_snapshot, write_snapshot
 from tests.support.snapshots import (
     ABOUT,
     EVERY_KIND,
@@ -42,10 +41,18 @@ def test_an_empty_payload_needs_no_content() -> None:
     assert verify_snapshot(opened(bytes_of([retained("a", b"")]))).contents == 0
 
 
-def test_a_content_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "CONTENT_BYTES_MAX", 10)
-    with pytest.raises(UsageError, match="size_bytes=11 max=10"):
-        bytes_of([retained("a", bytes(11))])
+def test_small_payloads_are_written_once_however_many_come_between() -> None:
+    payloads = [b"%d" % number for number in range(10_000)] * 2
+    summary = verify_snapshot(opened(bytes_of([retained("a", each) for each in payloads])))
+    assert (summary.contents, summary.content_bytes) == (10_000, 38_890)
+
+
+def test_a_content_above_the_limit_is_refused() -> None:
+    with MemoryFileSystem().create(PATH) as file:
+        writer = SnapshotWriter(file, ABOUT, 10)
+        writer.add(retained("a", bytes(10)))
+        with pytest.raises(UsageError, match="size_bytes=11 max=10"):
+            writer.add(retained("a", bytes(11)))
 
 
 def test_others_may_get_their_turn_behind_each_record() -> None:
