@@ -87,7 +87,15 @@ class Control:
         owned = await self._take(client_id)
         if owned is None:
             return is_connected
-        done = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if owned.state.will is not None:
+            # [MQTT-3.1.3-9]: with its session ends the delay of its will.
+            told: asyncio.Future[None] = loop.create_future()
+            self._broker.publish_saved_will(
+                client_id, owned.state.will, None, lambda _: told.set_result(None)
+            )
+            await told
+        done = loop.create_future()
         self._broker.subscriptions.forget(client_id)
         self._durables.drop_away(owned, lambda: done.set_result(None))
         await done

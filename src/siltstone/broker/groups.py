@@ -80,7 +80,6 @@ class Group:
         self.is_open = False
         # Who waits until it is kept.
         self.waiting: list[Act] = []
-        self.gaps = 0
 
     def leave(self, outbox: Outbox) -> None:
         """Take a member out; what it had is lent to the others, or waits for the next one."""
@@ -105,8 +104,14 @@ class Group:
         return self.lending.freed()
 
     def lost(self, serials: int) -> None:
-        """Take note of rows that the store dropped before they came by."""
-        self.gaps += serials
+        """Tell of rows that retention dropped from the store before they came by."""
+        log(
+            _LOG,
+            logging.WARNING,
+            "rows gone before a share group read them",
+            group=self.text,
+            serials=serials,
+        )
 
     def broken(self, error: Exception) -> None:
         """Lend nothing more for now: the rows cannot be read."""

@@ -14,6 +14,7 @@ from siltstone.cli.sessions import (
     Database,
     To,
     changing,
+    fact,
     looking,
     place_of,
     seconds_text,
@@ -80,7 +81,7 @@ def show_group(
         return
     shown = table("", "")
     for key, value in document.items():
-        add_row(shown, (key.replace("_", " "), "-" if value is None else str(value)))
+        add_row(shown, fact(key, value))
     show(shown)
 
 

@@ -160,7 +160,7 @@ def show_session(
             for one in value:
                 add_row(shown, ("subscription", f"{one['filter']} (QoS {one['qos']})"))
         else:
-            add_row(shown, (key.replace("_", " "), _text(value)))
+            add_row(shown, fact(key, value))
     show(shown)
 
 
@@ -192,7 +192,11 @@ def drop_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
         with changing(data) as (archive, _):
             owned = archive.take(client_id)
             found = owned is not None
-            if owned is not None:
+            if owned is not None and owned.state.will is not None:
+                # Its time is over, and its will is published, when the broker starts.
+                owned.put_meta(expiry_seconds=0, away_since_us=0, connected=False)
+                owned.save()
+            elif owned is not None:
                 owned.drop()
     if not found:
         raise NotFoundError(f"there is no session of {client_id!r}")
@@ -259,8 +263,25 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-def _text(value: object) -> str:
-    return "-" if value is None else str(value)
+# What people call a field that is a time.
+_TIMES: Final = {
+    "away_seconds": "away for",
+    "behind_seconds": "behind by",
+    "empty_seconds": "empty for",
+    "expires_in_seconds": "expires in",
+}
+
+
+def fact(key: str, value: Any) -> tuple[str, str]:
+    """Return a field of a document as people read it: its name, and what it says."""
+    name = _TIMES.get(key, key).replace("_", " ")
+    if value is None or key in _TIMES:
+        return name, seconds_text(value)
+    if isinstance(value, bool):
+        return name, "yes" if value else "no"
+    if isinstance(value, dict):
+        return name, ", ".join(f"shard {shard}: {serial:,}" for shard, serial in value.items())
+    return name, f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _plain(value: Any) -> Any:

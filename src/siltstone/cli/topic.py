@@ -23,7 +23,9 @@ app = typer.Typer(no_args_is_help=True, help="Create and list topic logs, send, 
 _LINES_AT_ONCE: Final = 10_000
 
 Host = Annotated[str, typer.Option("--host", help="Where the server is.")]
-Port = Annotated[int, typer.Option("--port", "-p", help="Its port for topic logs.")]
+Port = Annotated[
+    int, typer.Option("--port", "-p", min=1, max=65_535, help="Its port for topic logs.")
+]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 HOST_DEFAULT: Final = "127.0.0.1"
 

@@ -7,11 +7,13 @@ holds everything, and this object is gone: the next connection begins with the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.pool import Feed
+from siltstone.logs import log
 from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
 from siltstone.session.delivery import DUP, NEVER, Delivery
@@ -34,6 +36,7 @@ from siltstone.session.subscribed import Subscribed
 from siltstone.session.wish import Wish
 from siltstone.topic.grammar import TopicFilter
 
+_LOG: Final = logging.getLogger("siltstone.sessions")
 _STORED_FLAGS: Final = 7
 _US: Final = 1_000_000
 # Rows beyond the window that may wait in memory, so that acknowledgements find more to send.
@@ -62,12 +65,13 @@ class Durable:
         self.inbound = Inbound(owned.client_id, owned.state.received)
         self.feed: Feed | None = None
         self.credit = 0
-        self.lost_serials = 0
         self._failed = failed
         self._saved: tuple[list[Delivery], list[int]] = ([], [])
         self._ends = ends
         # From which row of each shard on a filter has them.
         self._since: dict[str, dict[int, int]] = {}
+        # With which QoS each filter was subscribed to when the client came.
+        self._away_qos: dict[str, int] = {}
         # Filters without a subscription, of which deliveries have begun.
         self._unfinished: list[TopicFilter] = []
         # The time of the wall when the owner's own time began.
@@ -154,8 +158,14 @@ class Durable:
         self.reader.receive(batch, rows, now, wall_us)
 
     def lost(self, serials: int) -> None:
-        """Take note of rows that the store dropped before they came by."""
-        self.lost_serials += serials
+        """Tell of rows that retention dropped from the store before they came by."""
+        log(
+            _LOG,
+            logging.WARNING,
+            "rows gone before a session read them",
+            client_id=self.owned.client_id,
+            serials=serials,
+        )
 
     def broken(self, error: Exception) -> None:
         """Tell that the rows cannot be read."""
@@ -174,6 +184,7 @@ class Durable:
         found: list[Subscribed] = []
         for saved in self.owned.state.subscriptions:
             self._since[saved.filter] = dict(saved.since)
+            self._away_qos[saved.filter] = saved.qos
             found.append(
                 Subscribed(
                     subscription=Subscription(
@@ -207,6 +218,7 @@ class Durable:
                 identifier,
                 since,
                 guard,
+                self._away_qos.get(topic_filter.text, -1),
             ),
         )
 
@@ -229,6 +241,7 @@ class Durable:
     def unsubscribe(self, topic_filter: TopicFilter) -> None:
         """Want nothing more of a filter."""
         self._since.pop(topic_filter.text, None)
+        self._away_qos.pop(topic_filter.text, None)
         self.reader.remove(topic_filter.text, topic_filter.levels)
         self.owned.drop_subscription(topic_filter.text)
         if self._awaits_rows():

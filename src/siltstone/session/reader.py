@@ -32,6 +32,7 @@ class Want:
     def __init__(self, wishes: list[Wish]) -> None:
         self.wishes = wishes
         self.qos = -1
+        self.away_qos = -1
         self.keeps_retain = False
         self.identifiers = b""
         self.since: dict[int, int] = {}
@@ -40,6 +41,7 @@ class Want:
         self.own: Want | None = None
         for wish in wishes:
             self.qos = max(self.qos, wish.qos)
+            self.away_qos = max(self.away_qos, wish.away_qos)
             self.keeps_retain = self.keeps_retain or wish.keeps_retain
             # [MQTT-3.3.4-3]: the identifiers of all subscriptions that match.
             self.identifiers += wish.identifier
@@ -148,7 +150,7 @@ class Reader:
         if sent is None:
             flags = batch.flags[index]
             qos = min(flags & 3, want.qos)
-            if qos < 0 or (qos == 0 and serial < lane.missed_until):
+            if qos <= 0 and (qos < 0 or not self._waited(flags & 3, want, serial, lane)):
                 self.progress.freed += 1
                 return None
             # [MQTT-3.3.1-12], [MQTT-3.3.1-13].
@@ -192,6 +194,13 @@ class Reader:
         elif qos == 1 and serial < lane.doubtful_until:
             delivery.flags |= DUP
         return delivery
+
+    def _waited(self, qos: int, want: Want, serial: int, lane: Lane) -> bool:
+        """Tell whether a row that is sent with QoS 0 is for this client: it came when the client
+        was there, or has waited for it. [MQTT-3.8.4-4]: it is not lost because the subscription
+        asks for less now.
+        """
+        return serial >= lane.missed_until or min(qos, want.away_qos) > 0
 
     def _is_too_much(self, batch: FeedBatch, index: int, lane: Lane, wall_us: int) -> bool:
         """Tell whether a row is dropped for the limits of the session."""

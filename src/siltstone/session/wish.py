@@ -16,8 +16,11 @@ class Wish:
         identifier: bytes,
         since: dict[int, int],
         guard: Callable[[bytes], bool] | None,
+        away_qos: int = -1,
     ) -> None:
         self.qos = qos
+        # What it was when the client was away, where it is another now.
+        self.away_qos = max(qos, away_qos)
         self.no_local = no_local
         self.keeps_retain = keeps_retain
         # The encoded property, or nothing.

@@ -10,7 +10,8 @@ import pytest
 
 from siltstone.broker.control import Control
 from siltstone.errors import OverloadedError
-from siltstone.mqtt.packets import Disconnect
+from siltstone.mqtt.packets import Disconnect, Will
+from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from tests.support.durable_core import DurableCore
 from tests.support.group_core import (
@@ -114,6 +115,22 @@ def test_a_session_that_is_dropped_is_gone_with_what_waits(connected: bool) -> N
         assert again.accepted is not None
         assert not again.accepted.session_present
         assert values(again) == []
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_mqtt_3_1_3_9_a_will_does_not_wait_longer_than_its_session(*, connected: bool) -> None:
+    with desk() as each:
+        heir = join(each.core, "heir", "t/#")
+        will = Will(
+            topic=b"t/w", payload=b"gone", qos=1, properties=Properties(will_delay_interval=30)
+        )
+        wire = each.core.connect("a", will=will, session_expiry_interval=100)
+        if not connected:
+            wire.drop()
+            each.core.run()
+        assert each.ask("drop", client_id="a") == {"ok": True}
+        each.core.run()
+        assert values(heir) == ["gone"]
 
 
 def test_a_volatile_session_is_dropped_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from itertools import chain, pairwise
 
@@ -587,3 +588,12 @@ def test_what_was_taken_back_before_it_was_saved_is_not_sent() -> None:
         member.subscribe("u", qos=1)
         publish(core, "1", topic="u")
         assert values(member) == ["1"]
+
+
+def test_rows_that_retention_took_first_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with group_core() as core, caplog.at_level(logging.WARNING, "siltstone.groups"):
+        join(core, "m")
+        group_of(core).lost(7)
+    (record,) = caplog.records
+    assert record.getMessage() == "rows gone before a share group read them"
+    assert record.__dict__["facts"] == {"group": GROUP, "serials": 7}

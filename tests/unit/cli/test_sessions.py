@@ -95,6 +95,9 @@ def test_one_session_is_shown_with_all_that_is_known(
     lines = [line.split() for line in siltstone("sessions", "show", "away").lines]
     assert ["subscription", "t/+", "(QoS", "1)"] in lines
     assert ["behind", "2"] in lines
+    assert ["away", "for", "3.0", "s"] in lines
+    assert ["has", "will", "no"] in lines
+    assert ["position", "shard", "0:", "1"] in lines
 
 
 def test_a_session_is_exported_whole_with_its_bytes_in_base64(

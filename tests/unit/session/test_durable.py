@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -188,6 +189,23 @@ class TestSubscriptions:
         desk.subscribe("a")
         assert desk.saved().subscriptions[0].since == (ShardSerial(0, 12),)
 
+    def test_mqtt_3_8_4_4_what_has_waited_is_sent_though_less_is_asked_for_now(self) -> None:
+        desk = Desk(SUBSCRIBED)
+        desk.ends = {0: 3}
+        receiver = desk.connect()
+        desk.subscribe("#", 0)
+        desk.receive(0, 1, 2, 0)
+        # What came with QoS 0 while the client was away has not waited; the last one came later.
+        assert packets(receiver) == [(b"1", 0, 0), (b"2", 0, 0), (b"3", 0, 0)]
+
+    def test_what_came_when_nothing_waited_is_not_sent_though_more_is_asked_for_now(self) -> None:
+        saved = replace(SUBSCRIBED, subscriptions=(SavedSubscription(filter="#", qos=0),))
+        desk = Desk(saved)
+        desk.ends = {0: 2}
+        receiver = desk.connect()
+        desk.receive(1, 2, 1)
+        assert packets(receiver) == [(b"2", 0, 0)]
+
 
 class TestHandshakes:
     def test_a_message_of_qos_2_is_sent_when_its_packet_id_is_saved(self) -> None:
@@ -349,7 +367,8 @@ class TestLeaving:
         desk.run()
         assert packets(receiver) == [(b"p", 1, 2), (b"p", 2, 3)]
         state = desk.saved()
-        assert (state.inflight, lane.done) == ((SavedInflight(3, NOT_STORED, 0, 2 | DUP),), {2})
+        assert state.inflight == (SavedInflight(3, NOT_STORED, 0, 2 | DUP),)
+        assert lane.done_rows() == [2]
 
 
 class TestAfterACrash:
@@ -437,3 +456,13 @@ class TestCredit:
         assert desk.durable.freed() == 0
         desk.durable.progress.freed = 89
         assert (desk.durable.freed(), desk.durable.freed()) == (89, 0)
+
+
+def test_rows_that_retention_took_first_are_told_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "siltstone.sessions"):
+        Desk().durable.lost(7)
+    (record,) = caplog.records
+    assert record.getMessage() == "rows gone before a session read them"
+    assert record.__dict__["facts"] == {"client_id": "c", "serials": 7}
