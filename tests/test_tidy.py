@@ -43,6 +43,7 @@ MODULES_WITHOUT_UNIT_TEST: dict[str, str] = {
     "flight/target.py": "files and sockets; tests/integration/test_flight.py, tests/fault",
     "feed/settings.py": "limits without code; the tests of the hub and its machine set each",
     "fs/api.py": "protocols without code; every implementation runs one suite",
+    "pipeline/remote.py": "a node on one side, Spark on the other; tests/spark/test_flight.py",
     "pipeline/jobs/replay.py": "all of it runs on Spark; tests/spark does",
     "pipeline/jobs/rollup.py": "all of it runs on Spark; tests/spark does",
     "pipeline/jobs/tier.py": "delta-rs needs the disk; tests/fault and tests/spark have it",

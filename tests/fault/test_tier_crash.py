@@ -17,6 +17,7 @@ from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.rows import Row
+from siltstone.store.verify import verify_database
 from tests.support.builders import settings_of
 from tests.support.lake import DATABASE, tier_all, tiered_rows, tiering
 from tests.support.pipeline import stored_rows
@@ -146,6 +147,26 @@ def test_a_damaged_frame_is_said_and_the_batches_before_it_stay(
     segment.write_bytes(whole)
     tier_all(path)
     assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_rows_that_a_repair_could_not_save_do_not_hold_up_the_others(
+    database: Database, path: Path
+) -> None:
+    marker = b'{"value": 4711}'
+    database.append([Row("plant/7/x", marker)]).wait()
+    database.append([Row("plant/7/x", b'{"value": 4712}')]).wait()
+    database.seal()
+    (segment,) = (file for file in path.rglob("*.seg") if marker in file.read_bytes())
+    segment.write_bytes(segment.read_bytes().replace(marker, marker.replace(b"7", b"8")))
+    with pytest.raises(SiltstoneError, match="frame does not match its checksum"):
+        tier_all(path)
+    database.close()
+    place = path / "data" / DATABASE
+    verify_database(PosixFileSystem(), place, repair=True, quarantine=path / "quarantine")
+    with siltstone.open(path, read_only=True) as store:
+        left = store.database(DATABASE)
+        assert tier_all(path) == 21
+        assert tiered_rows(path) == stored_rows(left, ["#"])
 
 
 def killed_after(path: Path, lines: int) -> None:

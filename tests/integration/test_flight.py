@@ -19,12 +19,14 @@ from siltstone.errors import (
     NotFoundError,
     RetryError,
     SiltstoneError,
+    SlabDroppedError,
     UsageError,
 )
 from siltstone.flight.connection import Appended, RemoteStream
 from siltstone.flight.target import DirectoryTarget
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import Publish
+from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from tests.support.broker_process import (
     BrokerProcess,
@@ -33,7 +35,9 @@ from tests.support.broker_process import (
     run_command,
     stored,
 )
+from tests.support.builders import settings_of
 from tests.support.certificates import Authority
+from tests.support.flight import served
 from tests.support.mqtt_socket import connected
 
 PASSWORD = "rock"  # noqa: S105 - of a broker that lives as long as a test
@@ -213,6 +217,27 @@ def test_any_flight_client_can_plan_and_read(broker: BrokerProcess) -> None:
         assert actions == ["admit", "commit", "discard", "extents"]
 
 
+def test_damage_and_rows_that_were_dropped_are_told_to_who_reads_them(tmp_path: Path) -> None:
+    marker = b"a payload that is nowhere else"
+    with siltstone.open(tmp_path / "data") as store:
+        database = store.create("messages", settings_of())
+        database.append([Row("a", b"1")]).wait()
+        database.seal()
+        database.append([Row("b", marker)]).wait()
+        (segment,) = (file for file in tmp_path.rglob("*.seg") if marker in file.read_bytes())
+        segment.write_bytes(segment.read_bytes().replace(marker, marker.upper()))
+        with served(store) as known, siltstone.connect(known.url) as node:
+            planned = node.read("a")
+            assert planned.arrow().num_rows == 1
+            with pytest.raises(
+                SiltstoneError, match=f"does not match its checksum: path={segment}"
+            ):
+                node.read("b").arrow()
+            database.drop_slab(SlabId(0, 1))
+            with pytest.raises(SlabDroppedError, match="dropped"):
+                planned.arrow()
+
+
 def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data") as quiet:
         assert quiet.events("serving flight") == []
@@ -286,6 +311,7 @@ def test_a_user_reads_what_its_rights_allow(strict: tuple[BrokerProcess, Authori
         ({"username": "bob", "password": "sand"}, "the user is unknown, or the password wrong"),
         ({"username": "carol", "password": PASSWORD}, "the user is unknown, or the password wrong"),
         ({}, "a login is needed"),
+        ({"token": "sand"}, "the token is unknown or has expired: log in again"),
     ],
     ids=str,
 )
@@ -298,6 +324,102 @@ def test_who_cannot_show_a_login_is_refused(
         pytest.raises(UsageError, match=message),
     ):
         node.databases()
+
+
+def test_a_login_gives_a_token_that_stands_for_it(
+    strict: tuple[BrokerProcess, Authority],
+) -> None:
+    broker, authority = strict
+    trust = {"root_certificates": authority.file}
+    with siltstone.connect(url_of(broker), username="alice", password=PASSWORD, **trust) as node:
+        token = node.log_in()
+    with siltstone.connect(url_of(broker), token=token, **trust) as node:
+        rows = node.read(["plant/1", "office/1"], columns=["topic"]).arrow()
+        assert rows.column("topic").to_pylist() == ["plant/1"]
+    with (
+        siltstone.connect(url_of(broker), username="alice", password="sand", **trust) as node,  # noqa: S106 - nobody's
+        pytest.raises(UsageError, match="the user is unknown, or the password wrong"),
+    ):
+        node.log_in()
+    assert broker.reload()["event"] == "reloaded"
+    with (
+        siltstone.connect(url_of(broker), token=token, **trust) as node,
+        pytest.raises(UsageError, match="the token is unknown or has expired: log in again"),
+    ):
+        node.databases()
+    assert all(token not in str(event) and PASSWORD not in str(event) for event in broker.events())
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"Digest abc", "neither Basic nor Bearer"),
+        (b"Basic abc", "no user:password in base64"),
+        (b"Bearer ", "neither Basic nor Bearer"),
+    ],
+)
+def test_a_header_that_says_nothing_is_not_taken_for_none(
+    broker: BrokerProcess, header: bytes, message: str
+) -> None:
+    options = flight.FlightCallOptions(headers=[(b"authorization", header)])
+    with flight.FlightClient(url_of(broker)) as client:
+        with pytest.raises(flight.FlightUnauthenticatedError, match=message):
+            list(client.list_flights(b"", options))
+        with pytest.raises(flight.FlightUnauthenticatedError, match=message):
+            list(client.list_actions(options))
+
+
+def test_certificates_are_read_again_and_calls_that_run_go_on(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    shown = old.server()
+    settings: Settings = {
+        **SERVED,
+        "flight.certificate": shown.certificate,
+        "flight.key": shown.key,
+    }
+    with broker_process(tmp_path / "data", settings=settings) as running:
+        url = url_of(running)
+        with siltstone.connect(url, root_certificates=old.file) as node:
+            node.append([{"topic": "a", "payload": bytes(100_000)}] * 100)
+            command = flight.FlightDescriptor.for_command(b'{"rowsPerBatch": 1}')
+            client = flight.FlightClient(url, tls_root_certs=Path(old.file).read_bytes())
+            endpoints = client.get_flight_info(command).endpoints
+            under_way = [client.do_get(endpoint.ticket) for endpoint in endpoints]
+            count = sum(reader.read_chunk().data.num_rows for reader in under_way)
+            replaced = new.server()
+            for name, value in (("certificate", shown.certificate), ("key", shown.key)):
+                Path(value).write_bytes(Path(getattr(replaced, name)).read_bytes())
+            assert running.reload()["event"] == "reloaded"
+            with siltstone.connect(url, root_certificates=new.file) as other:
+                assert other.databases() == ["messages"]
+            assert count + sum(reader.read_all().num_rows for reader in under_way) == 100
+            client.close()
+            with pytest.raises(RetryError, match="no node answers"):
+                node.databases()
+        Path(shown.key).write_text("no key", "ascii")
+        assert running.reload()["event"] == "certificates not reloaded"
+        with siltstone.connect(url, root_certificates=new.file) as other:
+            assert other.databases() == ["messages"]
+
+
+def test_a_node_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, ours = authority.server(), authority.client("panel")
+    settings: Settings = {
+        **SERVED,
+        "flight.certificate": server.certificate,
+        "flight.key": server.key,
+        "flight.client_ca": authority.file,
+    }
+    trust = {"root_certificates": authority.file}
+    with broker_process(tmp_path / "data", settings=settings) as running:
+        url = url_of(running)
+        with siltstone.connect(url, certificate=ours.certificate, key=ours.key, **trust) as node:
+            assert node.databases() == ["messages"]
+        with siltstone.connect(url, **trust) as node, pytest.raises(RetryError, match="no node"):
+            node.databases()
+    with pytest.raises(NotFoundError, match="/nowhere"):
+        siltstone.connect(url, root_certificates="/nowhere")
 
 
 def test_a_node_with_a_certificate_of_a_stranger_is_not_believed(

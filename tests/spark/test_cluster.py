@@ -1,5 +1,5 @@
-"""A standalone cluster reads a store by path and by url, and writes exactly once though an executor
-is killed.
+"""A standalone cluster reads a store by path and by url; it writes and tiers exactly once though
+executors are killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS = 3_000
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_reads_and_writes_though_an_executor_is_killed(tmp_path: Path) -> None:
+def test_a_cluster_reads_writes_and_tiers_though_executors_are_killed(tmp_path: Path) -> None:
     mark = tmp_path / "killed"
     with siltstone.open(tmp_path / "source") as store:
         database = store.create("messages", settings_of(shards=2, shard_by="topic"))
@@ -48,7 +48,7 @@ def test_a_cluster_reads_and_writes_though_an_executor_is_killed(tmp_path: Path)
                 check=False,
             )
         assert done.returncode == 0, done.stderr
-        mapped, fetched = json.loads(done.stdout)
+        mapped, fetched, tiered, report = json.loads(done.stdout)
         stored = [row for batch in database.read() for row in rows_of(batch)]
     shards = sorted({row.shard for row in stored})
     expected = [
@@ -60,8 +60,11 @@ def test_a_cluster_reads_and_writes_though_an_executor_is_killed(tmp_path: Path)
         for shard in shards
     ]
     assert (mapped, fetched) == (expected, expected)
-    assert mark.exists()
-    assert "Lost executor" in done.stderr
+    assert (mark.exists(), tmp_path.joinpath("killed-tiering").exists()) == (True, True)
+    assert done.stderr.count("Lost executor") >= 2
+    told = [report[name] for name in ("sound", "missing", "duplicates", "waiting")]
+    assert (tiered, told) == (ROWS, [True, 0, 0, 0])
+    assert sum(report["tables"].values()) == ROWS
     with siltstone.open(tmp_path / "target", read_only=True) as copy:
         copied = [
             (row.topic, row.value)

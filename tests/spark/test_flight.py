@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import siltstone
@@ -16,9 +17,14 @@ from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.errors import UsageError
+from siltstone.pipeline import table
+from siltstone.pipeline.jobs.learn import learn
+from siltstone.pipeline.jobs.replay import ReplaySettings, replay
+from siltstone.pipeline.sql import make_views, run
 from siltstone.store.rows import Row
 from tests.support.builders import settings_of
 from tests.support.flight import served
+from tests.support.lake import tier_all
 
 
 @pytest.fixture
@@ -78,6 +84,90 @@ def test_a_stream_goes_from_one_node_to_itself_under_other_topics(
     )
     query.awaitTermination()
     assert (database.count("plant/#"), database.count("copy/plant/#")) == (200, 200)
+
+
+def test_table_sql_learn_and_replay_work_by_url(
+    spark: SparkSession, database: Database, node: Node, tmp_path: Path
+) -> None:
+    rows = table(spark, url=node.url, filter="plant/3/t", columns=["topic", "serial"])
+    assert (rows.columns, rows.count()) == (["topic", "serial"], 29)
+    assert make_views(spark, url=node.url) == ["messages"]
+    assert run(spark, "SELECT count(*) FROM messages", rows_max=1).rows == [(200,)]
+    with pytest.raises(UsageError, match=r"no database 'other'; at .* there are: messages"):
+        make_views(spark, url=node.url, database="other")
+    report = learn(spark, url=node.url, dry_run=True, thresholds=(100, 2, 10))
+    assert [(item.pattern, item.rows) for item in report.structures] == [("plant/+/t", 200)]
+    assert (report.database, report.streams_before, report.streams_after) == ("messages", 7, 1)
+    for wrong, message in (
+        ({"path": "x", "url": node.url}, "path and url are both given"),
+        ({"token": "t"}, "token is only for a node that is reached by url"),
+        ({"url": node.url, "decode": "json"}, "unknown option decode; there are url, username"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            table(spark, **wrong)
+    with pytest.raises(UsageError, match="learn where that is, or as a dry run"):
+        learn(spark, url=node.url)
+    target = str(tmp_path / "target")
+    settings = ReplaySettings(
+        node={"url": node.url}, target={"path": target}, filter="plant/1/t", prefix="again/"
+    )
+    assert [step.rows for step in replay(spark, settings, wait=lambda _: None)] == [29]
+    with siltstone.open(target, read_only=True) as copy:
+        assert copy.database("messages").count("again/plant/1/t") == 29
+
+
+def test_rows_that_only_the_lake_of_a_node_has_are_not_left_out_silently(
+    spark: SparkSession, store: Store, database: Database, node: Node
+) -> None:
+    database.seal()
+    tier_all(str(store.path))
+    # What is in the lake is in the store as well.
+    assert table(spark, url=node.url).count() == 200
+    database.append([Row("plant/1/t", b"{}")]).wait()
+    database.configure(retain_seconds=0.000001)
+    assert len(database.enforce_retention()) == 2
+    with pytest.raises(
+        UsageError, match=r"rows before .* are no longer in the store of grpc"
+    ) as told:
+        table(spark, url=node.url)
+    (moment,) = re.findall(r"rows before (\S+) are", str(told.value))
+    assert table(spark, url=node.url, since=moment).count() == 1
+    assert table(spark, str(store.path)).count() == 201
+
+
+def test_what_a_node_is_shown_is_in_no_plan_no_progress_no_checkpoint_and_no_error(
+    spark: SparkSession, node: Node, tmp_path: Path
+) -> None:
+    secret = "sesame-4711"  # noqa: S105 - nobody's
+    told: list[str] = []
+    login = {"username": "u", "password": secret}
+    for shown in (login, {"token": secret}):
+        rows = spark.read.format("siltstone").options(url=node.url, **shown).load()
+        told.append(rows._jdf.queryExecution().toString())  # noqa: SLF001 - as explain does
+        options = f"url '{node.url}', " + ", ".join(f"{name} '{shown[name]}'" for name in shown)
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW v USING siltstone OPTIONS ({options})")
+        told.append(str(spark.sql("DESCRIBE EXTENDED v").collect()))
+        nowhere = spark.read.format("siltstone").options(url="grpc+tcp://127.0.0.1:1", **shown)
+        with pytest.raises(PySparkException, match="no node answers") as failed:
+            nowhere.load().count()
+        told.append(str(failed.value))
+    query = (
+        spark.readStream.format("siltstone")
+        .options(url=node.url, **login)
+        .load()
+        .selectExpr("concat('copy/', topic) AS topic", "payload")
+        .writeStream.format("siltstone")
+        .options(url=node.url, **login)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    told += [str(query.recentProgress), query._jsq.explainInternal(True)]  # noqa: FBT003, SLF001
+    files = [file for file in (tmp_path / "checkpoint").rglob("*") if file.is_file()]
+    told += [str(file.read_bytes()) for file in files]
+    assert (len(told) - len(files), len(files) > 2) == (8, True)
+    assert [text for text in told if secret in text] == []
 
 
 def test_rows_come_as_pandas_and_as_polars_where_it_is_installed(node: Node) -> None:

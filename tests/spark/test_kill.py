@@ -1,17 +1,20 @@
-"""A streaming query whose driver is killed in the middle still reads each row exactly once."""
+"""Streaming queries whose driver is killed read each row exactly once, and write it once."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import siltstone
 from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
 from siltstone.store.rows import Row
@@ -56,8 +59,25 @@ def append(database: Database, start: int, stop: int) -> None:
     ).wait()
 
 
+def check(database: Database, directory: Path, rows: int) -> None:
+    """Check that files and copy have all that the store has, and nothing twice."""
+    tables = [pq.read_table(file) for file in directory.glob("*.parquet")]
+    found = pa.concat_tables(tables).select(COLUMNS).to_pylist()
+    for row in found:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000_000)
+        row["properties"] = dict(row["properties"])
+    expected = stored_rows(database, ["#"])
+    assert len(expected) == rows
+    assert by_place(found) == expected
+    with siltstone.open(directory / "copy", read_only=True) as copy:
+        copied = stored_rows(copy.database("messages"), ["#"])
+    assert Counter((row["topic"], row["payload"]) for row in copied) == Counter(
+        (row["topic"], row["payload"]) for row in expected
+    )
+
+
 @pytest.mark.timeout(600)
-def test_a_driver_that_is_killed_twice_has_read_each_row_once(
+def test_a_driver_that_is_killed_twice_has_read_and_written_each_row_once(
     database: Database, path: str, tmp_path: Path
 ) -> None:
     directory = tmp_path / "out"
@@ -73,11 +93,21 @@ def test_a_driver_that_is_killed_twice_has_read_each_row_once(
     append(database, 700, 750)
     said = run_driver(path, directory, None)
     assert said[0] == "begin 3"
-    tables = [pq.read_table(file) for file in directory.glob("*.parquet")]
-    found = pa.concat_tables(tables).select(COLUMNS).to_pylist()
-    for row in found:
-        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000_000)
-        row["properties"] = dict(row["properties"])
-    expected = stored_rows(database, ["#"])
-    assert len(expected) == 750
-    assert by_place(found) == expected
+    check(database, directory, 750)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_driver_that_is_killed_twenty_times_has_read_and_written_each_row_once(
+    database: Database, path: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    rng = random.Random(20)
+    batch = -1
+    for number in range(20):
+        append(database, number * 300, number * 300 + 300)
+        batch += rng.randrange(1, 3)
+        run_driver(path, directory, f"{rng.choice(('begin', 'end'))} {batch}")
+    run_driver(path, directory, None)
+    check(database, directory, 6000)

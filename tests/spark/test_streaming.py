@@ -113,3 +113,22 @@ def test_a_generation_that_was_dropped_unread_fails_the_query_or_is_skipped(
     run_to_the_end(spark, path, tmp_path, sink, failOnDataLoss="false")
     assert len(sink.places()) == 70
     assert sink.places()[-1] == places_in(database, ["#"])[-1]
+
+
+def test_a_query_that_comes_to_a_damaged_frame_goes_on_when_that_is_mended(
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
+) -> None:
+    sink = Sink()
+    database.append(rows(0, 50)).wait()
+    run_to_the_end(spark, path, tmp_path, sink)
+    marker = b"a payload that is nowhere else"
+    database.append([*rows(50, 70), Row("plant/1", marker)]).wait()
+    (segment,) = (file for file in Path(path).rglob("*.seg") if marker in file.read_bytes())
+    whole = segment.read_bytes()
+    segment.write_bytes(whole.replace(marker, marker.upper()))
+    with pytest.raises(StreamingQueryException, match=rf"checksum: path={segment}"):
+        run_to_the_end(spark, path, tmp_path, sink)
+    assert len(sink.places()) == 50
+    segment.write_bytes(whole)
+    run_to_the_end(spark, path, tmp_path, sink)
+    assert sink.places() == places_in(database, ["#"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
@@ -110,6 +111,20 @@ def test_rows_come_once_from_lake_and_store_wherever_the_seam_is(
     )
     with pytest.raises(UsageError, match="no such column: nothing"):
         table(spark, path, columns=["nothing"])
+
+
+def test_files_without_levels_have_them_all_the_same(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([reading(number) for number in range(20)]).wait()
+    tier_all(path)
+    database.append([reading(number) for number in range(20, 40)]).wait()
+    older = list(lake_of(path).rglob("*.parquet"))
+    tier_all(path)
+    for file in older:
+        rows = pq.ParquetFile(file).read()
+        pq.write_table(rows.drop_columns(["levels"]), file)
+    assert rows_from(spark, path) == stored_rows(database, ["#"])
 
 
 def test_what_is_in_the_lake_may_be_dropped_and_is_read_on(

@@ -1,7 +1,8 @@
 """A driver for a cluster: `python -m tests.support.cluster_driver MASTER SOURCE URL TARGET MARK`.
 
-It reads a store by its path and by its url, and prints both as JSON; then it copies the rows to
-another store. In the middle of the copy one task kills the executor that it runs in.
+It reads a store by its path and by its url, and copies its rows to another store; then it tiers it
+and lets it be audited. In the middle of copy and of tiering one task kills the executor that it
+runs in, and leaves a file beside MARK. What was read, tiered and audited is printed as JSON.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from siltstone.pipeline.jobs.audit import audit
+from siltstone.pipeline.jobs.tier import Runner, TaskFailure, TierJob, TierSettings, run_task
+from siltstone.pipeline.lake.files import WriteTask, Written
 from siltstone.pipeline.session import start_session
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -41,8 +45,30 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[1])
 
 
+def tiered(spark: SparkSession, path: str, mark: str) -> int:
+    """Tier a store, and kill the executor of the first task that is done; return the rows."""
+
+    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
+        def work(task: WriteTask) -> Written | TaskFailure:
+            done = run_task(task)
+            if not Path(mark).exists():
+                Path(mark).touch()
+                os.kill(parent_of(os.getppid()), signal.SIGKILL)
+            return done
+
+        return spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
+
+    runner: Runner = run
+    job = TierJob(TierSettings(path=path), runner)
+    rows = 0
+    while (step := job.step()) is not None:
+        rows += step.rows
+    job.close()
+    return rows
+
+
 def main() -> None:
-    """Read twice and copy once."""
+    """Read twice, copy once, tier and audit."""
     master, source, url, target, mark = sys.argv[1:]
     spark = start_session(
         name="cluster", master=master, memory="512m", java_options=JAVA_OPTIONS, settings=QUICK
@@ -52,7 +78,7 @@ def main() -> None:
     fetched = (
         spark.read.format("siltstone").option("maxRowsPerPartition", 500).option("url", url).load()
     )
-    print(json.dumps([summed(mapped), summed(fetched)]), flush=True)  # noqa: T201
+    sums = [summed(mapped), summed(fetched)]
 
     def killing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -70,6 +96,9 @@ def main() -> None:
         .mapInArrow(killing, "topic STRING, payload BINARY")
     )
     rows.write.format("siltstone").mode("append").option("database", "copy").save(target)
+    count = tiered(spark, source, f"{mark}-tiering")
+    report = audit(spark, source).to_json()
+    print(json.dumps([*sums, count, report]), flush=True)  # noqa: T201
     spark.stop()
 
 

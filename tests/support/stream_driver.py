@@ -1,7 +1,8 @@
-"""A streaming query that is killed: `python -m tests.support.stream_driver STORE DIRECTORY`.
+"""Streaming queries that are killed: `python -m tests.support.stream_driver STORE DIRECTORY`.
 
-Each micro-batch becomes one file, named after the batch, so that a batch that is done again
-replaces what it wrote before. It prints `begin N` before a batch is written and `end N` after.
+Each micro-batch of the first becomes one file, named after the batch, so that a batch that is done
+again replaces what it wrote before. It prints `begin N` before a batch is written and `end N`
+after. The second copies the rows to another store, at the same time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,19 @@ def main() -> None:
         .trigger(availableNow=True)
         .start()
     )
+    copy = (
+        spark.readStream.format("siltstone")
+        .option("maxRowsPerTrigger", 60)
+        .load(store)
+        .select("topic", "payload")
+        .writeStream.format("siltstone")
+        .option("path", str(directory / "copy"))
+        .option("checkpointLocation", str(directory / "copying"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
+    copy.awaitTermination()
     spark.stop()
 
 

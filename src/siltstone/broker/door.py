@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Final, TypeVar
 
 from siltstone.broker.access import Credentials, Identity
@@ -22,13 +22,15 @@ from siltstone.broker.newcomers import publish_rows
 from siltstone.broker.settings import FlightSettings, ListenerSettings
 from siltstone.broker.tls import server_context
 from siltstone.bulk.staging import Staging
+from siltstone.clock import Clock, SystemClock
 from siltstone.directory import Store
-from siltstone.errors import NotFoundError, RetryError, SiltstoneError
+from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.flight.appending import Commits
 from siltstone.flight.desk import Desk
 from siltstone.flight.gate import Caller, OpenGate, Visitor
 from siltstone.flight.server import Certificates, FlightServer
 from siltstone.flight.target import SOCKET, socket_node
+from siltstone.flight.tokens import Tokens
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
@@ -38,6 +40,10 @@ from siltstone.topic.grammar import TopicFilter
 _LOG: Final = logging.getLogger("siltstone.flight")
 _LOGINS_MAX: Final = 32
 _ANSWER_SECONDS: Final = 30.0
+_BIND_ATTEMPTS: Final = 100
+_BIND_PAUSE_SECONDS: Final = 0.05
+# Under this name the hook, and whoever else judges logins, is shown a token as the password.
+_TOKEN_USER: Final = "token"  # noqa: S105 - a name
 # What the name of a Unix socket may have, its end included, is 108 bytes.
 _SOCKET_SIZE_MAX: Final = 107
 _SOCKET_MODE: Final = 0o600
@@ -47,17 +53,60 @@ T = TypeVar("T")
 class Door:
     """The Flight servers of a broker: one for the network, one for programs of its own user."""
 
-    def __init__(self, servers: list[FlightServer], socket: PurePath | None, port: int) -> None:
-        self._servers = servers
-        self._socket = socket
-        self.port = port
+    def __init__(self, settings: FlightSettings, desk: Desk, gate: BrokerGate) -> None:
+        """Serve the network. Raises: UsageError."""
+        self._settings = settings
+        self._desk = desk
+        self._gate = gate
+        self._certificates = read_certificates(settings)
+        self._network = FlightServer(settings.address, desk, gate, self._certificates)
+        self._local: FlightServer | None = None
+        self._socket: PurePath | None = None
+        # Those that were replaced, while calls that they have run on.
+        self._replaced: list[FlightServer] = []
+        self._closed = False
+        self._mutex = Lock()
+
+    @property
+    def port(self) -> int:
+        """Where the network is served."""
+        return self._network.port
+
+    def serve_socket(self, data: PurePath) -> None:
+        """Serve programs of our own user too. Raises: UsageError, DiskError."""
+        self._local = FlightServer(socket_node(data).url, self._desk, OpenGate())
+        self._socket = data / SOCKET
+        PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
+
+    def reload(self) -> None:
+        """Forget the tokens, and show other certificates to those who come from now on.
+
+        Calls that run go on. Nobody can connect for the moment in which the port changes hands.
+        Never called on the loop.
+
+        Raises: UsageError, and the old ones stay; where another took the port in that moment,
+        nobody is served before the next reload.
+        """
+        self._gate.tokens.clear()
+        found = read_certificates(self._settings)
+        with self._mutex:
+            if found == self._certificates or self._closed:
+                return
+            address = self._settings.model_copy(update={"port": self.port}).address
+            self._network.end()
+            self._replaced.append(self._network)
+            self._network = _patiently(lambda: FlightServer(address, self._desk, self._gate, found))
+            self._certificates = found
 
     def close(self, timeout: float) -> bool:
         """Take no more calls, and wait so long for those that run; tell whether all have ended.
 
         Never called on the loop, which calls may need to end.
         """
-        held_up = [server for server in self._servers if not server.close(timeout)]
+        with self._mutex:
+            self._closed = True
+            servers = [*self._replaced, self._network, *([self._local] if self._local else [])]
+        held_up = [server for server in servers if not server.close(timeout)]
         if held_up:
             log(_LOG, logging.WARNING, "calls left behind")
         if self._socket is not None:
@@ -66,23 +115,29 @@ class Door:
         return not held_up
 
 
+def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
+    """Take a port that is about to be free. Raises: UsageError."""
+    for _ in range(_BIND_ATTEMPTS):
+        with suppress(UsageError):
+            return serve()
+        time.sleep(_BIND_PAUSE_SECONDS)
+    return serve()
+
+
 def open_door(settings: FlightSettings, store: Store, broker: Broker) -> Door:
     """Serve Flight. Raises: UsageError, DiskError."""
     fs = PosixFileSystem()
     announce = partial(_announce, broker, broker.settings.storage.database)
     desk = Desk(fs, store, Commits(Staging(fs, store.path), announce), announce)
-    network = FlightServer(
-        settings.address, desk, BrokerGate(settings, broker), read_certificates(settings)
-    )
+    door = Door(settings, desk, BrokerGate(settings, broker))
     address = settings.address.rpartition(":")[0]
-    log(_LOG, logging.INFO, "serving flight", address=f"{address}:{network.port}")
+    log(_LOG, logging.INFO, "serving flight", address=f"{address}:{door.port}")
     socket = store.path / SOCKET
     if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
         log(_LOG, logging.WARNING, "path too long for a socket, sinks need the url", path=socket)
-        return Door([network], None, network.port)
-    local = FlightServer(socket_node(store.path).url, desk, OpenGate())
-    fs.set_mode(socket, _SOCKET_MODE)
-    return Door([network, local], socket, network.port)
+    else:
+        door.serve_socket(store.path)
+    return door
 
 
 def read_certificates(settings: FlightSettings) -> Certificates | None:
@@ -125,23 +180,21 @@ class BrokerGate:
         settings: FlightSettings,
         broker: Broker,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._sleep = sleep
+        self.tokens: Tokens[Identity] = Tokens(clock or SystemClock())
         self._places = BoundedSemaphore(_LOGINS_MAX)
 
     def enter(self, caller: Caller) -> Visitor | str:
         broker = self._broker
-        credentials = Credentials(
-            client_id="",
-            username=caller.username,
-            password=caller.password,
-            certificate_user=None,
-            address=caller.address,
-            listener=self._settings.address,
-            anonymous_allowed=self._settings.anonymous_allowed,
-        )
+        if caller.token is not None:
+            holder = self.tokens.holder(caller.token)
+            if holder is not None:
+                return BrokerVisitor(broker, holder)
+        credentials = self._credentials(caller)
         known = on_loop(broker, lambda: broker.access.trivial(credentials))
         if known is None:
             if not self._places.acquire(blocking=False):
@@ -157,7 +210,28 @@ class BrokerGate:
         if known is not Reason.SERVER_UNAVAILABLE:
             on_loop(broker, lambda: broker.throttle.failed(caller.address))
             self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(caller.address)))
+        if caller.token is not None and known in _REFUSALS:
+            return "the token is unknown or has expired: log in again"
         return _REFUSALS.get(known, "the login cannot be judged now, try again")
+
+    def token_for(self, visitor: Visitor) -> str:
+        assert isinstance(visitor, BrokerVisitor), "it was let in here"
+        return self.tokens.issue(visitor.identity)
+
+    def _credentials(self, caller: Caller) -> Credentials:
+        given = caller.username, caller.password
+        if caller.token is not None:
+            given = _TOKEN_USER, caller.token.encode()
+        return Credentials(
+            client_id="",
+            username=given[0],
+            password=given[1],
+            certificate_user=None,
+            address=caller.address,
+            listener=self._settings.address,
+            # Who shows a token that nobody knows is not taken for one who shows none.
+            anonymous_allowed=self._settings.anonymous_allowed and caller.token is None,
+        )
 
 
 _REFUSALS: Final = {
@@ -171,14 +245,14 @@ class BrokerVisitor:
 
     def __init__(self, broker: Broker, identity: Identity) -> None:
         self._broker = broker
-        self._identity = identity
+        self.identity = identity
         self.unlimited = broker.access.open
 
     def may_read(self, filters: Sequence[str]) -> str | None:
         if self.unlimited:
             return None
         parsed = [TopicFilter.parse(each) for each in filters]
-        broker, identity = self._broker, self._identity
+        broker, identity = self._broker, self.identity
         return on_loop(
             broker,
             lambda: next(
@@ -187,13 +261,13 @@ class BrokerVisitor:
         )
 
     def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:
-        broker, identity = self._broker, self._identity
+        broker, identity = self._broker, self.identity
         return on_loop(
             broker, lambda: {each for each in topics if not broker.may_receive(identity, each)}
         )
 
     def unwritable(self, topics: Iterable[bytes]) -> set[bytes]:
-        broker, identity = self._broker, self._identity
+        broker, identity = self._broker, self.identity
         return on_loop(
             broker,
             lambda: {each for each in topics if not broker.access.may_publish(identity, each)},

@@ -337,6 +337,12 @@ class Server:
             except SiltstoneError as exc:
                 failures += 1
                 log(_LOG, logging.ERROR, "certificates not reloaded", error=str(exc))
+        if self._door is not None:
+            try:
+                await loop.run_in_executor(None, self._door.reload)
+            except SiltstoneError as exc:
+                failures += 1
+                log(_LOG, logging.ERROR, "certificates not reloaded", error=str(exc))
         if not failures:
             log(_LOG, logging.INFO, "reloaded")
 

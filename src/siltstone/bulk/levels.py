@@ -12,14 +12,15 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_ROWS_MAX: Final = 1 << 16
+# So many rows at once are done the fast way, at most.
+ROWS_MAX: Final = 1 << 16
 
 
 def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the words of each row's topic, which the numbers name, as lists of this type."""
     split = pc.split_pattern(topics, "/")
     lengths = pc.min_max(pc.list_value_length(split)).as_py()
-    if not 0 < len(numbers) <= _ROWS_MAX or lengths["min"] != lengths["max"]:
+    if not 0 < len(numbers) <= ROWS_MAX or lengths["min"] != lengths["max"]:
         taken = split.take(numbers)
         return pa.ListArray.from_arrays(taken.offsets, taken.values, type=kind)
     levels: int = lengths["min"]
@@ -42,7 +43,7 @@ def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Ar
 
 @lru_cache(maxsize=16)
 def _multiples(number: int) -> pa.Array:
-    return pa.array(range(0, number * _ROWS_MAX + 1, number), pa.int32())
+    return pa.array(range(0, number * ROWS_MAX + 1, number), pa.int32())
 
 
 def _offsets(texts: pa.Array) -> pa.Array:

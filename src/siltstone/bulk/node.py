@@ -10,33 +10,54 @@ from urllib.parse import urlsplit
 from siltstone.errors import UsageError
 
 PORT: Final = 8815
-NODE_OPTIONS: Final = ("url", "username", "password", "rootCertificates")
+NODE_OPTIONS: Final = (
+    "url",
+    "username",
+    "password",
+    "token",
+    "rootCertificates",
+    "certificate",
+    "key",
+)
 _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node; the password is never part of a text."""
+    """A node; password and token are never part of a text."""
 
     url: str
     username: str = ""
     password: str = field(default="", repr=False)
+    # In place of user and password.
+    token: str = field(default="", repr=False)
     # File with the authorities that its certificate is checked by; else those of the system.
     root_certificates: str = ""
+    # Files with a certificate of ours and its key, for a node that wants one.
+    certificate: str = ""
+    key: str = ""
 
 
 def parse_node(
-    url: str, *, username: str = "", password: str = "", root_certificates: str = ""
+    url: str,
+    *,
+    username: str = "",
+    password: str = "",
+    token: str = "",
+    root_certificates: str = "",
+    certificate: str = "",
+    key: str = "",
 ) -> Node:
     """Check an address like grpc+tcp://host:port, and what goes with it. Raises: UsageError."""
     parts = urlsplit(url.strip())
+    # Before any sentence that repeats the url.
+    if "@" in url and parts.scheme != "grpc+unix":
+        raise UsageError("url holds a login, which logs would show: give username and password")
     if parts.scheme not in _SCHEMES:
         raise UsageError(
             f"url must be like grpc+tcp://host:{PORT}, grpc+tls://host:{PORT} or "
             f"grpc+unix:///path: url={url!r}"
         )
-    if parts.username is not None:
-        raise UsageError("url holds a login, which logs would show: give username and password")
     if parts.scheme == "grpc+unix":
         address = f"grpc+unix://{parts.path}"
         if not parts.path.startswith("/"):
@@ -45,10 +66,26 @@ def parse_node(
         address = _network_address(url, parts.scheme)
     if password and not username:
         raise UsageError("password is given without username")
-    if root_certificates and parts.scheme != "grpc+tls":
-        raise UsageError("rootCertificates is only for grpc+tls")
+    if ":" in username:
+        raise UsageError(f"username has a colon, which no user has: username={username!r}")
+    if token and username:
+        raise UsageError("token and username are both given: a token stands for a login")
+    if not all("!" <= letter <= "~" for letter in token):
+        raise UsageError("token has characters that no token has: blanks, or others than ASCII")
+    files = {"rootCertificates": root_certificates, "certificate": certificate, "key": key}
+    for name, file in files.items():
+        if file and parts.scheme != "grpc+tls":
+            raise UsageError(f"{name} is only for grpc+tls")
+    if bool(certificate) != bool(key):
+        raise UsageError("certificate and key go together")
     return Node(
-        url=address, username=username, password=password, root_certificates=root_certificates
+        url=address,
+        username=username,
+        password=password,
+        token=token,
+        root_certificates=root_certificates,
+        certificate=certificate,
+        key=key,
     )
 
 
@@ -68,7 +105,10 @@ def node_from(given: Mapping[str, str]) -> Node | None:
         given["url"],
         username=given.get("username", ""),
         password=given.get("password", ""),
+        token=given.get("token", ""),
         root_certificates=given.get("rootcertificates", ""),
+        certificate=given.get("certificate", ""),
+        key=given.get("key", ""),
     )
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbelow, token_hex
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Final
 
 import typer
 
 from siltstone.cli.options import converted
 from siltstone.cli.output import note
 from siltstone.cli.quantities import parse_duration
+from siltstone.cli.shared_options import takes_options
 from siltstone.client.client import Client
 from siltstone.client.connection import Deliver
 from siltstone.client.packet_ids import PACKET_ID_MAX
@@ -293,25 +292,7 @@ class ClientOptions:
 
 def takes_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above beside its own; it gets them as `client`."""
-    hints = get_type_hints(ClientOptions, include_extras=True)
-    names = [field.name for field in fields(ClientOptions)]
-    own = signature(command, eval_str=True).parameters.values()
-    parameters = [parameter for parameter in own if parameter.name != "client"]
-    parameters += [
-        Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(ClientOptions)
-    ]
-
-    @wraps(command)
-    def run(**values: Any) -> None:
-        shared = {name: values.pop(name) for name in names}
-        command(client=ClientOptions(**shared), **values)
-
-    # typer reads the options of a command from its signature.
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    return run
+    return takes_options(command, ClientOptions, "client")
 
 
 def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> Plan:

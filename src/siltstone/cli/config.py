@@ -76,6 +76,13 @@ def settings_from(
         raise typer.Exit(2) from None
 
 
+def hush_libraries() -> None:
+    """Keep gRPC from writing into our log, unless somebody wants it: every handshake of TLS that
+    fails is a line of its own form. Called before it starts.
+    """
+    environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def _assignment(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:

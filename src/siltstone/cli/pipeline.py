@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli import pipeline_jobs
+from siltstone.cli.nodes import own_directory
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.quantities import format_size
@@ -55,7 +56,7 @@ def tier(
     """Move rows into tables of the lake, one for each learned structure, exactly once."""
     jobs = pipeline("jobs.tier")
     settings = jobs.TierSettings(
-        path=str(data),
+        path=own_directory(data),
         database=database,
         partition=_one_of(partition, ("day", "hour"), "--partition"),
         decode=_decoders(decode or []),
@@ -110,7 +111,7 @@ def _show_tiered(report: Any, *, json: bool) -> None:
 @app.command()
 def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
     """Put the small files of the tables together."""
-    done = pipeline("jobs.upkeep").compact_lake(str(data), database=database)
+    done = pipeline("jobs.upkeep").compact_lake(own_directory(data), database=database)
     if json:
         show_json(
             [
@@ -142,7 +143,7 @@ def vacuum(
 ) -> None:
     """Remove files that no recent version of a table has, and those that killed jobs left."""
     done = pipeline("jobs.upkeep").vacuum_lake(
-        str(data), database=database, hours=hours, dry_run=dry_run
+        own_directory(data), database=database, hours=hours, dry_run=dry_run
     )
     if json:
         show_json(done)
@@ -156,7 +157,7 @@ def vacuum(
 @app.command()
 def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
     """List the tables of the lake with their columns."""
-    found = pipeline("jobs.upkeep").describe_lake(str(data), database=database)
+    found = pipeline("jobs.upkeep").describe_lake(own_directory(data), database=database)
     if json:
         show_json(
             [

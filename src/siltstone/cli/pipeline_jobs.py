@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.bulk.survey import find_database
+from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.spark import (
@@ -51,8 +52,9 @@ def audit(
     json: Json = False,
 ) -> None:
     """Account for every row between store and lake; the status is 1 when one is amiss."""
+    path = own_directory(data)
     with session(master, memory) as spark, waiting("comparing store and lake"):
-        report = pipeline("jobs.audit").audit(spark, str(data), database=database)
+        report = pipeline("jobs.audit").audit(spark, path, database=database)
     if html is not None:
         html.write_text(pipeline("jobs.audit_page").audit_page(report), "utf-8")
     if json:
@@ -77,8 +79,11 @@ def _show_audit(report: Any) -> None:
     )
 
 
+@takes_login
 def learn(
+    login: NodeLogin,
     data: Data = DATA_DEFAULT,
+    url: SourceUrl = "",
     database: DatabaseName = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
@@ -103,11 +108,25 @@ def learn(
     """Learn the structure of topics from history, for the next generation to begin with."""
     jobs = pipeline("jobs.learn")
     given = _numbers(thresholds) if thresholds else None
+    node = login.options(url)
+    if node and not dry_run:
+        raise UsageError("by url this is a dry run: what is learned is kept in the data directory")
+    place = {} if node else {"path": own_directory(data)}
     with session(master, memory) as spark, waiting("learning"):
         rows = None if history is None else spark.read.parquet(str(history))
         report = jobs.learn(
-            spark, str(data), database=database, history=rows, thresholds=given, dry_run=dry_run
+            spark,
+            database=database,
+            history=rows,
+            thresholds=given,
+            dry_run=dry_run,
+            **place,
+            **node,
         )
+    _show_learned(report, dry_run=dry_run, json=json)
+
+
+def _show_learned(report: Any, *, dry_run: bool, json: bool) -> None:
     if json:
         show_json(
             {
@@ -138,11 +157,13 @@ def learn(
     )
 
 
+@takes_login
 def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a directory.")],
     topic: Annotated[
         str, typer.Option("--topic", metavar="TEMPLATE", help="As in plant/{site}/{sensor}.")
     ],
+    login: NodeLogin,
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     url: Url = "",
@@ -174,7 +195,7 @@ def import_(
     settings = jobs.ImportSettings(
         source=source,
         topic=topic,
-        target=_target(data, database, url),
+        target=_target(data, database, login.options(url)),
         format=form,
         options=_pairs(options or []),
         payload=payload,
@@ -190,8 +211,19 @@ def import_(
         say(f"{counted(rows, 'row')} of {counted(len(steps), 'file')} are stored")
 
 
+@takes_login
 def replay(
+    login: NodeLogin,
     data: Data = DATA_DEFAULT,
+    source_url: Annotated[
+        str,
+        typer.Option(
+            "--from-url",
+            metavar="URL",
+            help="Read from a node, as grpc+tcp://host:8815.",
+            show_default="the data directory",
+        ),
+    ] = "",
     database: DatabaseName = "",
     topics: Filter = "#",
     since: Annotated[str, typer.Option("--since", metavar="TIME", show_default="the first")] = "",
@@ -215,10 +247,12 @@ def replay(
 ) -> None:
     """Send rows of a filter and a time range to topics again."""
     jobs = pipeline("jobs.replay")
+    node = login.options(source_url) if source_url else {}
     settings = jobs.ReplaySettings(
-        path=str(data),
+        path="" if node else own_directory(data),
+        node=node,
         database=database,
-        target=_target(data, database, url),
+        target=_target(data, database, login.options(url) if url or not node else {}),
         filter=topics,
         since=since or None,
         until=until or None,
@@ -236,8 +270,10 @@ def replay(
         say(f"{counted(rows, 'row')} in {counted(len(steps), 'window')}, at most {late:.1f} s late")
 
 
+@takes_login
 def rollup(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the lake.")],
+    login: NodeLogin,
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     window: Annotated[str, typer.Option("--window", metavar="TIME")] = "1 minute",
@@ -272,7 +308,7 @@ def rollup(
     """Roll a table up into windows of time: count, min, max, mean, quantiles, by its keys."""
     jobs = pipeline("jobs.rollup")
     settings = jobs.RollupSettings(
-        path=str(data),
+        path=own_directory(data),
         database=database,
         table=name,
         window=window,
@@ -280,7 +316,7 @@ def rollup(
         watermark=watermark,
         to=to,
         topics=topics,
-        target=_target(data, database, url),
+        target=_target(data, database, login.options(url)),
     )
     if continuous and not stream:
         raise UsageError("--continuous needs --checkpoint, a directory to go on from")
@@ -317,6 +353,7 @@ def init(
     topics: Filter = "#",
 ) -> None:
     """Write a small project of your own: a streaming job, and a declarative pipeline."""
+    own_directory(data)
     with open_reading(data) as store:
         named = find_database(store, database).name
     written = pipeline("jobs.project").write_project(
@@ -330,9 +367,9 @@ def init(
         say(str(path))
 
 
-def _target(data: Path, database: str, url: str) -> dict[str, str]:
+def _target(data: Path, database: str, node: dict[str, str]) -> dict[str, str]:
     """Return the options of the sink."""
-    place = {"url": url} if url else {"path": str(data)}
+    place = node or {"path": own_directory(data)}
     return place | ({"database": database} if database else {})
 
 

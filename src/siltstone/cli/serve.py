@@ -18,6 +18,7 @@ from siltstone.cli.config import (
     PortFlag,
     SetFlag,
     effective_toml,
+    hush_libraries,
     settings_from,
 )
 from siltstone.logs import LOGGER, log, start_logging
@@ -54,6 +55,7 @@ def serve(
         check_files(settings)
         sys.stdout.write(effective_toml(settings))
         return
+    hush_libraries()
     start_logging(level=settings.log.level, form=settings.log.format)
     log(
         logging.getLogger(LOGGER),

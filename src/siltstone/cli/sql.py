@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, note, show, show_json, table
 from siltstone.cli.spark import (
@@ -21,16 +22,25 @@ from siltstone.cli.spark import (
     session,
     waiting,
 )
+from siltstone.errors import UsageError
 
 _ROWS_MAX = 1000
+_NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
+_NO_TABLES = "tables of the lake are read where the data directory is, not by url"
 
 
+@takes_login
 def sql(
     statement: Annotated[
         str, typer.Argument(metavar="SQL", help="A statement of Spark SQL.", show_default=False)
     ],
+    login: NodeLogin,
     data: Data = DATA_DEFAULT,
+    url: SourceUrl = "",
     database: DatabaseName = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Rows from then on.", show_default="all")
+    ] = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     limit: Annotated[
@@ -40,10 +50,18 @@ def sql(
 ) -> None:
     """Query the store: all rows by the database's name, tables of the lake by theirs."""
     queries = pipeline("sql")
+    node = login.options(url)
+    place = {} if node else {"path": own_directory(data)}
     with session(master, memory) as spark:
-        queries.make_views(spark, str(data), database=database)
-        with waiting("running the query"):
-            answer = queries.run(spark, statement, rows_max=limit)
+        queries.make_views(spark, database=database, since=since or None, **place, **node)
+        try:
+            with waiting("running the query"):
+                answer = queries.run(spark, statement, rows_max=limit)
+        except UsageError as exc:
+            told = str(exc).removesuffix(".")
+            if node and _NOT_FOUND in told:
+                raise UsageError(f"{told}; {_NO_TABLES}") from exc
+            raise
     if json:
         show_json([dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows])
     else:

@@ -29,6 +29,8 @@ class NodeClient:
         if node.username:
             login = b64encode(f"{node.username}:{node.password}".encode())
             headers.append((b"authorization", b"Basic " + login))
+        elif node.token:
+            headers.append((b"authorization", b"Bearer " + node.token.encode()))
         self._options = flight.FlightCallOptions(headers=headers)
 
     def __enter__(self) -> Self:
@@ -45,6 +47,14 @@ class NodeClient:
     def close(self) -> None:
         """End the connection."""
         self._client.close()
+
+    def log_in(self) -> str:
+        """Show user and password once; return a token that stands for them from then on."""
+        with _translated(self.node):
+            _, value = self._client.authenticate_basic_token(
+                self.node.username.encode(), self.node.password.encode()
+            )
+        return str(value.decode().partition(" ")[2])
 
     def act(self, name: str, request: object) -> dict[str, Any]:
         """Let the node do something; return its answer."""
@@ -90,10 +100,14 @@ class NodeClient:
 
 
 def _trust(node: Node) -> dict[str, Any]:
-    """Return whose certificates are believed."""
-    if not node.root_certificates:
-        return {}
-    return {"tls_root_certs": PosixFileSystem().read(PurePath(node.root_certificates))}
+    """Return whose certificates are believed, and which one is shown. Raises: NotFoundError."""
+    files = {
+        "tls_root_certs": node.root_certificates,
+        "cert_chain": node.certificate,
+        "private_key": node.key,
+    }
+    fs = PosixFileSystem()
+    return {name: fs.read(PurePath(file)) for name, file in files.items() if file}
 
 
 @contextmanager

@@ -91,6 +91,13 @@ class Connection:
         """End the connection."""
         self._client.close()
 
+    def log_in(self) -> str:
+        """Return a token that stands for the login of this connection, for an hour.
+
+        A restart of the node, and a reload of its users, end it. Raises: UsageError.
+        """
+        return self._client.log_in()
+
     def databases(self) -> list[str]:
         """Return the names of the databases."""
         return [info.descriptor.path[0].decode() for info in self._client.flights()]
@@ -162,17 +169,32 @@ class Connection:
 
 
 def connect(
-    url: str, *, username: str = "", password: str = "", root_certificates: str = ""
+    url: str,
+    *,
+    username: str = "",
+    password: str = "",
+    token: str = "",
+    root_certificates: str = "",
+    certificate: str = "",
+    key: str = "",
 ) -> Connection:
     """Return a connection to a node that serves Flight, such as grpc+tcp://host:8815.
 
-    The login is one of the broker's. With grpc+tls the node's certificate is checked by the
-    authorities of a PEM file, or by those of the system. The first call connects.
+    The login is one of the broker's; `Connection.log_in` gives a token that stands for it, and that
+    others may show in its place. With grpc+tls the node's certificate is checked by the
+    authorities of a PEM file, or by those of the system; a node that wants one gets a certificate
+    of ours. The first call connects.
 
     Raises: UsageError.
     """
     node = parse_node(
-        url, username=username, password=password, root_certificates=root_certificates
+        url,
+        username=username,
+        password=password,
+        token=token,
+        root_certificates=root_certificates,
+        certificate=certificate,
+        key=key,
     )
     return Connection(NodeClient(node))
 

@@ -12,13 +12,12 @@ from siltstone.bulk.columns import Given, check_rows, rows_of
 from siltstone.bulk.origin import DatabaseOrigin
 from siltstone.bulk.schema import SCHEMA
 from siltstone.bulk.staging import WriteBatch
-from siltstone.bulk.survey import find_database
 from siltstone.database import DURABILITIES, Database
 from siltstone.directory import Store
 from siltstone.errors import UsageError
 from siltstone.flight.appending import Announce, Commits, append_rows, check_writable
 from siltstone.flight.gate import Visitor
-from siltstone.flight.reading import Reads
+from siltstone.flight.reading import Reads, public_database
 from siltstone.flight.wire import admitted_to_json, extents_to_json, positions_in
 from siltstone.fs.api import FileSystem
 from siltstone.store.outcome import Ticket
@@ -57,7 +56,7 @@ class Desk:
                     yield _info([name], -1)
             return
         rows: dict[str, int] = {}
-        for info in self._store.database(criteria).structure():
+        for info in public_database(self._store, criteria).structure():
             rows[info.pattern] = rows.get(info.pattern, 0) + info.rows
         for pattern, count in sorted(rows.items()):
             if visitor.may_read([pattern]) is None:
@@ -67,7 +66,12 @@ class Desk:
         """Do one of ACTIONS. Raises: SiltstoneError."""
         match name:
             case "extents":
-                return {"extents": extents_to_json(self._origin(request, visitor).extents())}
+                database = self.reads.database(self.reads.options(request.get("options"), visitor))
+                tiered = self.reads.tiered(database.name)
+                return {
+                    "extents": extents_to_json(database.extents()),
+                    "tiered": {str(shard): serial for shard, serial in tiered.items()},
+                }
             case "admit":
                 start, end = positions_in(request.get("start")), positions_in(request.get("end"))
                 if start.keys() != end.keys():
@@ -157,7 +161,7 @@ class Desk:
         return DatabaseOrigin(self.reads.database(options), options)
 
     def _database(self, request: Answer) -> Database:
-        return find_database(self._store, str(request.get("database") or ""))
+        return public_database(self._store, str(request.get("database") or ""))
 
 
 def _info(path: list[str], rows: int) -> flight.FlightInfo:

@@ -48,6 +48,24 @@ class NodeOrigin:
     def extents(self) -> list[SlabExtent]:
         return extents_from_json(self._act("extents", {"options": self._request})["extents"])
 
+    def tiered_before(self) -> int:
+        """Return the time before which rows are in the lake of the node alone; 0: none are."""
+        answer = self._act("extents", {"options": self._request})
+        tiered = positions_in(answer.get("tiered", {}))
+        first: dict[int, SlabExtent] = {}
+        for extent in extents_from_json(answer["extents"]):
+            known = first.setdefault(extent.slab.shard, extent)
+            if extent.serials.start < known.serials.start:
+                first[extent.slab.shard] = extent
+        return max(
+            (
+                extent.since_us
+                for shard, extent in first.items()
+                if extent.serials.start > 0 and tiered.get(shard, 0) > 0
+            ),
+            default=0,
+        )
+
     def plan_batch(self) -> Plan[RemotePortion]:
         return self._plan(self._request)
 

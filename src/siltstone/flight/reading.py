@@ -24,7 +24,7 @@ from siltstone.bulk.survey import (
 )
 from siltstone.database import Database
 from siltstone.directory import Store
-from siltstone.errors import UsageError
+from siltstone.errors import NotFoundError, UsageError
 from siltstone.flight.gate import Visitor
 from siltstone.flight.wire import (
     ReadTicket,
@@ -36,6 +36,7 @@ from siltstone.flight.wire import (
 )
 from siltstone.fs.api import FileSystem
 from siltstone.store.manifest import SlabId
+from siltstone.store.marks import read_tiered
 from siltstone.store.selection import SlabExtent
 
 _EVERYTHING: Final = Limits(bytes_max=1 << 62)
@@ -64,7 +65,11 @@ class Reads:
 
     def database(self, options: ReadOptions) -> Database:
         """Open the database that options name. Raises: NotFoundError, UsageError."""
-        return find_database(self._store, options.database)
+        return public_database(self._store, options.database)
+
+    def tiered(self, database: str) -> dict[int, int]:
+        """Return up to which serial the rows of each shard are in the lake, too or alone."""
+        return read_tiered(self._fs, PurePath(self._store.path) / "data" / database) or {}
 
     def plan(
         self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: Visitor
@@ -135,6 +140,14 @@ class Reads:
                 )
         directory = PurePath(options.path) / "data" / database.name
         return pack(chosen, _EVERYTHING, str(directory)).partitions
+
+
+def public_database(store: Store, name: str) -> Database:
+    """Open a database that callers may know of. Raises: NotFoundError, UsageError."""
+    # Those of the broker itself are none of them: who writes there changes its state.
+    if name.startswith("_"):
+        raise NotFoundError(f"there is no database {name!r}")
+    return find_database(store, name)
 
 
 def _planned(database: Database, options: ReadOptions, between: object) -> Plan[Portion]:

@@ -1,13 +1,12 @@
 """The Flight server: calls in, values out; what they mean is decided elsewhere.
 
-Calls come on threads of gRPC. A caller shows its login with every call; nothing is remembered of
-it here. Errors leave with their class and sentence, so that clients raise the same ones.
+Calls come on threads of gRPC. A caller shows its login with every call, or the token that one of
+them was answered by. Errors leave with their class and sentence, so that clients raise the same.
 """
 
 from __future__ import annotations
 
 import logging
-from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from pyarrow import flight
 from siltstone.bulk.schema import SCHEMA
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.flight.desk import ACTIONS, Desk
-from siltstone.flight.gate import Caller, Gate, Visitor
+from siltstone.flight.gate import Gate, Visitor
+from siltstone.flight.logins import LOGIN, Handshakes, Logins, enter
 from siltstone.flight.wire import dump, error_info, load
 from siltstone.logs import log
 
 _LOG: Final = logging.getLogger("siltstone.flight")
-_LOGIN: Final = "login"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,10 @@ class FlightServer:
         self, location: str, desk: Desk, gate: Gate, certificates: Certificates | None = None
     ) -> None:
         """Listen. Raises: UsageError when the address cannot be had."""
-        options: dict[str, Any] = {"middleware": {_LOGIN: _Logins()}}
+        options: dict[str, Any] = {
+            "auth_handler": Handshakes(),
+            "middleware": {LOGIN: Logins(gate)},
+        }
         if certificates is not None:
             options["tls_certificates"] = [(certificates.certificate, certificates.key)]
             if certificates.client_ca:
@@ -55,29 +57,19 @@ class FlightServer:
         except (OSError, pa.ArrowException) as exc:
             raise UsageError(f"cannot serve Flight at {location}: {exc}") from exc
         self.port: int = self._calls.port
+        # Who does not read what it asked for would hold us up for ever.
+        self._ending = Thread(target=self._calls.shutdown, name="siltstone-flight-end", daemon=True)
+
+    def end(self) -> None:
+        """Take no more calls; those that run go on. A second call does nothing."""
+        if self._ending.ident is None:
+            self._ending.start()
 
     def close(self, timeout: float) -> bool:
         """Take no more calls, and wait for those that run; tell whether all have ended."""
-        # Who does not read what it asked for would hold us up for ever.
-        closing = Thread(target=self._calls.shutdown, name="siltstone-flight-end", daemon=True)
-        closing.start()
-        closing.join(timeout)
-        return not closing.is_alive()
-
-
-class _Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
-    """The login of one call, as its header has it."""
-
-    def __init__(self, header: str) -> None:
-        self.header = header
-
-
-class _Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
-    """Keeps the login of each call for whoever answers it."""
-
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> _Login:
-        del info
-        return _Login(next(iter(headers.get("authorization", [])), ""))
+        self.end()
+        self._ending.join(timeout)
+        return not self._ending.is_alive()
 
 
 class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shipped
@@ -130,8 +122,9 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
                 writer.write(dump(answer))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        del context
-        return list(ACTIONS.items())
+        with _told(context):
+            self._visitor(context)
+            return list(ACTIONS.items())
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with _told(context):
@@ -141,14 +134,8 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
 
     def _visitor(self, context: flight.ServerCallContext) -> Visitor:
         """Let the caller in. Raises: FlightUnauthenticatedError."""
-        header = context.get_middleware(_LOGIN).header
-        username, password = _login(header)
-        address = _address(context.peer())
-        caller = Caller(address=address, username=username, password=password)
-        answer = self._gate.enter(caller)
-        if isinstance(answer, str):
-            raise flight.FlightUnauthenticatedError(answer, error_info(UsageError(answer)))
-        return answer
+        header = context.get_middleware(LOGIN).header
+        return enter(self._gate, header, _address(context.peer()))
 
 
 def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
@@ -159,18 +146,6 @@ def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
     if len(path) not in {1, 2}:
         raise UsageError("a path has a database, and a topic filter maybe")
     return dict(zip(["database", "filter"], path, strict=False))
-
-
-def _login(header: str) -> tuple[str | None, bytes | None]:
-    """Return user and password of an authorization header; None where there are none."""
-    scheme, _, encoded = header.partition(" ")
-    if scheme.lower() != "basic":
-        return None, None
-    try:
-        user, _, password = b64decode(encoded, validate=True).partition(b":")
-        return user.decode(), password
-    except ValueError:
-        return None, None
 
 
 def _address(peer: str) -> str:

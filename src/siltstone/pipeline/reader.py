@@ -24,6 +24,7 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.origins import origin_of
 from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.schema import arrow_schema
+from siltstone.pipeline.worker import spare_collections
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition that one of our readers planned."""
     assert isinstance(partition, SourcePartition), "a partition comes from our own plan"
+    spare_collections()
     if partition.portion is None:
         return iter(())
     return partition.portion.batches(fs, options, schema)

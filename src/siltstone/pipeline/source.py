@@ -22,6 +22,7 @@ from siltstone.pipeline.origins import origin_of
 from siltstone.pipeline.reader import SiltstoneReader
 from siltstone.pipeline.schema import schema_ddl, spark_schema, type_ddl
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
+from siltstone.pipeline.worker import spare_collections
 from siltstone.pipeline.writer import (
     SiltstoneStreamWriter,
     SiltstoneWriter,
@@ -54,6 +55,7 @@ class SiltstoneSource(DataSource):
 
     def schema(self) -> StructType | str:
         """Return the columns that were asked for, with the payload decoded as asked."""
+        spare_collections()
         options = self.parsed
         if options.decode == "raw" or PAYLOAD not in options.columns:
             return spark_schema(options.columns)
@@ -65,6 +67,7 @@ class SiltstoneSource(DataSource):
 
     def reader(self, schema: StructType) -> SiltstoneReader:
         """Return the reader of a batch query."""
+        spare_collections()
         return SiltstoneReader(self.parsed, schema)
 
     def streamReader(self, schema: StructType) -> SiltstoneStreamReader:

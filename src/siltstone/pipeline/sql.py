@@ -13,7 +13,8 @@ from pyspark.sql.types import NumericType
 from siltstone.bulk.options import ReadOptions
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.table import find_seam, lake_table, lake_tables, table
+from siltstone.pipeline.remote import find_node, node_database
+from siltstone.pipeline.table import Moment, find_seam, lake_table, lake_tables, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +27,31 @@ class Answer:
     more: bool
 
 
-def make_views(spark: SparkSession, path: str, *, database: str = "") -> list[str]:
+def make_views(
+    spark: SparkSession,
+    path: str = "",
+    *,
+    database: str = "",
+    since: Moment | None = None,
+    **node: str,
+) -> list[str]:
     """Make a view for all rows, by the database's name, and one for each table of the lake.
 
-    Where a table has the name of the database, the rows win.
+    Where a table has the name of the database, the rows win. By the `url` of a node there are no
+    tables, for a lake is read where the data directory is. Raises: UsageError.
     """
+    reached = find_node(path, node)
+    if reached is not None:
+        name = node_database(reached, database)
+        rows = table(spark, database=name, since=since, **node)
+        rows.createOrReplaceTempView(_quoted(name))
+        return [name]
     seam = find_seam(PosixFileSystem(), ReadOptions(path=path, database=database))
     names = lake_tables(path, database=database)
     for name in names:
         lake_table(spark, path, name, database=database).createOrReplaceTempView(name)
-    table(spark, path, database=database).createOrReplaceTempView(_quoted(seam.database))
+    rows = table(spark, path, database=database, since=since)
+    rows.createOrReplaceTempView(_quoted(seam.database))
     return [seam.database, *names]
 
 

@@ -8,13 +8,15 @@ to where that ends now. So each row comes once, whatever is tiered meanwhile.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import PurePath
 from typing import Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
@@ -22,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from siltstone.bulk.offsets import Offsets, bounds_of
 from siltstone.bulk.options import ReadOptions, parse_options, parse_time
+from siltstone.bulk.origin import DirectoryOrigin
 from siltstone.bulk.survey import find_database
 from siltstone.directory import Store
 from siltstone.errors import NotFoundError
@@ -35,7 +38,7 @@ from siltstone.pipeline.lake.delta import (
     list_tables,
 )
 from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
-from siltstone.pipeline.lake.names import ROW_COLUMNS
+from siltstone.pipeline.lake.names import FILE_COLUMNS, ROW_COLUMNS
 from siltstone.pipeline.lake.pruning import (
     Pruned,
     Scope,
@@ -43,7 +46,9 @@ from siltstone.pipeline.lake.pruning import (
     prune,
     topic_pattern,
 )
-from siltstone.pipeline.schema import spark_schema
+from siltstone.pipeline.remote import find_node, node_rows
+from siltstone.pipeline.schema import arrow_schema, spark_schema
+from siltstone.pipeline.worker import spare_collections
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Moment = str | int | datetime
@@ -66,20 +71,27 @@ class Seam:
 
 def table(
     spark: SparkSession,
-    path: str,
+    path: str = "",
     *,
     filter: str | Sequence[str] = "#",  # noqa: A002 - as the option of the source
     since: Moment | None = None,
     until: Moment | None = None,
     columns: Sequence[str] | None = None,
     database: str = "",
+    **node: str,
 ) -> DataFrame:
     """Return rows of a store and its lake, with the columns of the source, up to now.
 
-    Times are from, and up to but not including. Raises: UsageError.
+    Times are from, and up to but not including. In place of a path, `url` and the other options of
+    the source that go with it name a node; its lake is not read by url.
+
+    Raises: UsageError, also where rows that are asked for are in the lake of a node alone.
     """
     fs = PosixFileSystem()
-    options = _options(path, filter, since, until, columns, database)
+    given = _given(path, filter, since, until, columns, database) | node
+    if find_node(path, node) is not None:
+        return node_rows(spark, given)
+    options = parse_options(given)
     seam = find_seam(fs, options)
     tables = list_row_files(fs, seam.lake, seam.ledger.application)
     files = [file for found in tables.values() for file in found]
@@ -93,7 +105,7 @@ def table(
     condition = _condition(scope, seam.position)
     parts = tiered_rows(spark, prune(files, scope), condition, options.columns)
     if any(seam.live.values()) or not parts:
-        parts.append(_live_rows(spark, options, seam))
+        parts.append(_live_rows(spark, fs, options, seam))
     return reduce(DataFrame.unionByName, parts)
 
 
@@ -151,7 +163,7 @@ def tiered_rows(
     spark: SparkSession, pruned: Pruned, condition: Column, columns: Sequence[str]
 ) -> list[DataFrame]:
     """Return the rows of files: of some as they are, of others those that are wanted."""
-    stored = spark_schema(ROW_COLUMNS)
+    stored = spark_schema(FILE_COLUMNS)
     parts: list[DataFrame] = []
     reader = spark.read.schema(stored).option("recursiveFileLookup", "true")
     if pruned.whole:
@@ -185,21 +197,20 @@ def is_still(fs: FileSystem, seam: Seam) -> bool:
     return read_ledger(fs, seam.lake, seam.ledger.identity).batch == seam.ledger.batch
 
 
-def _options(
+def _given(
     path: str,
     topic_filter: str | Sequence[str],
     since: Moment | None,
     until: Moment | None,
     columns: Sequence[str] | None,
     database: str,
-) -> ReadOptions:
+) -> dict[str, str]:
     filters = topic_filter if isinstance(topic_filter, str) else json.dumps(list(topic_filter))
-    given = {"path": path, "filter": filters}
+    given = ({"path": path} if path else {}) | {"filter": filters}
     given |= {"database": database} if database else {}
     given |= {"startTime": _time_text(since)} if since is not None else {}
     given |= {"endTime": _time_text(until)} if until is not None else {}
-    given |= {"columns": ",".join(columns)} if columns is not None else {}
-    return parse_options(given)
+    return given | ({"columns": ",".join(columns)} if columns is not None else {})
 
 
 def time_of(moment: Moment, name: str) -> int:
@@ -216,24 +227,38 @@ def _paths(files: Sequence[LakeFile]) -> list[str]:
 
 
 def _column(name: str) -> Column:
-    return F.split("topic", "/", -1).alias(name) if name == "levels" else F.col(name)
+    if name != "levels":
+        return F.col(name)
+    # A file of an older version may be without.
+    return F.coalesce(name, F.split("topic", "/", -1)).alias(name)
 
 
-def _live_rows(spark: SparkSession, options: ReadOptions, seam: Seam) -> DataFrame:
+def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: Seam) -> DataFrame:
+    """Return the rows behind the seam, planned here and now.
+
+    Spark copies every row of a Python source once more than those of a map over Arrow batches, and
+    asks two other processes to plan it.
+    """
     starts = {shard: serials.start for shard, serials in seam.live.items()}
     stops = {shard: serials.stop for shard, serials in seam.live.items()}
-    reader = (
-        spark.read.format("siltstone")
-        .option("database", seam.database)
-        .option("filter", json.dumps(list(options.filters)))
-        .option("columns", ",".join(options.columns))
-        .option("startingOffsets", json.dumps(Offsets(starts).to_json()))
-        .option("endingOffsets", json.dumps(Offsets(stops).to_json()))
-        .option("startTime", _moment(options.since_us).isoformat())
+    asked = replace(
+        options, database=seam.database, starting=Offsets(starts), ending=Offsets(stops)
     )
-    if options.until_us is not None:
-        reader = reader.option("endTime", _moment(options.until_us).isoformat())
-    return reader.load(options.path)
+    with closing(DirectoryOrigin(fs, asked)) as origin:
+        portions = origin.plan_batch().partitions
+    schema = spark_schema(options.columns)
+    if not portions:
+        return spark.createDataFrame([], schema)
+    wanted = arrow_schema(schema)
+
+    def read(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        spare_collections()
+        for task in tasks:
+            for number in task.column("id").to_pylist():
+                yield from portions[number].batches(PosixFileSystem(), asked, wanted)
+
+    # As many numbers as partitions: each task gets one, and no rows are moved for it.
+    return spark.range(0, len(portions), 1, len(portions)).mapInArrow(read, schema)
 
 
 def _moment(time_us: int) -> datetime:

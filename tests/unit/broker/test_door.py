@@ -4,7 +4,7 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.access import Access
+from siltstone.broker.access import Access, Credentials, Hook
 from siltstone.broker.acl import Acl
 from siltstone.broker.door import BrokerGate, on_loop, read_certificates
 from siltstone.broker.passwords import Cost, PasswordFile, PasswordHash
@@ -15,6 +15,7 @@ from siltstone.flight.gate import Caller, Visitor
 from tests.support.broker_core import OPEN, Core
 
 RULES = ["user alice", "topic readwrite plant/#", "topic deny plant/keys/#", "topic subscribe #"]
+ENDED = "the token is unknown or has expired: log in again"
 CHEAP = Cost(log_rounds=1, block=1)
 
 
@@ -32,10 +33,18 @@ class Gate:
         self.core.shell.soon_from_thread = lambda act: act()  # type: ignore[method-assign]
         self.waits: list[float] = []
         chosen = FlightSettings.model_validate(settings)
-        self.gate = BrokerGate(chosen, self.core.broker, self.waits.append)
+        self.clock = ManualClock()
+        self.gate = BrokerGate(chosen, self.core.broker, self.waits.append, self.clock)
 
-    def enter(self, username: str | None = None, password: bytes | None = None) -> Visitor | str:
-        return self.gate.enter(Caller(address="10.0.0.1", username=username, password=password))
+    def enter(
+        self,
+        username: str | None = None,
+        password: bytes | None = None,
+        token: str | None = None,
+    ) -> Visitor | str:
+        return self.gate.enter(
+            Caller(address="10.0.0.1", username=username, password=password, token=token)
+        )
 
 
 def test_everybody_may_do_everything_where_nothing_is_set() -> None:
@@ -62,6 +71,46 @@ def test_a_wrong_password_waits_longer_each_time() -> None:
     # Before the answer, and before the next question: the broker's delay is a second.
     assert gate.waits == [0.0, 1.0, 1.0, 2.0]
     assert not isinstance(gate.enter("alice", b"rock"), str)
+
+
+def test_a_token_stands_for_the_login_that_it_was_given_for() -> None:
+    gate = Gate(access())
+    visitor = gate.enter("alice", b"rock")
+    assert not isinstance(visitor, str)
+    token = gate.gate.token_for(visitor)
+    again = gate.enter(token=token)
+    assert not isinstance(again, str)
+    assert again.unwritable([b"plant/1", b"office"]) == {b"office"}
+    gate.clock.advance(3600)
+    assert gate.enter(token=token) == ENDED
+    other = gate.gate.token_for(visitor)
+    gate.gate.tokens.clear()
+    assert gate.enter(token=other) == ENDED
+
+
+@pytest.mark.parametrize("known", [OPEN, access()], ids=["open", "users"])
+def test_a_token_that_nobody_knows_is_worth_less_than_none_and_waits_like_a_password(
+    known: Access,
+) -> None:
+    gate = Gate(known, allow_anonymous=True)
+    assert [gate.enter(token="x") for _ in range(2)] == [ENDED, ENDED]  # noqa: S106 - nobody's
+    assert gate.waits[-1] == 2.0
+    assert not isinstance(gate.enter(), str)
+
+
+def test_a_token_of_another_is_judged_by_the_hook() -> None:
+    class Site:
+        def authenticate(self, credentials: Credentials) -> str | bool | None:
+            if credentials.username != "token":
+                return None
+            return "alice" if credentials.password == b"site-7" else False
+
+    hooked = Access(None, Acl.parse(RULES, PurePath("acl")), Hook(Site()))
+    gate = Gate(hooked)
+    visitor = gate.enter(token="site-7")  # noqa: S106 - nobody's
+    assert not isinstance(visitor, str)
+    assert visitor.unwritable([b"plant/1", b"office"]) == {b"office"}
+    assert gate.enter(token="site-8") == ENDED  # noqa: S106 - nobody's
 
 
 def test_nobody_comes_without_a_name_from_elsewhere() -> None:

@@ -29,12 +29,15 @@ def test_an_address_is_read(url: str, address: str) -> None:
         ("grpc+tcp://host:99999", "url must have a port from 0 to 65535"),
         ("grpc+tcp://host/messages", "the database is an option"),
         ("grpc+tcp://user:word@host", "give username and password"),
+        ("http://user:word@host", "give username and password"),
+        ("user:word@host", "give username and password"),
         ("grpc+unix:a", "url must name a socket by its whole path"),
     ],
 )
 def test_a_wrong_address_is_refused_with_a_sentence(url: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as told:
         parse_node(url)
+    assert "word@" not in str(told.value)
 
 
 def test_a_password_needs_a_user_and_an_authority_needs_tls() -> None:
@@ -42,6 +45,10 @@ def test_a_password_needs_a_user_and_an_authority_needs_tls() -> None:
         parse_node("grpc://host", password="x")  # noqa: S106 - nobody's
     with pytest.raises(UsageError, match=r"rootCertificates is only for grpc\+tls"):
         parse_node("grpc://host", root_certificates="ca.pem")
+    with pytest.raises(UsageError, match=r"certificate is only for grpc\+tls"):
+        parse_node("grpc://host", certificate="us.pem", key="us.key")
+    with pytest.raises(UsageError, match="certificate and key go together"):
+        parse_node("grpc+tls://host", certificate="us.pem")
 
 
 def test_options_that_name_no_node_have_no_login() -> None:
@@ -50,6 +57,22 @@ def test_options_that_name_no_node_have_no_login() -> None:
         node_from({"path": "/data", "username": "u"})
 
 
-def test_the_password_is_in_no_text() -> None:
+@pytest.mark.parametrize(
+    ("login", "message"),
+    [
+        ({"token": "t", "username": "u"}, "token and username are both given"),
+        ({"token": "secret\nx: y"}, "token has characters that no token has"),
+        ({"token": "secret€"}, "token has characters that no token has"),
+        ({"username": "a:b"}, "username has a colon"),
+    ],
+)
+def test_a_login_that_cannot_be_one_is_refused(login: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as told:
+        parse_node("grpc://host", **login)
+    assert "secret" not in str(told.value)
+
+
+def test_password_and_token_are_in_no_text() -> None:
     node = parse_node("grpc://host", username="u", password="secret")  # noqa: S106 - nobody's
     assert "secret" not in repr(node)
+    assert "secret" not in repr(parse_node("grpc://host", token="secret"))  # noqa: S106 - nobody's

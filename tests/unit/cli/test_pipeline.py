@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from siltstone.pipeline.jobs.rollup import RollupSettings
 from siltstone.pipeline.jobs.tier import TierSettings, TierStep, report_of
 from siltstone.pipeline.jobs.upkeep import TableInfo
 from siltstone.pipeline.lake.delta import Compaction
@@ -131,6 +132,28 @@ def test_wrong_options_are_refused_before_spark_starts(
     tiering(fakes)
     done = siltstone("pipeline", "tier", *arguments)
     assert (done.status, done.err, fakes.masters) == (2, f"siltstone: {sentence}\n", [])
+
+
+@pytest.mark.parametrize(
+    "job", [("tier",), ("audit",), ("compact",), ("vacuum",), ("tables",), ("rollup", "t")], ids=str
+)
+def test_jobs_that_work_on_files_are_not_done_by_url(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch, job: tuple[str, ...]
+) -> None:
+    for module in ("tier", "audit", "upkeep", "rollup"):
+        fakes.put(
+            f"jobs.{module}",
+            **dict.fromkeys(("compact_lake", "vacuum_lake", "describe_lake")),
+            TierSettings=TierSettings,
+            RollupSettings=RollupSettings,
+        )
+    FakeJobs(monkeypatch, "pipeline_jobs")
+    monkeypatch.setattr("siltstone.cli.pipeline_jobs.pipeline", fakes.modules.__getitem__)
+    told = siltstone("pipeline", *job, "--data", "grpc+tcp://h:1")
+    assert told.err == (
+        "siltstone: this works on the files of the data directory, so run it where they are: "
+        "data=grpc+tcp:/h:1\n"
+    )
 
 
 def test_the_tables_of_the_lake_are_looked_after_and_listed(

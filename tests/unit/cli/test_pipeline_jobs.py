@@ -60,7 +60,7 @@ def test_an_audit_that_finds_something_has_status_1(
 def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: FakeJobs) -> None:
     asked: list[Any] = []
 
-    def learn(spark: str, path: str, **given: Any) -> LearnReport:
+    def learn(spark: str, **given: Any) -> LearnReport:
         asked.append(given)
         return LEARNED
 
@@ -79,6 +79,15 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
         [100, 3],
         False,
         [{"pattern": "a/+", "topics": 4, "rows": 9}],
+    )
+    siltstone("pipeline", "learn", "--dry-run", "--url", "grpc://h")
+    assert (asked[0]["path"], asked[-1].get("path"), asked[-1]["url"]) == (
+        "/data",
+        None,
+        "grpc://h",
+    )
+    assert siltstone("pipeline", "learn", "--url", "grpc://h").err == (
+        "siltstone: by url this is a dry run: what is learned is kept in the data directory\n"
     )
     refused = siltstone("pipeline", "learn", "--threshold", "many")
     assert refused.err == "siltstone: --threshold has numbers, one a level, as 100,10: 'many'\n"
@@ -141,6 +150,12 @@ def test_a_replay_says_how_late_it_was(siltstone: CommandLine, fakes: FakeJobs) 
             ANY,
         )
     ]
+    siltstone("pipeline", "replay", "--from-url", "grpc://h", "--url", "grpc://g", "-u", "u")
+    assert asked[-1][0] == ReplaySettings(
+        node={"url": "grpc://h", "username": "u"}, target={"url": "grpc://g", "username": "u"}
+    )
+    siltstone("pipeline", "replay", "--from-url", "grpc://h", "--username", "u")
+    assert asked[-1][0].target == {"path": "/data"}
     assert siltstone("pipeline", "replay", "--json").document == {
         "rows": 4,
         "windows": 2,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from siltstone.errors import UsageError
 from tests.support.command_line import CommandLine
 from tests.support.fake_jobs import FakeJobs
 
@@ -30,8 +31,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             more=len(ROWS) > rows_max,
         )
 
-    def make_views(spark: str, path: str, *, database: str) -> None:
-        asked.append((path, database))
+    def make_views(spark: str, *, database: str, since: str | None, **place: str) -> None:
+        asked.append((place, database, since))
 
     FakeJobs(monkeypatch, "sql").put("sql", run=run, make_views=make_views)
     return asked
@@ -39,12 +40,39 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_rows_are_shown_as_a_table(siltstone: CommandLine, asked: list[Any]) -> None:
     done = siltstone("sql", "SELECT 1", "--database", "m", "--master", "local[1]")
-    assert asked == [("/data", "m"), ("SELECT 1", 1000)]
+    assert asked == [({"path": "/data"}, "m", None), ("SELECT 1", 1000)]
     assert [line.split() for line in done.lines if "─" not in line] == [
         ["name", "n", "flag", "payload", "any"],
         ["a", "1", "ff", "2026-01-31T00:00:00+00:00"],
         ["b", "2", "true", "text", '["2026-01-31",', '{"k":', '"1.5"}]'],
     ]
+
+
+def test_a_node_is_asked_by_its_url(
+    siltstone: CommandLine, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SILTSTONE_PASSWORD", "rock")
+    login = ("--url", "grpc+tcp://h:1", "--username", "alice")
+    assert siltstone("sql", "SELECT 1", *login, "--since", "2026-01-01").status == 0
+    node = {"url": "grpc+tcp://h:1", "username": "alice", "password": "rock"}
+    assert asked == [(node, "", "2026-01-01"), ("SELECT 1", 1000)]
+
+
+def test_tables_are_not_found_by_url_for_a_reason(
+    siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(spark: str, statement: str, *, rows_max: int) -> Any:
+        raise UsageError("[TABLE_OR_VIEW_NOT_FOUND] no plant_oven")
+
+    def make_views(spark: str, **given: Any) -> None:
+        pass
+
+    FakeJobs(monkeypatch, "sql").put("sql", run=run, make_views=make_views)
+    told = "siltstone: [TABLE_OR_VIEW_NOT_FOUND] no plant_oven"
+    assert siltstone("sql", "SELECT 1").err == f"{told}\n"
+    assert siltstone("sql", "SELECT 1", "--url", "grpc://h").err == (
+        f"{told}; tables of the lake are read where the data directory is, not by url\n"
+    )
 
 
 def test_rows_are_json_and_those_left_out_are_told_of(

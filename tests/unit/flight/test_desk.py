@@ -59,6 +59,16 @@ def test_databases_and_streams_are_listed(store: Store, desk: Desk) -> None:
         list(desk.flights("x", ANYBODY))
 
 
+def test_the_databases_of_the_broker_are_nobody_elses(desk: Desk) -> None:
+    for ask in (
+        lambda: list(desk.flights("_own", ANYBODY)),
+        lambda: desk.act("extents", {"options": {"database": "_own"}}, ANYBODY),
+        lambda: put(desk, {"database": "_own"}, batch(b"x")),
+    ):
+        with pytest.raises(NotFoundError, match="there is no database '_own'"):
+            ask()
+
+
 def test_batches_are_appended_and_answered_in_order(store: Store, desk: Desk) -> None:
     batches = [batch(b"%d" % number) for number in range(20)]
     assert put(desk, {}, *batches) == [{"rows": 1, "duplicate": False}] * 20
@@ -115,9 +125,9 @@ def test_rows_that_may_not_be_written_are_not_staged(desk: Desk) -> None:
 
 def test_a_stream_is_told_what_there_is_and_how_far_to_go(store: Store, desk: Desk) -> None:
     store.database(NAME).append(rows_on("a", "b", "c")).wait()
-    ((shard, generation, start, stop, _, until_us),) = desk.act(
-        "extents", {"options": {}}, ANYBODY
-    )["extents"]
+    told = desk.act("extents", {"options": {}}, ANYBODY)
+    ((shard, generation, start, stop, _, until_us),) = told["extents"]
+    assert told["tiered"] == {}
     assert (shard, generation, start, stop, until_us) == (0, 1, 0, 3, None)
     request = {"options": {}, "start": {"0": 0}, "end": {"0": 3}, "rows": 2}
     assert desk.act("admit", request, ANYBODY) == {"ends": {"0": 2}, "rows": 2}

@@ -14,13 +14,16 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
+from siltstone.bulk.node import Node
 from siltstone.bulk.survey import find_database
-from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.errors import UsageError
+from siltstone.flight.client import NodeClient
 from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import table
 from siltstone.store.marks import Seed, write_seed
+from siltstone.store.settings import DatabaseSettings
 
 # Fewer words than these are told apart, whatever the gap behind them.
 WORDS_MIN: Final = 8
@@ -59,31 +62,38 @@ class LearnReport:
 
 def learn(
     spark: SparkSession,
-    path: str,
+    path: str = "",
     *,
     database: str = "",
     history: DataFrame | None = None,
     thresholds: Sequence[int] | None = None,
     dry_run: bool = False,
+    **node: str,
 ) -> LearnReport:
     """Learn from the rows of a store and its lake, or of any DataFrame with a topic column.
 
     What varies is kept as the seed of the next generation, unless this is a dry run; `thresholds`
-    are found by themselves where they are not given. Raises: UsageError.
+    are found by themselves where they are not given. By the `url` of a node it can only be a dry
+    run. Raises: UsageError.
     """
-    directory = absolute_path(path)
-    fs = PosixFileSystem()
-    with Store(directory, read_only=True, fs=fs) as store:
-        known = find_database(store, database)
-        name, defaults = known.name, known.settings.thresholds
-        streams_before = _streams(known)
-    rows = table(spark, path, database=name, columns=["topic"]) if history is None else history
+    reached = find_node(path, node)
+    if reached is not None and not dry_run:
+        raise UsageError(
+            "what is learned is kept in the data directory: learn where that is, or as a dry run"
+        )
+    name, defaults, streams_before = (
+        _known(path, database) if reached is None else _by_node(reached, database)
+    )
+    rows = history
+    if rows is None:
+        rows = table(spark, path, database=name, columns=["topic"], **node)
     if "topic" not in rows.columns:
         raise UsageError(f"history has no column topic; it has {', '.join(rows.columns)}")
     found, used = structures(rows, tuple(thresholds) if thresholds else None, defaults)
     if not dry_run:
         varying = tuple(item.pattern for item in found if "+" in item.pattern.split("/"))
-        write_seed(fs, directory / "data" / name, Seed(varying, used))
+        directory = absolute_path(path) / "data" / name
+        write_seed(PosixFileSystem(), directory, Seed(varying, used))
     return LearnReport(
         database=name,
         thresholds=used,
@@ -175,5 +185,17 @@ def choose_threshold(counts: Sequence[int], otherwise: int) -> int:
     return otherwise
 
 
-def _streams(database: Database) -> int:
-    return len({info.pattern for info in database.structure()})
+def _known(path: str, database: str) -> tuple[str, tuple[int, ...], int]:
+    """Return the name of a database, its thresholds, and how many streams it has."""
+    with Store(absolute_path(path), read_only=True, fs=PosixFileSystem()) as store:
+        known = find_database(store, database)
+        streams = {info.pattern for info in known.structure()}
+        return known.name, known.settings.thresholds, len(streams)
+
+
+def _by_node(node: Node, database: str) -> tuple[str, tuple[int, ...], int]:
+    """Return the same of a node, which does not tell its thresholds."""
+    name = node_database(node, database)
+    with NodeClient(node) as client:
+        streams = len(client.flights(name.encode()))
+    return name, DatabaseSettings().thresholds, streams

@@ -8,7 +8,7 @@ not written twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -27,10 +27,14 @@ _COLUMNS: Final = ("topic", "timestamp", "publisher", "qos", "retain", "properti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What to replay and where to; speed 1 is the pace it came in, None as fast as it goes."""
+    """What to replay and where to; speed 1 is the pace it came in, None as fast as it goes.
 
-    path: str
+    `node` has url and what goes with it, as the options of the source, in place of a path.
+    """
+
     target: Mapping[str, str]
+    path: str = ""
+    node: Mapping[str, str] = field(default_factory=dict)
     database: str = ""
     filter: str = "#"
     since: Moment | None = None
@@ -110,6 +114,7 @@ def _rows(spark: SparkSession, settings: ReplaySettings, since_us: int, until_us
         since=_EPOCH + timedelta(microseconds=since_us),
         until=_EPOCH + timedelta(microseconds=until_us),
         columns=_COLUMNS,
+        **settings.node,
     )
     topic = F.concat(F.lit(settings.prefix), F.col("topic")) if settings.prefix else F.col("topic")
     return rows.withColumn("topic", topic).orderBy("timestamp")

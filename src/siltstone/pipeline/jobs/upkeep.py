@@ -25,7 +25,7 @@ from siltstone.pipeline.lake.delta import (
     vacuum,
 )
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory
-from siltstone.pipeline.lake.names import PARTITION_COLUMNS, ROW_COLUMNS
+from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
 
 LOCK: Final = "LOCK"
 
@@ -42,7 +42,7 @@ class TableInfo:
 
     def own_columns(self) -> list[tuple[str, str]]:
         """Return the columns that not every table has."""
-        shared = {*ROW_COLUMNS, *PARTITION_COLUMNS}
+        shared = {*FILE_COLUMNS, *PARTITION_COLUMNS}
         return [(name, kind) for name, kind in self.columns if name not in shared]
 
 

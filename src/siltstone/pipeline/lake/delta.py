@@ -8,6 +8,7 @@ adds them bears the batch's number.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from siltstone.clock import Clock
-from siltstone.errors import RetryError, UsageError
+from siltstone.errors import RetryError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.names import PARTITION_COLUMNS
 
 _LOG: Final = "_delta_log"
+_DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 OFFSETS: Final = "siltstone.offsets"
 FILE_BYTES: Final = 128 * 1024 * 1024
 
@@ -61,7 +63,17 @@ def _told(table: PurePath) -> Iterator[None]:
         yield
     except DeltaError as exc:
         # Whatever was done is found when it is tried again.
-        raise RetryError(f"the table {table.name} of the lake refused: {exc}") from exc
+        raise RetryError(f"the table {table.name} of the lake refused: {_plain(exc)}") from exc
+    except OSError as exc:
+        # It comes without a number.
+        if "No space left on device" in str(exc):
+            raise StorageFullError(table) from exc
+        raise RetryError(f"the table {table.name} of the lake failed: {_plain(exc)}") from exc
+
+
+def _plain(error: Exception) -> str:
+    """Return what delta-rs says without the colours and arrows that it draws."""
+    return " ".join(_DRAWN.sub(" ", str(error)).split())
 
 
 def list_tables(fs: FileSystem, lake: PurePath) -> list[str]:

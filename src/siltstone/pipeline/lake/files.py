@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from siltstone.bulk.levels import ROWS_MAX, level_lists
 from siltstone.bulk.options import ReadOptions
 from siltstone.bulk.portion import Readable
 from siltstone.bulk.schema import table_schema
@@ -34,6 +35,10 @@ from siltstone.pipeline.lake.rules import Partition, Rule, Rules
 ROW_SCHEMA: Final = pa.schema(
     [pa.field(item.name, item.type) for item in table_schema(ROW_COLUMNS)]
 )
+_UNDECODED: Final = pa.schema(
+    [*ROW_SCHEMA, pa.field("table", pa.string()), pa.field("reason", pa.string())]
+)
+_LEVELS: Final = pa.field("levels", pa.list_(pa.field("element", pa.string())))
 # Rows are decoded so many at once; more would only need more memory.
 _CHUNK_ROWS: Final = 32_768
 _GROUP_ROWS: Final = 262_144
@@ -41,6 +46,8 @@ _GROUP_ROWS: Final = 262_144
 _WORD_MAX: Final = 64
 # Values that hardly repeat are not worth a dictionary.
 _UNIQUE: Final = frozenset({"timestamp", "payload", "serial"})
+# As Parquet names what is in a list.
+_WORDS: Final = "levels.list.element"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +92,24 @@ class Written:
 
 def rule_schema(rule: Rule) -> pa.Schema:
     """Return the columns of the files that a rule makes."""
+    return _with_levels(_decoded_schema(rule))
+
+
+def dead_schema() -> pa.Schema:
+    """Return the columns of rows that could not be decoded."""
+    return _with_levels(_UNDECODED)
+
+
+def _decoded_schema(rule: Rule) -> pa.Schema:
+    """Return the columns of a rule but for the levels, which are made when rows are in order."""
     extra = [pa.field(name, pa.string()) for name in rule.levels]
     extra += [pa.field(name, kind) for name, kind in text_columns(rule.decode).items()]
     extra += [pa.field(item.column, KINDS[item.kind]) for item in rule.fields]
     return pa.schema([*ROW_SCHEMA, *extra])
 
 
-def dead_schema() -> pa.Schema:
-    """Return the columns of rows that could not be decoded."""
-    extra = [pa.field("table", pa.string()), pa.field("reason", pa.string())]
-    return pa.schema([*ROW_SCHEMA, *extra])
+def _with_levels(schema: pa.Schema) -> pa.Schema:
+    return schema.insert(len(ROW_SCHEMA), _LEVELS)
 
 
 def partition_schema(partition: Partition) -> pa.Schema:
@@ -153,7 +168,7 @@ class _Writer:
             place = PurePath(*(f"{name}={value}" for name, value in values.items()))
             path = place / f"{self.task.batch:08d}-{secrets.token_hex(8)}.parquet"
             target = PurePath(self.task.lake) / table / path
-            size, stats = write_file(self.fs, target, _sorted(part))
+            size, stats = write_file(self.fs, target, _laid_out(part))
             self.files.append(
                 MadeFile(
                     rule=rule.filter,
@@ -175,7 +190,11 @@ def write_file(fs: FileSystem, path: PurePath, rows: pa.Table) -> tuple[int, str
         sink,
         compression="zstd",
         row_group_size=_GROUP_ROWS,
-        use_dictionary=[name for name in rows.schema.names if name not in _UNIQUE],
+        use_dictionary=[
+            _WORDS if name == _LEVELS.name else name
+            for name in rows.schema.names
+            if name not in _UNIQUE
+        ],
     )
     data = sink.getvalue()
     create_directories(fs, path.parent)
@@ -231,14 +250,14 @@ def _good(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
     words = pc.split_pattern(topics.dictionary, "/")
     levels = [pc.list_element(words, place).take(topics.indices) for place in rule.level_places()]
     columns = [*chunk.columns, *levels, *decoded.columns.values()]
-    table = pa.Table.from_arrays(columns, schema=rule_schema(rule))
+    table = pa.Table.from_arrays(columns, schema=_decoded_schema(rule))
     return table if decoded.bad is None else table.filter(pc.invert(decoded.bad))
 
 
 def _dead(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
     """Return the rows that could not be decoded, with the reasons."""
     if decoded.bad is None:
-        return dead_schema().empty_table()
+        return _UNDECODED.empty_table()
     dead = chunk.filter(decoded.bad)
     reasons = [
         reason_of(payload, rule.decode, rule.fields)
@@ -249,7 +268,7 @@ def _dead(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
         pa.array([rule.table] * len(reasons), pa.string()),
         pa.array(reasons, pa.string()),
     ]
-    return pa.Table.from_arrays(columns, schema=dead_schema())
+    return pa.Table.from_arrays(columns, schema=_UNDECODED)
 
 
 def _partitions(rows: pa.Table, partition: Partition) -> Iterator[tuple[dict[str, str], pa.Table]]:
@@ -269,12 +288,21 @@ def _partitions(rows: pa.Table, partition: Partition) -> Iterator[tuple[dict[str
         )
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
-    """Return rows in the order of topics; those of one topic stay in the order they have."""
+def _laid_out(rows: pa.Table) -> pa.Table:
+    """Return rows in the order of topics, with their levels; those of one topic stay in the order
+    they have.
+    """
     topics = rows.column("topic").combine_chunks().dictionary_encode()
     ranks = pc.rank(topics.dictionary).cast(pa.int32())
-    keys = ranks.take(topics.indices)
-    return rows.take(pc.array_sort_indices(keys))
+    order = pc.array_sort_indices(ranks.take(topics.indices))
+    numbers = topics.indices.take(order)
+    levels = [
+        level_lists(topics.dictionary, numbers.slice(start, ROWS_MAX), _LEVELS.type)
+        for start in range(0, len(numbers), ROWS_MAX)
+    ]
+    return rows.take(order).add_column(
+        len(ROW_SCHEMA), _LEVELS, pa.chunked_array(levels, _LEVELS.type)
+    )
 
 
 def statistics_of(metadata: Any) -> str:

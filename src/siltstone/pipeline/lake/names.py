@@ -28,8 +28,10 @@ ROW_COLUMNS: Final = (
     "stream",
     "serial",
 )
+# … and what its files have, so that nobody splits a topic for each row that is read.
+FILE_COLUMNS: Final = (*ROW_COLUMNS, "levels")
 PARTITION_COLUMNS: Final = ("date", "hour")
-RESERVED_COLUMNS: Final = (*ROW_COLUMNS, "levels", *PARTITION_COLUMNS)
+RESERVED_COLUMNS: Final = (*FILE_COLUMNS, *PARTITION_COLUMNS)
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
 
 

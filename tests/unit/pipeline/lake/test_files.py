@@ -150,3 +150,17 @@ def test_tables_that_have_their_files_and_rules_that_are_not_meant_are_left_out(
     assert tables(skip=frozenset({"dead_letter", "other"})) == ["plant"]
     assert tables(only=frozenset({"#"})) == ["other"]
     assert written(world, RULE, skip=frozenset({"plant"})).slabs == {"0/1": 3}
+
+
+def test_every_row_has_the_words_of_its_topic() -> None:
+    topics = ["plant/b/t", "x", "plant/a/t", "/", "plant/b/t", "a//ü"]
+    world = a_world(*(Row(topic, b"no document") for topic in topics))
+    found = written(world, RULE)
+    assert sorted(file.table for file in found.files) == ["dead_letter", "other"]
+    for file in found.files:
+        rows = content(world, file).select(["topic", "levels"]).to_pylist()
+        assert rows == [
+            {"topic": topic, "levels": topic.split("/")}
+            for topic in sorted(topics)
+            if topic.startswith("plant") == (file.table == "dead_letter")
+        ]

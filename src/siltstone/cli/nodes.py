@@ -1,0 +1,129 @@
+"""A node in place of the data directory: its url, the login it is shown; who needs the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from siltstone.bulk.node import node_from
+from siltstone.cli.shared_options import takes_options
+from siltstone.errors import UsageError
+
+_LOGIN: Final = "Login at a node"
+SourceUrl = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Read from a node, as grpc+tcp://host:8815.",
+        show_default="the data directory",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLogin:
+    """What nodes are shown that are named by url."""
+
+    username: Annotated[
+        str, typer.Option("--username", "-u", help="The user.", rich_help_panel=_LOGIN)
+    ] = ""
+    password: Annotated[
+        str,
+        typer.Option(
+            "--password",
+            envvar="SILTSTONE_PASSWORD",
+            help="Others can see it here; better in the environment or a file.",
+            show_default=False,
+            rich_help_panel=_LOGIN,
+        ),
+    ] = ""
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file",
+            metavar="FILE",
+            help="The password is its first line.",
+            rich_help_panel=_LOGIN,
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="A token is its first line, in place of user and password.",
+            rich_help_panel=_LOGIN,
+        ),
+    ] = None
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-certificates",
+            metavar="FILE",
+            help="The authorities of a node with TLS, as PEM.",
+            show_default="the system's",
+            rich_help_panel=_LOGIN,
+        ),
+    ] = None
+
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--certificate",
+            metavar="FILE",
+            help="A certificate of ours, for a node that wants one, as PEM.",
+            rich_help_panel=_LOGIN,
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="Its key.", rich_help_panel=_LOGIN),
+    ] = None
+
+    def options(self, url: str) -> dict[str, str]:
+        """Return the options of the source that name a node; none without url.
+
+        Raises: UsageError.
+        """
+        named = {"username": self.username}
+        # The environment may have one that is meant for something else.
+        named["password"] = self.password if self.username else ""
+        if self.password_file is not None:
+            named["password"] = _first_line(self.password_file)
+        if self.token_file is not None:
+            named["token"] = _first_line(self.token_file)
+        files = {
+            "rootCertificates": self.root_certificates,
+            "certificate": self.certificate,
+            "key": self.key,
+        }
+        named |= {name: str(file) for name, file in files.items() if file is not None}
+        given = {name: value for name, value in ({"url": url} | named).items() if value}
+        node_from({name.lower(): value for name, value in given.items()})
+        return given
+
+
+def takes_login(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above beside its own; it gets them as `login`."""
+    return takes_options(command, NodeLogin, "login")
+
+
+def own_directory(data: Path) -> str:
+    """Return the path of a data directory, for who works on its files. Raises: UsageError."""
+    if str(data).startswith(("grpc:", "grpc+")):
+        raise UsageError(
+            f"this works on the files of the data directory, so run it where they are: data={data}"
+        )
+    return str(data)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").partition("\n")[0].removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"cannot read {path}: {exc}") from exc

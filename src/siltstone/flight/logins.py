@@ -1,0 +1,93 @@
+"""The login that a call over Flight shows in its header, and the handshake that gives a token.
+
+authorization: Basic base64(user:password)      with any call; a handshake is answered by
+authorization: Bearer TOKEN                      which is then shown with the calls that follow
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyarrow import flight
+
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.flight.gate import Caller, Gate, Visitor
+from siltstone.flight.wire import error_info
+
+LOGIN: Final = "login"
+_HEADER: Final = "authorization"
+# gRPC does not say who shakes hands, so that all of them count as one when they fail.
+_SOMEWHERE: Final = "handshake"
+
+
+class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
+    """The login of one call, as its header has it, and the token that answers it, if one does."""
+
+    def __init__(self, header: str, token: str = "") -> None:
+        self.header = header
+        self._token = token
+
+    def sending_headers(self) -> dict[str, str]:
+        return {_HEADER: f"Bearer {self._token}"} if self._token else {}
+
+
+class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
+    """Keeps the login of each call for whoever answers it; answers handshakes by itself."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> Login:
+        """Take the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
+        header = str(next(iter(headers.get(_HEADER, [])), ""))
+        if info.method != flight.FlightMethod.HANDSHAKE:
+            return Login(header)
+        try:
+            visitor = enter(self._gate, header, _SOMEWHERE)
+        except SiltstoneError as exc:
+            raise flight.FlightServerError(str(exc), error_info(exc)) from exc
+        return Login(header, self._gate.token_for(visitor))
+
+
+class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types are shipped
+    """Lets a handshake be one: what it asks for is in its header."""
+
+    def authenticate(self, outgoing: Any, incoming: Any) -> None:
+        """Do nothing."""
+
+    def is_valid(self, token: bytes) -> bytes:
+        """Judge nothing: every call is judged by its own header."""
+        del token
+        return b""
+
+
+def enter(gate: Gate, header: str, address: str) -> Visitor:
+    """Let in who shows a header. Raises: FlightUnauthenticatedError with the reason."""
+    caller = parse_caller(header, address)
+    answer = caller if isinstance(caller, str) else gate.enter(caller)
+    if isinstance(answer, str):
+        raise flight.FlightUnauthenticatedError(answer, error_info(UsageError(answer)))
+    return answer
+
+
+def parse_caller(header: str, address: str) -> Caller | str:
+    """Return what an authorization header shows, or why nobody can say."""
+    scheme, _, shown = header.strip().partition(" ")
+    match scheme.lower():
+        case "":
+            return Caller(address=address)
+        case "bearer" if shown.strip():
+            return Caller(address=address, token=shown.strip())
+        case "basic":
+            try:
+                user, colon, password = b64decode(shown, validate=True).partition(b":")
+                if colon:
+                    return Caller(address=address, username=user.decode(), password=password)
+            except ValueError:
+                pass
+            return "the login is no user:password in base64"
+        case _:
+            return "the authorization header is neither Basic nor Bearer"

@@ -1,0 +1,64 @@
+"""The store of a node as a DataFrame, by url: what the store has, without the lake beside it.
+
+A lake is files, which are where the data directory is. So rows that are in the lake alone cannot be
+had by url; who asks for them is told, and not given a part for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.bulk.node import NODE_OPTIONS, Node, node_from
+from siltstone.bulk.options import parse_options
+from siltstone.errors import UsageError
+from siltstone.flight.client import NodeClient
+from siltstone.flight.origin import NodeOrigin
+
+
+def find_node(path: str, given: Mapping[str, str]) -> Node | None:
+    """Return the node that options name in place of a path; None: there are none.
+
+    Raises: UsageError for other options, and where both are given.
+    """
+    if unknown := [name for name in given if name not in NODE_OPTIONS]:
+        raise UsageError(f"unknown option {unknown[0]}; there are {', '.join(NODE_OPTIONS)}")
+    named = {name.lower(): value for name, value in given.items()}
+    return node_from(named | {"path": path})
+
+
+def node_rows(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
+    """Return the rows of options that name a node, up to now.
+
+    Raises: UsageError, also where some are in the node's lake alone; RetryError.
+    """
+    options = parse_options(given)
+    assert options.node is not None, "options name a node"
+    with closing(NodeOrigin(options.node, options)) as origin:
+        since_us = origin.tiered_before()
+    if options.since_us < since_us:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=since_us)
+        raise UsageError(
+            f"rows before {moment.isoformat()} are no longer in the store of {options.place}: its "
+            "lake has them, which is read where the data directory is; ask for later ones"
+        )
+    return spark.read.format("siltstone").options(**given).load()
+
+
+def node_database(node: Node, database: str) -> str:
+    """Return the name of the database that is meant: the only one, unless one is named.
+
+    Raises: UsageError.
+    """
+    with NodeClient(node) as client:
+        names: list[str] = [info.descriptor.path[0].decode() for info in client.flights()]
+    if database in names:
+        return database
+    if database or len(names) != 1:
+        meant = f"there is no database {database!r}" if database else "name the database"
+        there = ", ".join(names) or "none"
+        raise UsageError(f"{meant}; at {node.url} there are: {there}")
+    return names[0]
