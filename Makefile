@@ -35,7 +35,8 @@ demo: $(BUILT)  ## a broker, its devices and a subscriber; kill -9 in the middle
 
 test: $(BUILT) $(PURE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
 	$(BIN)/python -m pytest $(PARALLEL)
-	PYTHONPATH=$(PURE) $(BIN)/python -m pytest $(PARALLEL) --form=pure tests/unit tests/property
+	PYTHONPATH=$(PURE) $(BIN)/python -m pytest $(PARALLEL) --form=pure --hypothesis-profile=brief \
+		tests/unit tests/property
 
 lint: $(BUILT) types  ## check style, format, types and the import arrows
 	$(BIN)/ruff check
@@ -54,8 +55,10 @@ fmt: $(BUILT)  ## format, and mend what can be mended by machine
 bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosquitto, NATS, RocksDB and SQLite
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.broker
+	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.pipeline
 	$(BIN)/python -m bench.topiclog
+	$(BIN)/python -m bench.snapshot
 
 soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
 	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak

@@ -10,6 +10,8 @@ from tests.support.peers import missing_peers
 
 # No deadline: how long one example takes says more about the machine's load than about the code.
 settings.register_profile("siltstone", deadline=None)
+# For a second run of the same tests, in the other form.
+settings.register_profile("brief", deadline=None, max_examples=30)
 settings.register_profile("soak", deadline=None, max_examples=2_000, stateful_step_count=100)
 settings.load_profile("siltstone")
 
