@@ -7,8 +7,7 @@ import pytest
 from crc32c import crc32c
 
 from siltstone.errors import CorruptionError
-from siltstone.fs.api import File
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFile, MemoryFileSystem
 from siltstone.kv.wal import BLOCK_BYTES, check_begin, check_live_logs, check_logs, has_begun
 
 DIRECTORY = PurePath("/kv")
@@ -148,7 +147,7 @@ def test_a_log_that_is_being_written_is_looked_at_again() -> None:
     class Growing(MemoryFileSystem):
         looks = 0
 
-        def open(self, path: PurePath, *, writable: bool) -> File:
+        def open(self, path: PurePath, *, writable: bool) -> MemoryFile:
             self.looks += 1
             file = super().open(path, writable=True)
             if self.looks == 2:
