@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -32,6 +31,7 @@ from tests.support.broker_process import (
     stored,
 )
 from tests.support.mqtt_socket import MqttSocket, connected, publishes
+from tests.support.small_disk import mounted, take_the_rest
 
 V3, V5 = Version.V3_1_1, Version.V5
 VERSIONS = pytest.mark.parametrize("version", [V3, V5], ids=["v3", "v5"])
@@ -42,20 +42,8 @@ SMALL = {"storage.segment_bytes": "64 KiB"}
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a small disk; where that is not allowed the test cannot be had."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "siltstone-test", str(path)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command: the real full disk is not tested")
-    if done.returncode:
-        pytest.skip("mounting is not allowed here: the real full disk is not tested")
-    try:
+    with mounted(tmp_path / "disk", DISK_BYTES) as path:
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)  # noqa: S607 - where mount was
 
 
 def publish_until_refused(port: int, version: Version, qos: int, name: str) -> list[bytes]:
@@ -161,16 +149,6 @@ def test_on_a_full_disk_no_publish_is_acknowledged_until_there_is_room(small_dis
                 assert client.publish("full/late", b"kept") is Reason.SUCCESS
         assert values(data, "late") == [b"kept"] * 2
         assert values(data, "second") == []
-
-
-def take_the_rest(path: Path) -> None:
-    """Write a file until not a page is left."""
-    with path.open("wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(bytes(64 * 1024))
-            except OSError:
-                return
 
 
 @pytest.fixture(scope="module")
