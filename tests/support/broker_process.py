@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Condition, Thread
 from typing import Any
 
 import siltstone
@@ -64,10 +64,12 @@ class BrokerProcess:
         # It must get the same one when it is started again.
         self._port = free_port() if first.get("port") == 0 else 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: Thread | None = None
-        self._changed = Condition()
+        self._watcher: threading.Thread | None = None
+        self._changed = threading.Condition()
         self._events: list[Event] = []
         self._is_over = True
+        # From the moment when it listens until it is killed or told to stop.
+        self.listens = threading.Event()
 
     def start(self, *, allow_empty: bool = False) -> None:
         """Start it, and return when it listens everywhere."""
@@ -83,12 +85,13 @@ class BrokerProcess:
         self._is_over = False
         first = len(self._events)
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment())
-        self._watcher = Thread(target=self._watch, args=(self._process,))
+        self._watcher = threading.Thread(target=self._watch, args=(self._process,))
         self._watcher.start()
         for number, name in enumerate(self._listeners, 1):
             address = self.wait_for("listening", skip=first, count=number)["address"]
             self.addresses[name] = str(address)
         self._port = self.port_of(next(iter(self._listeners)))
+        self.listens.set()
 
     @property
     def port(self) -> int:
@@ -182,6 +185,8 @@ class BrokerProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.listens.clear()
         self._process.send_signal(number)
 
     def _wait(self) -> int:
