@@ -9,13 +9,12 @@ hands over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from siltstone.broker.gather import Gathered
 from siltstone.database import Database, Durability
 from siltstone.errors import OverloadedError, SiltstoneError
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.store.outcome import Ticket
 from siltstone.store.partition import Columns
@@ -175,7 +174,7 @@ class Bridge:
             lane.under_way -= 1
         self.pending_bytes -= append.rows.size_bytes
         for settle in append.settles:
-            contain(partial(settle, error))
+            contain_with(settle, error)
         self._flush()
         self._make_room()
 

@@ -30,7 +30,7 @@ from siltstone.broker.wills import Wills, batch_of, saved_will
 from siltstone.clock import Clock
 from siltstone.database import Database, Durability
 from siltstone.errors import SiltstoneError
-from siltstone.guard import contain
+from siltstone.guard import contain_with
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
@@ -149,9 +149,21 @@ class Broker:
 
     def flush(self) -> None:
         """Write what this turn has for each client."""
-        now = self.shell.now()
         for outbox in self.ready.take():
-            contain(partial(_write_out, outbox, now))
+            contain_with(self._write_out, outbox)
+
+    def _write_out(self, outbox: Outbox) -> None:
+        """Write what an outbox has, then let it send what waits."""
+        data = outbox.take()
+        sink = outbox.sink
+        if sink is None:
+            return
+        if data:
+            sink(data)
+        if outbox.waits:
+            outbox.pump(self.shell.now())
+        if outbox.refill is not None:
+            outbox.refill()
 
     def tick(self) -> None:
         """Do what is due."""
@@ -396,17 +408,3 @@ class Broker:
         # [MQTT-3.1.2-8]: the will is published when the session ends, if it still waits then.
         self.wills.fire(session.client_id)
         self.subscriptions.take_up(session)
-
-
-def _write_out(outbox: Outbox, now: float) -> None:
-    """Write what an outbox has, then let it send what waits."""
-    data = outbox.take()
-    sink = outbox.sink
-    if sink is None:
-        return
-    if data:
-        sink(data)
-    if outbox.waits:
-        outbox.pump(now)
-    if outbox.refill is not None:
-        outbox.refill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 from siltstone.broker.access import Credentials
@@ -17,13 +16,16 @@ from siltstone.broker.broker import Broker
 from siltstone.broker.client import Client
 from siltstone.broker.settings import ListenerSettings
 from siltstone.broker.tls import certificate_user
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 from siltstone.mqtt.packets import Connect
 from siltstone.mqtt.reason import Reason
 
 
-class Channel(asyncio.Protocol):
-    """One connection; `closed` is called when it is gone."""
+class Channel:
+    """One connection; `closed` is called when it is gone.
+
+    It has all methods of asyncio.Protocol, and as a compiled class cannot inherit from it.
+    """
 
     __slots__ = (
         "_aborting",
@@ -80,7 +82,7 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_draining:
             return
-        contain(partial(self._client.receive, data), self.abort)
+        contain_with(self._client.receive, data, self.abort)
 
     def eof_received(self) -> bool:
         # The client closed without a word: nothing more is sent to it.

@@ -124,6 +124,8 @@ class Router:
 
     def dispatch(self, batch: PublishBatch, source: Outbox | None, now: float) -> None:
         """Send a batch along its routes. A session's own messages have it as their source."""
+        if len(self._matcher) == 0:
+            return
         extended = len(batch.properties) > 0
         expiring = len(batch.expiries) > 0
         for index in range(len(batch.topics)):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import uvloop
 
@@ -103,13 +103,12 @@ class LoopShell:
     def __init__(self, loop: asyncio.AbstractEventLoop, tick: Act) -> None:
         self._loop = loop
         self._tick = tick
+        # Asked for with every packet.
+        self.now: Callable[[], float] = loop.time
         self._executor = ThreadPoolExecutor(_LOGIN_THREADS, "siltstone-login")
         # Their work is short, and must not wait for passwords.
         self._readers = ThreadPoolExecutor(_READER_THREADS, "siltstone-reader")
         self._timer: asyncio.TimerHandle | None = None
-
-    def now(self) -> float:
-        return self._loop.time()
 
     def soon(self, act: Act) -> None:
         self._loop.call_soon(act)
@@ -294,10 +293,11 @@ class Server:
 
     def _accept(
         self, loop: asyncio.AbstractEventLoop, broker: Broker, settings: ListenerSettings
-    ) -> Channel:
+    ) -> asyncio.Protocol:
         channel = Channel(loop, broker, settings, self._admission, self._channels.discard)
         self._channels.add(channel)
-        return channel
+        # It is one in all but its class.
+        return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker) -> None:
         """Look after the retained messages."""

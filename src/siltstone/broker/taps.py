@@ -30,7 +30,10 @@ class Taps:
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         """Give a batch to all; return how often `settle` will be called."""
-        return sum(tap.take(batch, publisher, settle) for tap in self._taps)
+        waits = 0
+        for tap in self._taps:
+            waits += tap.take(batch, publisher, settle)
+        return waits
 
     def take_again(self, batch: PublishBatch, publisher: bytes, then: Callable[[], None]) -> None:
         """Give what is stored, and may have been missed because a crash came between; go on when

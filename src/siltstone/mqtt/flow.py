@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.mqtt.publish import (
     PUBACK,
     PUBCOMP,
@@ -59,6 +61,7 @@ class Received:
         return b"".join(out)
 
 
+@mypyc_attr(acyclic=True)
 class Receipt:
     """What is owed for the messages of one batch; `reasons` is empty where all succeed."""
 

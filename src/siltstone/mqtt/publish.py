@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be
-from mypy_extensions import i32, i64
+from mypy_extensions import i32, i64, mypyc_attr
 
 from siltstone.errors import UsageError
 from siltstone.mqtt.wire import VARIABLE_MAX
@@ -30,6 +30,7 @@ _PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
 _ALIAS_SIZE_MAX: Final = 5
 
 
+@mypyc_attr(acyclic=True)
 class PublishBatch:
     """Messages as parallel lists. Topics are whole: aliases are resolved.
 
@@ -47,6 +48,7 @@ class PublishBatch:
         self.expiries: list[int] = []
 
 
+@mypyc_attr(acyclic=True)
 class AckBatch:
     """Acknowledgements with one first byte, all of them successes without properties."""
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from siltstone.errors import PeerError
 from siltstone.mqtt.encode import encode
+from siltstone.mqtt.names import check_topic_name
 from siltstone.mqtt.packets import Connect, PingReq, PubAck, Publish, PubRel
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PUBACK, PUBREL, AckBatch, PublishBatch, encode_publishes
@@ -91,11 +95,37 @@ def test_lists_that_one_message_needs_have_a_place_for_each() -> None:
 
 
 @BOTH
-def test_a_topic_that_was_seen_before_is_the_same_object(version: Version) -> None:
+@pytest.mark.parametrize("topic", ["a/é".encode(), b"a" * 65, b"a/\x1f"])
+def test_a_topic_that_takes_time_to_check_is_checked_once(version: Version, topic: bytes) -> None:
     splitter = begun(version)
-    batches = [splitter.feed(encode(version, QOS_1))[0] for _ in range(2)]
+    message = encode(version, Publish(topic=topic, payload=b""))
+    batches = [splitter.feed(message)[0] for _ in range(2)]
     first, second = (batch.topics[0] for batch in batches if isinstance(batch, PublishBatch))
     assert first is second
+
+
+@BOTH
+@given(topic=st.binary(min_size=1, max_size=80) | st.text(min_size=1, max_size=30).map(str.encode))
+@example(topic=b"a" * 64)
+@example(topic=b" ~$/")
+def test_a_topic_is_taken_if_and_only_if_it_is_one(version: Version, topic: bytes) -> None:
+    splitter = begun(version)
+    splitter.topic_levels_max = 4
+    size = 2 + len(topic) + (version is V5)
+    event = splitter.feed(
+        bytes([0x30, size]) + len(topic).to_bytes(2, "big") + topic + bytes(version is V5)
+    )[0]
+    try:
+        check_topic_name(topic)
+    except PeerError:
+        is_one = False
+    else:
+        is_one = topic.count(b"/") < 4
+    if is_one:
+        assert isinstance(event, PublishBatch)
+        assert event.topics == [topic]
+    else:
+        assert isinstance(event, PeerError)
 
 
 def test_known_topics_are_forgotten_before_they_take_much() -> None:
