@@ -29,7 +29,6 @@ COMPILED = (
     "src/siltstone/broker/router.py",
     "src/siltstone/broker/shares.py",
     "src/siltstone/broker/statistics.py",
-    "src/siltstone/broker/store_rules.py",
     "src/siltstone/broker/taps.py",
     "src/siltstone/broker/timers.py",
     "src/siltstone/feed/batch.py",

@@ -170,6 +170,13 @@ class DeskShell:
         self.run()
 
 
+class FailingTap:
+    """A mistake of ours that every message meets."""
+
+    def take(self, *_: object) -> int:
+        raise RuntimeError("on purpose")
+
+
 class Core:
     """A broker without sockets, threads and time of its own."""
 

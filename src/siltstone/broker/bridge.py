@@ -1,9 +1,9 @@
 """Where publishes meet the store: batches become appends, and outcomes come back to the loop.
 
 The batches of one turn of the loop, and those that come while the disk is busy, are one append. It
-has at most two appends under way for each kind of durability: one that is being synced, and one
-that follows as soon as the disk is free. Everything here runs on the loop; a shard's thread only
-hands over.
+has at most two appends under way for each kind of durability: one that is being synced, and, if it
+is worth that, one that follows as soon as the disk is free. Everything here runs on the loop; a
+shard's thread only hands over.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from siltstone.store.partition import Columns
 
 # Runs a callback on the loop.
 Soon = Callable[[Callable[[], None]], object]
+# Runs a callback on the loop after so many seconds.
+Later = Callable[[float, Callable[[], None]], object]
 Settle = Callable[[Exception | None], None]
 # A name and a sequence: what was stored under them is not stored again.
 Producer = tuple[str, int]
 
 _UNDER_WAY_MAX: Final = 2
+# A smaller append waits until the one before it is on disk, and gathers more rows meanwhile.
+_PIPELINED_ROWS: Final = 256
+# For a row of durability none, which nobody waits for, others are awaited.
+_LAZY_SECONDS: Final = 0.005
 # An append is closed at this size and another begun, so that the store can refuse one alone.
 _APPEND_BYTES: Final = 16 * 1024 * 1024
 
@@ -65,15 +71,28 @@ class _Lane:
 
 
 class Bridge:
-    """Appends for the broker; `soon` is called on the loop, `soon_from_thread` from any thread."""
+    """Appends for the broker; `soon` and `later` are called on the loop, `soon_from_thread` from
+    any thread.
+    """
 
     def __init__(
-        self, database: Database | None, soon: Soon, soon_from_thread: Soon, pending_bytes_max: int
+        self,
+        database: Database | None,
+        soon: Soon,
+        soon_from_thread: Soon,
+        later: Later,
+        pending_bytes_max: int,
+        *,
+        append_bytes: int = _APPEND_BYTES,
+        pipelined_rows: int = _PIPELINED_ROWS,
     ) -> None:
         self._database = database
         self._soon = soon
         self._soon_from_thread = soon_from_thread
+        self._later = later
         self._pending_bytes_max = pending_bytes_max
+        self._append_bytes = append_bytes
+        self._pipelined_rows = pipelined_rows
         self.pending_bytes = 0
         self.rows = 0
         self._lanes: dict[Durability, _Lane] = {
@@ -83,6 +102,7 @@ class Bridge:
         }
         self._waiting: list[Callable[[], None]] = []
         self._flush_due = False
+        self._lazy_due = False
 
     @property
     def is_full(self) -> bool:
@@ -106,7 +126,7 @@ class Bridge:
         """
         lane = self._lanes[durability]
         append = lane.open
-        if producer is not None or append is None or append.rows.size_bytes >= _APPEND_BYTES:
+        if producer is not None or append is None or append.rows.size_bytes >= self._append_bytes:
             append = _Append(producer)
             lane.waiting.append(append)
             lane.open = append if producer is None else None
@@ -114,21 +134,34 @@ class Bridge:
         if settle is not None:
             append.settles.append(settle)
         self.rows += len(batch.topics)
-        if not self._flush_due:
+        if self._flush_due:
+            return
+        if durability != "none" or len(append.rows) >= self._pipelined_rows:
             self._flush_due = True
             self._soon(self._flush)
+        elif not self._lazy_due:
+            self._lazy_due = True
+            self._later(_LAZY_SECONDS, self._flush_lazily)
+
+    def _flush_lazily(self) -> None:
+        self._lazy_due = False
+        self._flush()
 
     def _flush(self) -> None:
         self._flush_due = False
         for lane in self._lanes.values():
-            while lane.waiting and (
-                lane.under_way < _UNDER_WAY_MAX or lane.waiting[0].producer is not None
-            ):
+            while lane.waiting and self._may_follow(lane, lane.waiting[0]):
                 append = lane.waiting.pop(0)
                 if append is lane.open:
                     lane.open = None
                 if not self._submit(lane, append):
                     break
+
+    def _may_follow(self, lane: _Lane, append: _Append) -> bool:
+        """Tell whether an append may be given to the store now."""
+        if append.producer is not None or lane.under_way == 0:
+            return True
+        return lane.under_way < _UNDER_WAY_MAX and len(append.rows) >= self._pipelined_rows
 
     def _submit(self, lane: _Lane, append: _Append) -> bool:
         """Give an append to the database; tell whether the next one may follow now."""

@@ -110,7 +110,11 @@ class Broker:
         self.interest = Interest(is_asked=asks_for_interest(rules))
         self.rules = StoreRules(rules, self.interest)
         self.bridge = Bridge(
-            database, shell.soon, shell.soon_from_thread, self.limits.pending_bytes_max
+            database,
+            shell.soon,
+            shell.soon_from_thread,
+            lambda seconds, act: self.timers.at(shell.now() + seconds, act),
+            self.limits.pending_bytes_max,
         )
         self.wills = Wills(self.timers, self._publish_will)
         self.registry = Registry(

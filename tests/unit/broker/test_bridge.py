@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from siltstone.broker import bridge as bridge_module
 from siltstone.broker.bridge import Bridge
 from siltstone.database import Durability
 from siltstone.errors import OverloadedError, PoisonedError
@@ -18,10 +17,19 @@ PENDING_BYTES_MAX = 1000
 class Desk:
     """A bridge whose loop is turned by hand, over a database that answers when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, append_bytes: int = 16 * 1024 * 1024, pipelined_rows: int = 1) -> None:
         self.acts: deque[Callable[[], None]] = deque()
         self.database = ScriptedDatabase(automatic=False)
-        self.bridge = Bridge(self.database, self.acts.append, self.acts.append, PENDING_BYTES_MAX)
+        self.later: list[Callable[[], None]] = []
+        self.bridge = Bridge(
+            self.database,
+            self.acts.append,
+            self.acts.append,
+            lambda _, act: self.later.append(act),
+            PENDING_BYTES_MAX,
+            append_bytes=append_bytes,
+            pipelined_rows=pipelined_rows,
+        )
         self.heard: list[tuple[str, Exception | None]] = []
 
     def append(
@@ -107,9 +115,38 @@ def test_what_comes_while_two_appends_are_under_way_is_one_append_behind_them() 
     assert desk.under_way == [[b"b"], [b"c", b"d"]]
 
 
-def test_an_append_that_is_large_enough_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge_module, "_APPEND_BYTES", 150)
-    desk = Desk()
+def test_a_small_append_waits_for_the_one_before_it_and_gathers_meanwhile() -> None:
+    desk = Desk(pipelined_rows=3)
+    for name in ("a", "b", "c"):
+        desk.append(name)
+        desk.turn()
+    assert desk.under_way == [[b"a"]]
+    desk.append("d")
+    desk.turn()
+    assert desk.under_way == [[b"a"], [b"b", b"c", b"d"]]
+
+
+def test_what_nobody_waits_for_gathers_a_while_and_goes_with_anything_else() -> None:
+    desk = Desk(pipelined_rows=3)
+    desk.append("a", durability="none")
+    desk.append("b", durability="none")
+    desk.turn()
+    assert (desk.under_way, len(desk.later)) == ([], 1)
+    desk.later.pop()()
+    assert desk.under_way == [[b"a", b"b"]]
+    desk.settle()
+    desk.append("c", durability="none")
+    desk.append("d", durability="synced")
+    desk.turn()
+    assert desk.under_way == [[b"d"], [b"c"]]
+    desk.settle(index=1)
+    desk.append("e", "1", "2", "3", durability="none")
+    desk.turn()
+    assert desk.under_way == [[b"d"], [b"1", b"2", b"3"]]
+
+
+def test_an_append_that_is_large_enough_is_closed() -> None:
+    desk = Desk(append_bytes=150)
     for name in ("a", "b", "c", "d", "e"):
         desk.append(name, "x" * 20)
     desk.turn()
@@ -289,12 +326,9 @@ def test_an_append_that_is_refused_again_keeps_its_place() -> None:
     assert desk.under_way == [[b"b"], [b"c"]]
 
 
-def test_an_append_is_closed_and_the_bridge_full_at_exactly_their_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_append_is_closed_and_the_bridge_full_at_exactly_their_sizes() -> None:
     # A message counts 64 bytes beside its topic and payload.
-    monkeypatch.setattr(bridge_module, "_APPEND_BYTES", 500)
-    desk = Desk()
+    desk = Desk(append_bytes=500)
     desk.append("a", "x" * 435)
     full = [desk.bridge.is_full]
     desk.append("b", "x" * 434)

@@ -22,7 +22,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.reason import Reason
 from siltstone.topic.grammar import TopicFilter
-from tests.support.broker_core import V5, Core, decode_all, message
+from tests.support.broker_core import V5, Core, FailingTap, decode_all, message
 
 TCP = ListenerSettings()
 TLS = ListenerSettings(kind="tls", certificate="c", key="k", client_ca="a")
@@ -235,15 +235,9 @@ def test_nothing_waits_for_a_connection_that_is_lost() -> None:
     assert [later.is_cancelled for later in desk.loop.laters] == [True]
 
 
-def test_a_mistake_of_ours_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mistake_of_ours_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk().connected()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(desk.core.broker, "dispatch", fail)
+    desk.core.broker.taps.add(FailingTap())
     desk.send(message("a"))
     assert desk.transport.calls == ["abort"]
     assert [record.message for record in caplog.records] == ["a mistake of ours, contained"]

@@ -31,7 +31,7 @@ from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from siltstone.topic.grammar import TopicFilter
-from tests.support.broker_core import V3, V5, Core, Wire, message
+from tests.support.broker_core import V3, V5, Core, FailingTap, Wire, message
 
 VERSIONS = pytest.mark.parametrize("version", [V3, V5])
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 100}
@@ -359,14 +359,9 @@ class TestWills:
         will = Will(topic=b"$SYS/x", payload=b"")
         assert Core().wire().connect("c", will=will) == [ConnAck(reason=Reason.TOPIC_NAME_INVALID)]
 
-    def test_a_will_that_cannot_be_published_does_not_keep_its_session(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise RuntimeError("on purpose")
-
+    def test_a_will_that_cannot_be_published_does_not_keep_its_session(self) -> None:
         core, _, wire = self.watched(session_expiry_interval=10)
-        monkeypatch.setattr(core.broker, "dispatch", fail)
+        core.broker.taps.add(FailingTap())
         with pytest.raises(RuntimeError, match="on purpose"):
             wire.drop()
         assert (set(core.broker.clients), set(core.broker.registry.sessions)) == ({"w"}, {"w", "c"})

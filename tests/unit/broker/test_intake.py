@@ -46,10 +46,10 @@ class TestAcknowledging:
         assert core.database.rows == [(b"a", b"1")]
 
     def test_acknowledgements_leave_in_the_order_of_the_messages(self) -> None:
-        core = Core(automatic=False)
+        core = Core(automatic=False, rules=[StoreRule(filter="w", durability="written")])
         client = core.connect("c")
         client.publish("a", "1", qos=1, packet_id=1)
-        client.publish("a", "2", qos=2, packet_id=2)
+        client.publish("w", "2", qos=2, packet_id=2)
         core.database.settle(index=1)
         assert client.take() == []
         core.settle()
@@ -152,6 +152,7 @@ class TestRefusals:
         client.publish("a", "1", qos=1, packet_id=1)
         client.publish("a", "2", qos=1, packet_id=2)
         core.database.settle()
+        core.run()
         core.database.settle(over_quota())
         assert (client.take(), client.is_closed) == ([PubAck(packet_id=1)], True)
 
@@ -451,6 +452,7 @@ class TestDurability:
         core = Core(automatic=False, rules=[StoreRule(filter="n/#", durability="none")])
         client = core.connect("c")
         assert client.publish("n/1", "x", qos=1, packet_id=1) == [PubAck(packet_id=1)]
+        core.advance(0.01)
         assert [append.durability for append in core.database.pending] == ["none"]
         core.settle(over_quota())
         assert core.broker.statistics.publishes_refused == 1
