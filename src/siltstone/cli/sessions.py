@@ -97,10 +97,16 @@ def list_sessions(
 ) -> None:
     """List durable sessions: connected or away, how far behind, when they end."""
     now_us = SystemClock().now_us()
+    is_live = is_served(data)
     with looking(data) as (archive, store):
         source = store.database(database).feed_source()
         documents = [
-            _document(saved, session_lag(source, saved, now_us, count_max=COUNT_MAX), now_us)
+            _document(
+                saved,
+                session_lag(source, saved, now_us, count_max=COUNT_MAX),
+                now_us,
+                is_live=is_live,
+            )
             for client_id in archive.client_ids()
             if (saved := archive.session(client_id)) is not None
         ]
@@ -147,10 +153,11 @@ def show_session(
 ) -> None:
     """Show one session: its subscriptions, its place, what is in flight."""
     now_us = SystemClock().now_us()
+    is_live = is_served(data)
     with looking(data) as (archive, store):
         saved = _known(archive, client_id)
         source = store.database(database).feed_source()
-        document = _document(saved, session_lag(source, saved, now_us), now_us)
+        document = _document(saved, session_lag(source, saved, now_us), now_us, is_live=is_live)
     if json:
         show_json(document)
         return
@@ -227,12 +234,13 @@ def _known(archive: ArchiveView, client_id: str) -> SavedSession:
     return saved
 
 
-def _document(saved: SavedSession, lag: Lag, now_us: int) -> dict[str, Any]:
+def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> dict[str, Any]:
     expires_us = expires_at_us(saved)
     return {
         "client_id": saved.client_id,
         "user": saved.user,
-        "connected": saved.connected,
+        # A broker that was killed could not say that its clients went with it.
+        "connected": saved.connected and is_live,
         "away_seconds": _since(saved.away_since_us, now_us),
         "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / 1e6,
         "behind": lag.messages,

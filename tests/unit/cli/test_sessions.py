@@ -35,7 +35,7 @@ def filled(commands: SessionCommands) -> SessionCommands:
     return commands
 
 
-def documents() -> list[dict[str, object]]:
+def documents(*, is_served: bool = False) -> list[dict[str, object]]:
     return [
         {
             "client_id": "away",
@@ -55,7 +55,7 @@ def documents() -> list[dict[str, object]]:
         {
             "client_id": "here",
             "user": "",
-            "connected": True,
+            "connected": is_served,
             "away_seconds": None,
             "expires_in_seconds": None,
             "behind": 0,
@@ -71,12 +71,20 @@ def documents() -> list[dict[str, object]]:
 
 
 def test_the_list_tells_who_is_away_how_far_behind_and_when_it_ends(
-    siltstone: CommandLine, filled: SessionCommands
+    siltstone: CommandLine, filled: SessionCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert siltstone("sessions", "list", "--json").document == documents()
+    monkeypatch.setattr("siltstone.cli.sessions.is_served", lambda _: True)
+    assert siltstone("sessions", "list", "--json").document == documents(is_served=True)
     *_, first, second = siltstone("sessions", "list").lines
     assert first.split() == ["away", "away", "1", "2", "2.0", "s", "0", "7", "60", "min"]
     assert second.split() == ["here", "connected", "0", "0", "-", "0", "0", "-"]
+
+
+def test_nobody_is_connected_to_a_broker_that_was_killed(
+    siltstone: CommandLine, filled: SessionCommands
+) -> None:
+    assert siltstone("sessions", "list", "--json").document == documents()
+    assert siltstone("sessions", "show", "here", "--json").document == documents()[1]
 
 
 def test_a_list_of_one_that_is_very_far_behind_counts_no_further(
