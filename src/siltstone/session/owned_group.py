@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 from siltstone.session.archive_index import group_index
 from siltstone.session.archive_keys import GroupKeys
-from siltstone.session.owned_rows import Begin, OwnedRows, Stored
+from siltstone.session.owned_rows import Begin, Owned, OwnedRows, Stored
 from siltstone.session.state import SavedGroup, SerialRange, ShardSerial
 from siltstone.session.state_codec import (
     NO_PROGRESS,
@@ -19,7 +19,6 @@ from siltstone.session.state_codec import (
     encode_progress,
 )
 from siltstone.store.rows import Row
-from siltstone.tx.ticket import CommitTicket
 
 
 class GroupChanges(TypedDict, total=False):
@@ -64,30 +63,20 @@ class GroupContent:
         return Stored(state, group_index(self.meta, self.keys), revision)
 
 
-class OwnedGroup:
+class OwnedGroup(Owned):
     """A share group that was taken, or created. It belongs to one thread."""
 
-    __slots__ = ("_content", "_rows")
+    __slots__ = ("_content",)
 
     def __init__(self, begin: Begin, content: GroupContent, stored: Stored, serial: int) -> None:
         """Own what is stored, by this commit."""
+        super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
-        self._rows = OwnedRows(begin, content, stored, serial)
 
     @property
     def state(self) -> SavedGroup:
         """The group as it is now, saved or not."""
         return self._content.group()
-
-    @property
-    def serial(self) -> int:
-        """The commit by which it was taken: greater for each later owner."""
-        return self._rows.serial
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is anything to save."""
-        return self._rows.is_dirty
 
     def put_meta(self, **changes: Unpack[GroupChanges]) -> None:
         """Change what is no progress; the timer for its end follows with the save."""
@@ -104,24 +93,6 @@ class OwnedGroup:
         if progress != self._content.progress:
             self._content.progress = progress
             self._rows.touch(self._content.keys.progress)
-
-    def save_later(self) -> CommitTicket | None:
-        """Begin to store what was changed, as OwnedSession does."""
-        return self._rows.save_later()
-
-    def save(self) -> None:
-        """Store what was changed, and wait for it. Raises: FencedError, what save_later raises."""
-        ticket = self.save_later()
-        if ticket is not None:
-            ticket.wait()
-
-    def drop_later(self) -> CommitTicket:
-        """Begin to delete the group with everything that is kept of it."""
-        return self._rows.drop_later()
-
-    def drop(self) -> None:
-        """Delete the group, and wait for it. Raises: FencedError."""
-        self.drop_later().wait()
 
 
 def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, Stored] | None:

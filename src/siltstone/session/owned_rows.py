@@ -204,3 +204,46 @@ class OwnedRows:
         tx = self._begin()
         tx.require_owner(self._owner_topic, self.serial)
         return tx
+
+
+class Owned:
+    """A session or group in the hands of its owner. It belongs to one thread."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: OwnedRows) -> None:
+        self._rows = rows
+
+    @property
+    def serial(self) -> int:
+        """The commit by which it was taken: greater for each later owner."""
+        return self._rows.serial
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to save."""
+        return self._rows.is_dirty
+
+    def save_later(self) -> CommitTicket | None:
+        """Begin to store what was changed since the last save; None when nothing was.
+
+        Does not wait. What could not be stored is to be saved again once the ticket is done; its
+        error is FencedError when there is another owner by now.
+
+        Raises: OverloadedError, PoisonedError, ClosedError; UsageError when it was dropped.
+        """
+        return self._rows.save_later()
+
+    def save(self) -> None:
+        """Store what was changed, and wait for it. Raises: what save_later and the commit raise."""
+        ticket = self.save_later()
+        if ticket is not None:
+            ticket.wait()
+
+    def drop_later(self) -> CommitTicket:
+        """Begin to delete it with everything that is kept of it."""
+        return self._rows.drop_later()
+
+    def drop(self) -> None:
+        """Delete it, and wait for that. Raises: FencedError."""
+        self.drop_later().wait()

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 from siltstone.errors import CorruptionError
 from siltstone.session.archive_index import session_index
 from siltstone.session.archive_keys import SessionKeys
-from siltstone.session.owned_rows import Begin, OwnedRows, Stored
+from siltstone.session.owned_rows import Begin, Owned, OwnedRows, Stored
 from siltstone.session.state import (
     SavedInflight,
     SavedMessage,
@@ -36,7 +36,6 @@ from siltstone.session.state_codec import (
     encode_subscription,
 )
 from siltstone.store.rows import Row
-from siltstone.tx.ticket import CommitTicket
 
 
 class SessionChanges(TypedDict, total=False):
@@ -109,15 +108,15 @@ class SessionContent:
         return Stored(encode_session(self.meta, revision), index, revision)
 
 
-class OwnedSession:
+class OwnedSession(Owned):
     """A durable session that was taken, or created. It belongs to one thread."""
 
-    __slots__ = ("_content", "_rows")
+    __slots__ = ("_content",)
 
     def __init__(self, begin: Begin, content: SessionContent, stored: Stored, serial: int) -> None:
         """Own what is stored, by this commit."""
+        super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
-        self._rows = OwnedRows(begin, content, stored, serial)
 
     @property
     def client_id(self) -> str:
@@ -125,19 +124,9 @@ class OwnedSession:
         return self._content.meta.client_id
 
     @property
-    def serial(self) -> int:
-        """The commit by which it was taken: greater for each later owner."""
-        return self._rows.serial
-
-    @property
     def state(self) -> SavedSession:
         """The session as it is now, saved or not; subscriptions by filter, extra by packet id."""
         return self._content.session()
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is anything to save."""
-        return self._rows.is_dirty
 
     def put_meta(self, **changes: Unpack[SessionChanges]) -> None:
         """Change what is no list; the timers for expiry and will follow with the save."""
@@ -196,30 +185,6 @@ class OwnedSession:
             return False
         self._rows.touch(topic)
         return True
-
-    def save_later(self) -> CommitTicket | None:
-        """Begin to store what was changed since the last save; None when nothing was.
-
-        Does not wait. What could not be stored is to be saved again once the ticket is done; its
-        error is FencedError when the session has another owner by now.
-
-        Raises: OverloadedError, PoisonedError, ClosedError; UsageError when it was dropped.
-        """
-        return self._rows.save_later()
-
-    def save(self) -> None:
-        """Store what was changed, and wait for it. Raises: what save_later and the commit raise."""
-        ticket = self.save_later()
-        if ticket is not None:
-            ticket.wait()
-
-    def drop_later(self) -> CommitTicket:
-        """Begin to delete the session with everything that is kept of it."""
-        return self._rows.drop_later()
-
-    def drop(self) -> None:
-        """Delete the session, and wait for it. Raises: FencedError."""
-        self.drop_later().wait()
 
 
 def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
