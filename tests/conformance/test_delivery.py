@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from siltstone.broker.storage_settings import StoreRule
 from siltstone.mqtt.packets import (
     Disconnect,
     Packet,
@@ -157,11 +158,11 @@ def test_mqtt_4_3_3_13_an_expired_message_is_acknowledged_to_its_end() -> None:
 
 @both_versions
 def test_acknowledgements_leave_in_the_order_of_the_messages(version: Version) -> None:
-    core = Core(automatic=False)
+    core = Core(automatic=False, rules=[StoreRule(filter="w", durability="written")])
     wire = core.connect("c", version=version)
     wire.send(message("t", "1", 1, 3), message("t", "2", 2, 1), message("t", "3", 1, 2))
     core.run()
-    wire.send(message("t", "4", 1, 9))
+    wire.send(message("w", "4", 1, 9))
     core.run()
     # The later batch is on disk first.
     core.database.settle(index=1)
