@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from siltstone.cli.config import (
     hush_libraries,
     settings_from,
 )
+from siltstone.errors import UsageError
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
 
@@ -51,6 +53,8 @@ def serve(
         log_level=log_level,
         log_format=log_format,
     ).settings
+    if (place := Path(settings.data)).exists() and not place.is_dir():
+        raise UsageError(f"the data directory is a file: {place}")
     if check:
         check_files(settings)
         sys.stdout.write(effective_toml(settings))

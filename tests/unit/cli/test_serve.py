@@ -113,6 +113,15 @@ def test_wrong_settings_start_nothing(
     )
 
 
+@pytest.mark.parametrize("args", [(), ("--check",)])
+def test_a_data_directory_that_is_a_file_starts_nothing(
+    siltstone: CommandLine, server: FakeServer, args: tuple[str, ...]
+) -> None:
+    outcome = siltstone("serve", "--data", __file__, *args)
+    assert (outcome.status, outcome.out, server.runs) == (2, "", [])
+    assert outcome.err == f"siltstone: the data directory is a file: {__file__}\n"
+
+
 def test_check_reads_the_files_that_the_settings_name(siltstone: CommandLine) -> None:
     outcome = siltstone("serve", "--check", "--set", "access.password_file=/nonexistent/users")
     assert (outcome.status, outcome.out) == (2, "")
