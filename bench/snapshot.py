@@ -1,11 +1,11 @@
 """What a snapshot costs a broker that keeps all in memory: latency, memory, time.
 
-    python -m bench.snapshot [SESSIONS]
+    python -m bench.snapshot [SESSIONS [ROUNDS]]
 
 A broker loads a snapshot with so many sessions, each with two subscriptions and three messages.
-Then one client publishes with QoS 1, a message at a time, and the time to its PUBACK is taken: in
-turns while nothing else happens and while a snapshot is written, from its first moment to its last,
-so that what else the machine does meets both alike. The load average says how much that was.
+Then one client publishes with QoS 1, a message at a time, and the time to its PUBACK is taken:
+while a snapshot is written, from its first moment to its last, and before and after it, so that
+what else the machine does meets both alike. The load average says how much that was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from siltstone.snapshot.records import (
 )
 
 SESSIONS = 100_000
-ROUNDS = 3
+ROUNDS = 5
 ROUND_SECONDS = 6.0
 PACE_SECONDS = 0.001
 MIB = 1024 * 1024
@@ -166,7 +166,7 @@ def row(name: str, times: list[float], note: str = "") -> str:
     )
 
 
-def measure(sessions: int, data: Path) -> None:
+def measure(sessions: int, rounds: int, data: Path) -> None:
     """Print the table."""
     keeper = Keeper(
         PosixFileSystem(), SystemClock(), PurePath(data / "snapshots"), PurePath(data / "q")
@@ -187,35 +187,46 @@ def measure(sessions: int, data: Path) -> None:
         busy: list[float] = []
         took: list[float] = []
         ratios: list[float] = []
-        for _ in range(ROUNDS):
-            without = latencies(broker.port, during(ROUND_SECONDS))
+        before_it = latencies(broker.port, during(ROUND_SECONDS))
+        idle += before_it
+        for _ in range(rounds):
             saving = Thread(target=lambda: took.append(broker.save()))
             saving.start()
             meanwhile = latencies(broker.port, saving.is_alive)
+            after_it = latencies(broker.port, during(ROUND_SECONDS))
+            without = sorted(before_it + after_it)
             ratios.append(at(meanwhile, 0.99) / at(without, 0.99))
-            idle += without
+            print(row("  a round without", without), flush=True)
+            print(row("  a round meanwhile", meanwhile, f"ratio {ratios[-1]:.2f}"), flush=True)
+            idle += after_it
             busy += meanwhile
+            before_it = after_it
         idle.sort()
         busy.sort()
         print(row("without a snapshot", idle))
+        alone = broker.save()
         growth = (broker.memory_bytes("VmHWM") - before) / MIB
         note = f"{len(took)} snapshots, {sum(took) / len(took):.1f} s each"
         print(row("while one is written", busy, note))
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"p99 ratio {at(busy, 0.99) / at(idle, 0.99):.2f}, by rounds {each}")
+        print(f"a snapshot while nobody sends anything {alone:.1f} s")
         print(f"memory grew by {growth:.1f} MiB at most; load average {os.getloadavg()[0]:.1f}")
     finally:
+        began = time.perf_counter()
         broker.stop()
+        print(f"stopped, with a last snapshot, in {time.perf_counter() - began:.1f} s")
 
 
 def main() -> None:
-    """Measure with the sessions that are asked for."""
+    """Measure with the sessions and the rounds that are asked for."""
     sessions = int(sys.argv[1]) if len(sys.argv) > 1 else SESSIONS
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
     with TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         data.mkdir()
         (data / "VERSION").write_bytes(b"siltstone 1\n")
-        measure(sessions, data)
+        measure(sessions, rounds, data)
 
 
 if __name__ == "__main__":

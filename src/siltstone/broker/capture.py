@@ -73,8 +73,10 @@ class Capture:
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self.retained = broker.retained.all()
+        # From the last to the first, so that each is let go when its turn comes: to let go of all
+        # of them at the end would take longer than a moment.
         self._sessions = list(broker.registry.sessions.values())
-        self._next = 0
+        self._sessions.reverse()
         self._taken: list[Captured] = []
         broker.ready.epoch += 1
         broker.ready.watch = self._take
@@ -83,15 +85,13 @@ class Capture:
         """Look at so many more sessions, fewer where they hold much; return those that were taken
         since, which may be none. None: all were returned.
         """
-        sessions, at = self._sessions, self._next
-        if at == len(sessions) and not self._taken:
+        sessions = self._sessions
+        if not sessions and not self._taken:
             return None
-        while count > 0 and at < len(sessions):
-            outbox = sessions[at].outbox
+        while count > 0 and sessions:
+            outbox = sessions.pop().outbox
             outbox.changing()
-            at += 1
             count -= 1 + outbox.inflight // _INFLIGHT_PER_COUNT + outbox.queued // _QUEUED_PER_COUNT
-        self._next = at
         taken, self._taken = self._taken, []
         return taken
 

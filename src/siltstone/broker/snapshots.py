@@ -1,8 +1,8 @@
 """Snapshots of a running broker: by the clock, when asked for, and a last one at the end.
 
-The loop captures; a thread encodes, compresses and writes, and rests every moment, so that it never
-keeps the loop waiting for the interpreter. One is written at a time. One that fails is told
-in the log, and the next is tried when its time comes; only the last one is not allowed to.
+How one is written beside what else the loop does is said in `broker.snapshot_pace`. One is written
+at a time. One that fails is told in the log, and the next is tried when its time comes; only the
+last one is not allowed to.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from time import perf_counter, sleep
-from typing import Final
+from typing import Final, NamedTuple
 
 from siltstone.broker.broker import Broker
-from siltstone.broker.capture import Capture, Captured
+from siltstone.broker.capture import Capture
 from siltstone.broker.revival import Revival
+from siltstone.broker.snapshot_pace import LoopPace, ThreadPace
 from siltstone.clock import Clock
 from siltstone.directory import Store
 from siltstone.errors import SiltstoneError, UsageError
@@ -38,30 +39,21 @@ OF_BROKER: Final = "broker"
 OF_STORE: Final = "store"
 
 _LOG: Final = logging.getLogger("siltstone.snapshot")
-# What the loop looks at in one piece: less than a tenth of a millisecond.
-_PIECE: Final = 16
-# So long the thread works, and so long it then leaves the interpreter to the loop.
-_WORK_SECONDS: Final = 0.0001
-_REST_SECONDS: Final = 0.0004
-_PIECE_TIMEOUT: Final = 60.0
+# So many sessions are looked at before it is asked whether there is time for more.
+_PIECE: Final = 1
 
-# Begins a snapshot, on the loop; what it returns is read in a thread, then the other is called.
-Begin = Callable[[], tuple[Iterator[Record], Callable[[], None]]]
+# Begins a snapshot, on the loop.
+Begin = Callable[[], "Begun"]
 
 
-class Pace:
-    """Lets a thread rest whenever it has worked for a moment: it holds what the loop needs too."""
+class Begun(NamedTuple):
+    """A snapshot that was begun: what there is to write, None where nothing was found for a moment;
+    what is called on the loop when it was; and at which pace to do it, None for at once.
+    """
 
-    def __init__(self, now: Callable[[], float], rest: Callable[[float], None]) -> None:
-        self._now = now
-        self._rest = rest
-        self._since = now()
-
-    def keep(self) -> None:
-        """Rest if it is time to."""
-        if self._now() - self._since >= _WORK_SECONDS:
-            self._rest(_REST_SECONDS)
-            self._since = self._now()
+    records: Iterator[Record | None]
+    end: Callable[[], None]
+    pace: LoopPace | ThreadPace | None
 
 
 class Snapshots:
@@ -82,6 +74,7 @@ class Snapshots:
         self._schedule = Schedule(interval, loop.time())
         self._asked = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._pace: LoopPace | ThreadPace | None = None
         self._executor = ThreadPoolExecutor(1, "siltstone-snapshot")
 
     @property
@@ -112,20 +105,22 @@ class Snapshots:
                 continue
             try:
                 # Shielded, for a thread that writes cannot be stopped half way.
-                await asyncio.shield(self.save(rest=Pace(perf_counter, sleep).keep))
+                await asyncio.shield(self.save(is_last=False))
             except SiltstoneError as exc:
                 log(_LOG, logging.ERROR, "snapshot not written", error=str(exc))
 
-    async def save(self, *, rest: Callable[[], None] | None = None) -> Saved:
-        """Write one, when no other is being written.
+    async def save(self, *, is_last: bool = True) -> Saved:
+        """Write one, when no other is being written; the last one, and what it waits for, at once.
 
         Raises: SiltstoneError, and then the one before stands.
         """
+        if is_last and self._pace is not None:
+            self._pace.hurry()
         async with self._writing:
             began = self._loop.time()
             self._schedule.begin(began)
             try:
-                saved = await self._save(rest)
+                saved = await self._save(is_last=is_last)
             finally:
                 self._schedule.end()
         if saved.prune_error is not None:
@@ -141,51 +136,52 @@ class Snapshots:
         )
         return saved
 
-    async def _save(self, rest: Callable[[], None] | None) -> Saved:
+    async def _save(self, *, is_last: bool) -> Saved:
         assert self._begin is not None, "it is known what the snapshots are of"
-        records, end = self._begin()
+        begun = self._begin()
+        self._pace = begun.pace
+        if is_last and begun.pace is not None:
+            begun.pace.hurry()
         try:
-            write = partial(self._write, records, rest)
+            write = partial(self._write, begun)
             return await self._loop.run_in_executor(self._executor, write)
         finally:
-            end()
+            self._pace = None
+            begun.end()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Let go of the directory; one that is being written of what is in memory fails."""
+        if self._pace is not None:
+            self._pace.stop()
         self._executor.shutdown(wait=True)
         if self._keeper is not None:
             self._keeper.close()
 
-    def _write(self, records: Iterator[Record], rest: Callable[[], None] | None) -> Saved:
-        return self.keeper.save(records, source=self._source, pause=rest)
+    def _write(self, begun: Begun) -> Saved:
+        return self.keeper.save(begun.records, source=self._source, pace=begun.pace)
 
 
-def begin_capture(
-    broker: Broker, loop: asyncio.AbstractEventLoop
-) -> tuple[Iterator[Record], Callable[[], None]]:
+def begin_capture(broker: Broker, loop: asyncio.AbstractEventLoop) -> Begun:
     """Begin a snapshot of what a broker has in memory."""
     capture = Capture(broker)
-    return _captured_records(capture, loop), capture.close
+    counts = broker.statistics
+    pace = LoopPace(loop, perf_counter, sleep, lambda: counts.bytes_received)
+    return Begun(_captured_records(capture), capture.close, pace)
 
 
-def _captured_records(capture: Capture, loop: asyncio.AbstractEventLoop) -> Iterator[Record]:
-    """Yield the records of a capture, in a thread that asks the loop for piece after piece."""
+def _captured_records(capture: Capture) -> Iterator[Record | None]:
+    """Yield the records of a capture, on the loop."""
     yield from capture.retained_records()
-    while (pieces := _piece(capture, loop)) is not None:
+    while (pieces := capture.step(_PIECE)) is not None:
         for captured in pieces:
             yield from capture.records(captured)
+        yield None
 
 
-def _piece(capture: Capture, loop: asyncio.AbstractEventLoop) -> list[Captured] | None:
-    taken: Future[list[Captured] | None] = Future()
-    loop.call_soon_threadsafe(lambda: taken.set_result(capture.step(_PIECE)))
-    return taken.result(_PIECE_TIMEOUT)
-
-
-def begin_backup(fs: FileSystem, data: PurePath) -> tuple[Iterator[Record], Callable[[], None]]:
+def begin_backup(fs: FileSystem, data: PurePath) -> Begun:
     """Begin a snapshot of a store, which is read as other processes would."""
     source = StoreSource(fs, data, partial(open_read_only, fs))
-    return source.records(), _nothing
+    return Begun(source.records(), _nothing, ThreadPace(perf_counter, sleep))
 
 
 def _nothing() -> None:

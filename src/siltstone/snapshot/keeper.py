@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -38,7 +38,7 @@ from siltstone.snapshot.contents import Contents
 from siltstone.snapshot.loader import apply_snapshot, verify_snapshot
 from siltstone.snapshot.records import About, Record, StateSink
 from siltstone.snapshot.totals import Summary, Totals
-from siltstone.snapshot.writer import publish_snapshot
+from siltstone.snapshot.writer import Pace, publish_snapshot
 from siltstone.version import __version__
 
 LINK: Final = "state"
@@ -122,14 +122,12 @@ class Keeper:
 
     def save(
         self,
-        records: Iterable[Record],
+        records: Iterable[Record | None],
         *,
         source: str,
-        pause: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> Saved:
         """Write a snapshot and let the link lead to it; durable when this returns.
-
-        `pause` is called behind each record that is written.
 
         Raises: what the records raise, StorageFullError, DiskError; nothing has changed then, but
         when the last sync of the directory failed: after that the link is the old or the new one.
@@ -144,7 +142,7 @@ class Keeper:
             writer=f"siltstone {__version__}",
         )
         try:
-            totals, size_bytes = publish_snapshot(self._fs, path, about, records, pause=pause)
+            totals, size_bytes = publish_snapshot(self._fs, path, about, records, pace=pace)
             self._last_serial = serial
             self._move_link(path)
         except SiltstoneError:

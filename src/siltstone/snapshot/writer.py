@@ -2,15 +2,19 @@
 
 What is kept while writing is a buffer and a digest of each content, and no more contents than a few
 thousand small ones: most messages that wait for many sessions are the same object.
+
+Writing has two halves, so that it can be done beside a loop that must not wait. `take` makes bytes
+of records, for as short a time as is asked for; `drain` does what takes longer: large contents,
+compression, the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import PurePath
-from typing import Final
+from typing import Final, Protocol
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
@@ -25,16 +29,29 @@ CONTENT_BYTES_MAX: Final = 512 * 1024 * 1024
 # Contents that are known without a digest: so many, and so long at most.
 _RECENT_MAX: Final = 8192
 _RECENT_BYTES_MAX: Final = 1024
+# Of a longer content the digest alone takes longer than a moment.
+_LIGHT_BYTES_MAX: Final = 16 * 1024
+
+
+class _HeavyError(ValueError):
+    """A content is not for `take`."""
 
 
 class SnapshotWriter:
-    """Writes one snapshot to a new file."""
+    """Writes one snapshot to a new file; one thread at a time."""
 
     def __init__(
-        self, file: File, about: About, content_bytes_max: int = CONTENT_BYTES_MAX
+        self,
+        file: File,
+        about: About,
+        content_bytes_max: int = CONTENT_BYTES_MAX,
+        rest: Callable[[], None] | None = None,
     ) -> None:
         self._content_bytes_max = content_bytes_max
-        self._stream = RecordWriter(file)
+        self._stream = RecordWriter(file, rest)
+        # The record that `take` has left to `drain`.
+        self._left: Record | None = None
+        self._is_taking = False
         self._known = DigestTable()
         self._content_bytes = 0
         self._recent: dict[bytes, int] = {}
@@ -43,6 +60,45 @@ class SnapshotWriter:
     def add(self, record: Record) -> None:
         """Add one record. Raises: UsageError when it is too large; what File.write raises."""
         self._stream.write(*encode_record(record, self._number))
+        if self._stream.is_full:
+            self._stream.drain()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `drain` must be called before `take`."""
+        return self._left is not None or self._stream.is_full
+
+    def take(self, records: Iterator[Record | None], goes_on: Callable[[], bool]) -> bool:
+        """Add records until it is full or does not go on; tell whether there may be more.
+
+        None stands for work that led to no record. Neither the disk nor much of the processor is
+        used, whatever the records are. Raises: what the records raise, UsageError.
+        """
+        assert not self.is_full, "it was drained"
+        self._is_taking = True
+        try:
+            for record in records:
+                if record is not None:
+                    self._take(record)
+                if self._left is not None or self._stream.is_full or not goes_on():
+                    return True
+        finally:
+            self._is_taking = False
+        return False
+
+    def _take(self, record: Record) -> None:
+        try:
+            self._stream.write(*encode_record(record, self._number))
+        except _HeavyError:
+            # A content that came before in it is written and known, and is not written again.
+            self._left = record
+
+    def drain(self) -> None:
+        """Write what was taken to the file. Raises: UsageError; what File.write raises."""
+        left, self._left = self._left, None
+        if left is not None:
+            self.add(left)
+        self._stream.drain()
 
     def finish(self) -> Totals:
         """End the file; it is whole, and not synced."""
@@ -65,6 +121,8 @@ class SnapshotWriter:
         return number
 
     def _number_by_digest(self, content: bytes) -> int:
+        if self._is_taking and len(content) > _LIGHT_BYTES_MAX:
+            raise _HeavyError
         if len(content) > self._content_bytes_max:
             raise UsageError(
                 f"too much for one content of a snapshot: size_bytes={len(content)} "
@@ -78,22 +136,30 @@ class SnapshotWriter:
         return number
 
 
-def write_snapshot(
-    file: File,
-    about: About,
-    records: Iterable[Record],
-    *,
-    pause: Callable[[], None] | None = None,
-) -> Totals:
-    """Write all records to a new file, whole and not synced.
+class Pace(Protocol):
+    """Where and when a snapshot is written, so that others get their turns."""
 
-    `pause` is called behind each record, so that other threads may get their turn.
-    """
-    writer = SnapshotWriter(file, about)
-    for record in records:
-        writer.add(record)
-        if pause is not None:
-            pause()
+    def fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
+        """Let the writer take records until it is full; tell whether there may be more."""
+
+    def rest(self) -> None:
+        """Let others have what this thread has used for a moment."""
+
+
+def write_snapshot(
+    file: File, about: About, records: Iterable[Record | None], *, pace: Pace | None = None
+) -> Totals:
+    """Write all records to a new file, whole and not synced; at once, if no pace is given."""
+    if pace is None:
+        writer = SnapshotWriter(file, about)
+        for record in records:
+            if record is not None:
+                writer.add(record)
+        return writer.finish()
+    writer = SnapshotWriter(file, about, rest=pace.rest)
+    left = iter(records)
+    while pace.fill(writer, left):
+        writer.drain()
     return writer.finish()
 
 
@@ -101,9 +167,9 @@ def publish_snapshot(
     fs: FileSystem,
     path: PurePath,
     about: About,
-    records: Iterable[Record],
+    records: Iterable[Record | None],
     *,
-    pause: Callable[[], None] | None = None,
+    pace: Pace | None = None,
 ) -> tuple[Totals, int]:
     """Write a snapshot under its own name, whole and durable, or not at all; return its size too.
 
@@ -112,7 +178,7 @@ def publish_snapshot(
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with fs.create(temporary) as file:
-            totals = write_snapshot(file, about, records, pause=pause)
+            totals = write_snapshot(file, about, records, pace=pace)
             file.sync()
             size_bytes = file.size()
         fs.rename(temporary, path)

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import pytest
 
+from siltstone.broker.snapshot_pace import LoopPace, ThreadPace
 from siltstone.broker.snapshots import (
     OF_BROKER,
     OF_STORE,
-    Pace,
+    Begun,
     Snapshots,
     begin_backup,
     begin_capture,
@@ -24,7 +25,7 @@ from siltstone.broker.snapshots import (
 )
 from siltstone.clock import ManualClock
 from siltstone.directory import Store
-from siltstone.errors import CorruptionError, StorageFullError, UsageError
+from siltstone.errors import ClosedError, CorruptionError, StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.packets import Disconnect
@@ -53,10 +54,11 @@ class Office:
             partial(open_keeper, self.fs, self.clock, DATA, 2), interval=interval, loop=loop
         )
         self.ended = 0
+        self.pace: LoopPace | ThreadPace | None = None
         self.use(lambda: iter([session("c")]))
 
-    def use(self, records: Callable[[], Iterator[Record]]) -> None:
-        self.snapshots.use(OF_BROKER, lambda: (records(), self._end))
+    def use(self, records: Callable[[], Iterator[Record | None]]) -> None:
+        self.snapshots.use(OF_BROKER, lambda: Begun(records(), self._end, self.pace))
 
     def _end(self) -> None:
         self.ended += 1
@@ -271,8 +273,8 @@ def test_a_store_is_read_as_others_would() -> None:
     fs, clock = MemoryFileSystem(), ManualClock()
     with Store(DATA, fs=fs, clock=clock) as store:
         store.create("m", DatabaseSettings(segment_bytes=64 * 1024))
-        records, end = begin_backup(fs, DATA)
-        saved = open_keeper(fs, clock, DATA, 2).save(records, source=OF_STORE)
+        records, end, pace = begin_backup(fs, DATA)
+        saved = open_keeper(fs, clock, DATA, 2).save(records, source=OF_STORE, pace=pace)
         end()
     with fs.open(saved.path, writable=False) as file:
         assert verify_snapshot(file).counts == {"StoredFile": 2, "FilePart": 3}
@@ -292,10 +294,60 @@ def test_the_collector_leaves_alone_what_was_loaded() -> None:
         gc.unfreeze()
 
 
-def test_the_thread_rests_when_it_has_worked_for_a_moment() -> None:
-    clock, rests = ManualClock(), list[float]()
-    pace = Pace(clock.monotonic, rests.append)
-    for _ in range(9):
-        clock.advance(0.00003)
-        pace.keep()
-    assert rests == [0.0004, 0.0004]
+def test_the_last_one_and_the_one_that_it_waits_for_do_not_rest() -> None:
+    async def scenario() -> None:
+        office = Office()
+        begun, may_go_on = Event(), Event()
+        rests: list[float] = []
+        office.pace = ThreadPace(office.clock.monotonic, rests.append)
+
+        def slowly() -> Iterator[Record]:
+            yield session("c")
+            office.clock.advance(1.0)
+            yield session("d")
+            begun.set()
+            assert may_go_on.wait(20)
+            for number in range(100):
+                office.clock.advance(1.0)
+                yield session(str(number))
+
+        office.use(slowly)
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await office.until(begun.is_set)
+        running.cancel()
+        office.pace = ThreadPace(office.clock.monotonic, rests.append)
+        last = asyncio.create_task(office.snapshots.save())
+        await asyncio.wait({last}, timeout=0.0)
+        assert len(rests) == 1
+        may_go_on.set()
+        assert (await last).serial == 2
+        assert len(rests) == 1
+        office.snapshots.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_a_loop_that_waits_for_it() -> None:
+    async def scenario() -> None:
+        office = Office()
+        begun = asyncio.Event()
+
+        def without_end() -> Iterator[None]:
+            while True:
+                office.clock.advance(1.0)
+                begun.set()
+                yield None
+
+        loop = asyncio.get_running_loop()
+        office.pace = LoopPace(loop, office.clock.monotonic, lambda _: None, lambda: 0)
+        office.use(without_end)
+        saving = asyncio.create_task(office.snapshots.save())
+        await begun.wait()
+        office.snapshots.close()
+        with pytest.raises(ClosedError, match="the broker ends"):
+            await saving
+        assert office.serials() == []
+        assert office.ended == 1
+
+    asyncio.run(scenario())

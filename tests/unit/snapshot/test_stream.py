@@ -5,6 +5,7 @@ import struct
 import zlib
 from hashlib import blake2b
 from pathlib import PurePath
+from random import Random
 
 import pytest
 from crc32c import crc32c
@@ -90,11 +91,32 @@ def test_a_content_is_cut_into_parts() -> None:
     assert (totals.counts, totals.contents, totals.content_bytes) == ({1: 1, 2: 2}, 1, len(content))
 
 
-def test_nothing_is_written_before_the_buffer_is_full() -> None:
+def test_nothing_is_written_before_it_is_drained() -> None:
     fs = MemoryFileSystem()
     with fs.create(PATH) as file:
-        RecordWriter(file).write(ABOUT, b"x" * 1000)
+        writer = RecordWriter(file)
+        writer.write(ABOUT, b"")
+        writer.write_content(1, Random(1).randbytes(PART_BYTES))
         assert file.size() == 0
+        writer.drain()
+        assert file.size() > PART_BYTES // 2
+
+
+def test_it_is_full_when_there_is_a_buffer_of_records() -> None:
+    writer = RecordWriter(opened(b""))
+    writer.write(ABOUT, bytes(65_000))
+    assert not writer.is_full
+    writer.write(4, bytes(1000))
+    assert writer.is_full
+
+
+def test_others_may_have_the_processor_behind_each_piece() -> None:
+    fs, rests = MemoryFileSystem(), list[int]()
+    with fs.create(PATH) as file:
+        writer = RecordWriter(file, lambda: rests.append(len(rests)))
+        writer.write(ABOUT, bytes(10_000))
+        writer.drain()
+    assert rests == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
 from collections.abc import Iterator
 from pathlib import PurePath
+from random import Random
 
 import pytest
 
@@ -55,12 +57,96 @@ def test_a_content_above_the_limit_is_refused() -> None:
             writer.add(retained("a", bytes(11)))
 
 
-def test_others_may_get_their_turn_behind_each_record() -> None:
+def is_full(writer: SnapshotWriter) -> bool:
+    """Tell whether it is full now."""
+    return writer.is_full
+
+
+def test_records_are_taken_for_as_long_as_it_goes_on_and_written_when_drained() -> None:
     fs = MemoryFileSystem()
-    turns: list[None] = []
+    records = iter([session("a"), None, session("b")])
     with fs.create(PATH) as file:
-        write_snapshot(file, ABOUT, EVERY_KIND, pause=lambda: turns.append(None))
-    assert len(turns) == len(EVERY_KIND)
+        writer = SnapshotWriter(file, ABOUT)
+        assert writer.take(records, lambda: False)
+        assert writer.take(records, lambda: False)
+        assert list(records) == [session("b")]
+        assert not writer.take(records, lambda: True)
+        assert not is_full(writer)
+        assert file.size() == 0
+        writer.drain()
+        writer.finish()
+        assert verify_snapshot(file).counts == {"SessionState": 1}
+
+
+def test_no_more_is_taken_than_a_buffer() -> None:
+    fs = MemoryFileSystem()
+    records = iter([session(f"{number:01000d}") for number in range(100)])
+    with fs.create(PATH) as file:
+        writer = SnapshotWriter(file, ABOUT)
+        assert writer.take(records, lambda: True)
+        assert is_full(writer)
+        left = list(records)
+        assert 0 < len(left) < 100
+        assert file.size() == 0
+        writer.drain()
+        assert not is_full(writer)
+        assert not writer.take(iter(left), lambda: True)
+        writer.finish()
+        assert verify_snapshot(file).counts == {"SessionState": 100}
+
+
+def test_a_large_content_is_left_to_be_drained() -> None:
+    fs = MemoryFileSystem()
+    large: list[Record] = [retained("a", b"x" * 16 * 1024), retained("b", b"x" * 600_000)]
+    records = iter([*large, session("c")])
+    with fs.create(PATH) as file:
+        writer = SnapshotWriter(file, ABOUT)
+        assert writer.take(records, lambda: True)
+        assert is_full(writer)
+        assert file.size() == 0
+        writer.drain()
+        assert not is_full(writer)
+        assert not writer.take(records, lambda: True)
+        totals = writer.finish()
+        assert verify_snapshot(file).counts == {"RetainedMessage": 2, "SessionState": 1}
+    assert (totals.contents, totals.content_bytes) == (2, 16 * 1024 + 600_000)
+
+
+def test_too_large_a_content_is_refused_when_it_is_drained() -> None:
+    fs = MemoryFileSystem()
+    with fs.create(PATH) as file:
+        writer = SnapshotWriter(file, ABOUT, 20_000)
+        assert writer.take(iter([retained("a", bytes(20_001))]), lambda: True)
+        with pytest.raises(UsageError, match="size_bytes=20001 max=20000"):
+            writer.drain()
+
+
+class EachAlone:
+    """A pace that takes one record at a time, and counts its rests."""
+
+    def __init__(self) -> None:
+        self.rests = 0
+
+    def fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
+        while writer.take(records, lambda: False):
+            if writer.is_full:
+                return True
+        return False
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+def test_at_any_pace_the_same_is_written_with_rests_in_between() -> None:
+    fs = MemoryFileSystem()
+    payload = Random(1).randbytes(300_000)
+    records = [*EVERY_KIND, retained("a", payload), retained("b", payload)]
+    pace = EachAlone()
+    with fs.create(PATH) as file, fs.create(PATH.with_suffix(".once")) as at_once:
+        totals = write_snapshot(file, ABOUT, [None, *records, None], pace=pace)
+        assert totals == write_snapshot(at_once, ABOUT, records)
+    assert gzip.decompress(fs.read(PATH)) == gzip.decompress(fs.read(PATH.with_suffix(".once")))
+    assert pace.rests > len(payload) // 4096
 
 
 def test_a_published_snapshot_is_synced_before_it_has_its_name() -> None:
