@@ -1,15 +1,20 @@
 """Spark over store and lake, beside Spark's own readers: `python -m bench.pipeline [--full]`.
 
 All in one run and one session; what is compared takes turns, and the first turn is not counted.
+What is read is made anew for each run, unless `--data DIR` says where it is kept for the next one;
+`--only` measures a part of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +26,7 @@ from rich.table import Table
 import siltstone
 from bench.workload import scratch
 from siltstone import Columns, DatabaseSettings
+from siltstone.bulk.offsets import bounds_of
 from siltstone.pipeline import count, lake_table, start_session, table
 from siltstone.pipeline.jobs.tier import tier
 from siltstone.version import __version__, form
@@ -29,7 +35,8 @@ ROWS, ROWS_FULL = 2_000_000, 20_000_000
 DEVICES = 1000
 KINDS = ("temperature", "humidity")
 CALL_ROWS = 20_000
-TURNS = 4
+TURNS, TURNS_FULL = 4, 2
+PARTS = ("live", "stream", "tier", "tiered")
 STREAM_ROWS = 10_000
 STREAM_BATCHES = 12
 
@@ -66,7 +73,28 @@ def fill(path: Path, rows: int) -> None:
         database.seal()
 
 
-def take_turns(cases: Mapping[str, Callable[[], object]], turns: int = TURNS) -> dict[str, float]:
+def prepare(spark: SparkSession, place: Path, rows: int, *, with_lines: bool) -> None:
+    """Make what is not there yet: the store, and its rows as Parquet and as lines of JSON."""
+    store, parquet, lines = (str(place / name) for name in ("store", "parquet", "lines"))
+    if not (place / "store").exists():
+        fill(place / "new", rows)
+        (place / "new").rename(store)
+    # Spark leaves this file when all of them are written.
+    if not (place / "parquet" / "_SUCCESS").exists():
+        source = spark.read.format("siltstone").load(store)
+        source.write.mode("overwrite").option("compression", "zstd").parquet(parquet)
+    if with_lines and not (place / "lines" / "_SUCCESS").exists():
+        write_lines(spark, store, lines)
+    assert spark.read.parquet(parquet).count() == rows, "DIR has another number of rows"
+
+
+def link_store(store: Path, copy: Path) -> None:
+    """Make a store of the same files, to have a lake of its own; nothing is written to either."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(store, copy, copy_function=os.link)
+
+
+def take_turns(cases: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
     """Return the median seconds of each case."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(turns + 1):
@@ -82,7 +110,7 @@ def scanned(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def scans(spark: SparkSession, path: str, parquet: str) -> list[Measured]:
+def scans(spark: SparkSession, path: str, parquet: str, turns: int) -> list[Measured]:
     """Compare reads of the live store with Parquet; each with its seconds and Parquet's."""
 
     def live(**options: str) -> DataFrame:
@@ -97,7 +125,8 @@ def scans(spark: SparkSession, path: str, parquet: str) -> list[Measured]:
             "one device": lambda: scanned(live(filter=one)),
             "one of table": lambda: scanned(table(spark, path, filter=one)),
             "index": lambda: count(path, filter="plant/+/temperature", startTime="2020-01-01"),
-        }
+        },
+        turns,
     )
     return [
         Measured("the source, live, all columns", times["live"], times["parquet"], "0.80x"),
@@ -112,7 +141,7 @@ def scans(spark: SparkSession, path: str, parquet: str) -> list[Measured]:
     ]
 
 
-def tiered_scans(spark: SparkSession, path: str, parquet: str) -> list[Measured]:
+def tiered_scans(spark: SparkSession, path: str, parquet: str, turns: int) -> list[Measured]:
     """Compare reads of tiered rows with Parquet of the same rows."""
     mean = F.avg("serial")
     times = take_turns(
@@ -121,7 +150,8 @@ def tiered_scans(spark: SparkSession, path: str, parquet: str) -> list[Measured]
             "all of parquet": lambda: scanned(spark.read.parquet(parquet)),
             "one": lambda: table(spark, path, columns=["serial"]).agg(mean).collect(),
             "one of parquet": lambda: spark.read.parquet(parquet).agg(mean).collect(),
-        }
+        },
+        turns,
     )
     return [
         Measured("table(), tiered, all columns", times["all"], times["all of parquet"], "0.95x"),
@@ -137,7 +167,8 @@ def tiering(spark: SparkSession, path: str, lines: str, out: str) -> list[Measur
     # The executors' Python workers have been started by the scans.
     begin = time.perf_counter()
     rows = spark.read.schema(schema).json(lines)
-    rows.write.partitionBy("structure").option("compression", "zstd").parquet(out)
+    structured = rows.write.mode("overwrite").partitionBy("structure")
+    structured.option("compression", "zstd").parquet(out)
     spark_seconds = time.perf_counter() - begin
     begin = time.perf_counter()
     tier(spark, path)
@@ -150,56 +181,76 @@ def write_lines(spark: SparkSession, path: str, lines: str) -> None:
     rows = spark.read.format("siltstone").option("decode", "json").load(path)
     structure = F.concat_ws("/", F.lit("plant"), F.lit("+"), F.col("levels")[2])
     columns = ["topic", "timestamp", "publisher", "qos", "retain", "shard", "serial", "payload.*"]
-    rows.select(structure.alias("structure"), *columns).write.json(lines)
+    rows.select(structure.alias("structure"), *columns).write.mode("overwrite").json(lines)
 
 
 def micro_batches(spark: SparkSession, path: str, checkpoint: str) -> float:
     """Return the median seconds of a micro-batch of 10,000 rows, but for the first ones."""
+    with siltstone.open(path, read_only=True) as store:
+        bounds = bounds_of(store.database("messages").extents())
+    # It ends by itself with the last rows: one that is stopped complains of its last batch.
+    wanted = STREAM_ROWS * STREAM_BATCHES // len(bounds)
+    start = {str(shard): serials.stop - wanted for shard, serials in bounds.items()}
     query = (
         spark.readStream.format("siltstone")
         .option("maxRowsPerTrigger", STREAM_ROWS)
+        .option("startingOffsets", json.dumps({"version": 1, "shards": start}))
         .load(path)
         .writeStream.format("noop")
         .option("checkpointLocation", checkpoint)
-        .trigger(processingTime="0 seconds")
+        .trigger(availableNow=True)
         .start()
     )
-    try:
-        while len(query.recentProgress) < STREAM_BATCHES:
-            query.awaitTermination(1)
-    finally:
-        query.stop()
-    times = [
-        json.loads(item.json)["durationMs"]["triggerExecution"] for item in query.recentProgress
-    ]
+    query.awaitTermination()
+    progress = [json.loads(item.json) for item in query.recentProgress]
+    times = [item["durationMs"]["triggerExecution"] for item in progress if item["numInputRows"]]
     return float(statistics.median(times[3:])) / 1000
 
 
-def run(rows: int) -> Table:
-    """Measure all and return the table."""
+def measure(
+    spark: SparkSession, place: Path, rows: int, parts: Collection[str]
+) -> tuple[list[Measured], float | None]:
+    """Measure parts of it; return what is compared, and the seconds of a micro-batch."""
+    prepare(spark, place, rows, with_lines="tier" in parts)
+    turns = TURNS if rows < ROWS_FULL else TURNS_FULL
+    names = ("store", "tiered", "parquet", "lines", "structured")
+    path, tiered, parquet, lines, out = (str(place / name) for name in names)
+    found: list[Measured] = []
+    batch_seconds = None
+    if "live" in parts:
+        found += scans(spark, path, parquet, turns)
+    if "stream" in parts:
+        shutil.rmtree(place / "checkpoint", ignore_errors=True)
+        batch_seconds = micro_batches(spark, path, str(place / "checkpoint"))
+    if "tier" in parts:
+        link_store(place / "store", place / "tiered")
+        found += tiering(spark, tiered, lines, out)
+    if "tiered" in parts:
+        if not (place / "tiered").exists():
+            link_store(place / "store", place / "tiered")
+            tier(spark, tiered)
+        found += tiered_scans(spark, tiered, parquet, turns)
+        kept = lake_table(spark, tiered, f"plant_{KINDS[0]}").count()
+        assert kept == rows // len(KINDS), "every row is in its table"
+    return found, batch_seconds
+
+
+def run(rows: int, data: Path | None, parts: Collection[str]) -> Table:
+    """Measure and return the table."""
     made = Table(title=f"Spark over {rows:,} rows of JSON, two cores or more, medians")
     for name in ("", "s", "rows/s", "beside", "ratio", "wanted"):
         made.add_column(name, justify="left" if not name else "right")
-    with scratch() as place:
-        path, parquet = str(place.resolve() / "store"), str(place.resolve() / "parquet")
-        fill(Path(path), rows)
+    with scratch() if data is None else nullcontext(data) as place:
+        place.mkdir(parents=True, exist_ok=True)
         spark = start_session(master="local[*]", memory="2g")
-        source = spark.read.format("siltstone").load(path)
-        source.write.option("compression", "zstd").parquet(parquet)
-        lines = str(place.resolve() / "lines")
-        write_lines(spark, path, lines)
-        found = scans(spark, path, parquet)
-        batch_seconds = micro_batches(spark, path, str(place.resolve() / "checkpoint"))
-        found += tiering(spark, path, lines, str(place.resolve() / "structured"))
-        found += tiered_scans(spark, path, parquet)
-        kept = lake_table(spark, path, f"plant_{KINDS[0]}").count()
+        found, batch_seconds = measure(spark, place.resolve(), rows, parts)
         spark.stop()
-    assert kept == rows // len(KINDS), "every row is in its table"
     for name, seconds, beside, wanted in found:
         cells = (f"{seconds:.2f}", f"{rows / seconds:,.0f}", f"{beside:.2f}")
         made.add_row(name, *cells, f"{beside / seconds:.2f}x", wanted)
-    micro = f"micro-batch of {STREAM_ROWS:,} rows"
-    made.add_row(micro, f"{batch_seconds:.2f}", "", "", "", "below 1 s")
+    if batch_seconds is not None:
+        micro = f"micro-batch of {STREAM_ROWS:,} rows"
+        made.add_row(micro, f"{batch_seconds:.2f}", "", "", "", "below 1 s")
     return made
 
 
@@ -208,10 +259,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help=f"{ROWS_FULL:,} rows")
     parser.add_argument("--rows", type=int, default=0, help="so many instead")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="keep what is read here")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="measure these")
     options = parser.parse_args()
     console = Console()
     console.print(f"siltstone {__version__} ({form()})")
-    console.print(run(options.rows or (ROWS_FULL if options.full else ROWS)))
+    rows = options.rows or (ROWS_FULL if options.full else ROWS)
+    console.print(run(rows, options.data, options.only))
 
 
 if __name__ == "__main__":

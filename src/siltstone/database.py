@@ -33,7 +33,7 @@ from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.store.manifest import SlabId
 from siltstone.store.opening import RecoveryReport
 from siltstone.store.outcome import Ticket
-from siltstone.store.partition import Columns, columns_of, shard_of, split_call
+from siltstone.store.partition import Columns, columns_of, may_hold, shard_of, split_call
 from siltstone.store.producers import producer_key
 from siltstone.store.readable_slabs import ReadableSlabs
 from siltstone.store.rows import COLUMNS, Batch, Row, schema_of
@@ -281,6 +281,14 @@ class Database:
         """Return the serials of every slab as of now: one consistent end for each shard."""
         self._slabs.refresh()
         return [extent_of(slab) for slab in self._slabs.all()]
+
+    def may_hold(self, shard: int, topic_filters: Sequence[str]) -> bool:
+        """Say whether a shard may have rows of any of the filters; without filters, any rows."""
+        # The shards of topic logs have a topic each, whatever its name.
+        if not topic_filters or self._slabs.manifest.logs:
+            return True
+        parsed = map(TopicFilter.parse, topic_filters)
+        return any(may_hold(shard, each, self.settings) for each in parsed)
 
     def choose(
         self,

@@ -13,18 +13,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 import siltstone
 from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
 from siltstone.store.rows import Row
 from tests.support.pipeline import by_place, stored_rows
+from tests.support.stream_driver import run_queries
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run_driver(path: str, directory: Path, kill_at: str | None) -> list[str]:
-    """Run the query; kill it, and all that it started, as soon as it has said a line."""
+def kill_driver(path: str, directory: Path, kill_at: str) -> list[str]:
+    """Run the queries; kill them, and all that they started, as soon as they have said a line."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.support.stream_driver", path, str(directory)],
         cwd=ROOT,
@@ -42,11 +44,10 @@ def run_driver(path: str, directory: Path, kill_at: str | None) -> list[str]:
             if said[-1] == kill_at:
                 break
     finally:
-        if kill_at is not None:
-            os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
         status = child.wait()
         child.stdout.close()
-    assert status == (0 if kill_at is None else -signal.SIGKILL), said
+    assert (status, said[-1:]) == (-signal.SIGKILL, [kill_at]), said
     return said
 
 
@@ -78,28 +79,29 @@ def check(database: Database, directory: Path, rows: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_twice_has_read_and_written_each_row_once(
-    database: Database, path: str, tmp_path: Path
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
 ) -> None:
     directory = tmp_path / "out"
     directory.mkdir()
-    append(database, 0, 500)
+    append(database, 0, 250)
     # The first kill comes when a batch has begun, the second when one is written, not committed.
-    said = run_driver(path, directory, "begin 2")
-    assert "end 1" in said
+    said = kill_driver(path, directory, "begin 2")
+    assert said == ["begin 0", "end 0", "begin 1", "end 1", "begin 2"]
     database.seal()
-    append(database, 500, 700)
-    said = run_driver(path, directory, "end 3")
-    assert said[0] == "begin 2"
-    append(database, 700, 750)
-    said = run_driver(path, directory, None)
-    assert said[0] == "begin 3"
-    check(database, directory, 750)
+    append(database, 250, 350)
+    said = kill_driver(path, directory, "end 3")
+    assert said == ["begin 2", "end 2", "begin 3", "end 3"]
+    append(database, 350, 400)
+    said = []
+    run_queries(spark, path, directory, said.append)
+    assert said == ["begin 3", "end 3", "begin 4", "end 4"]
+    check(database, directory, 400)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_driver_that_is_killed_twenty_times_has_read_and_written_each_row_once(
-    database: Database, path: str, tmp_path: Path
+    spark: SparkSession, database: Database, path: str, tmp_path: Path
 ) -> None:
     directory = tmp_path / "out"
     directory.mkdir()
@@ -108,6 +110,6 @@ def test_a_driver_that_is_killed_twenty_times_has_read_and_written_each_row_once
     for number in range(20):
         append(database, number * 300, number * 300 + 300)
         batch += rng.randrange(1, 3)
-        run_driver(path, directory, f"{rng.choice(('begin', 'end'))} {batch}")
-    run_driver(path, directory, None)
+        kill_driver(path, directory, f"{rng.choice(('begin', 'end'))} {batch}")
+    run_queries(spark, path, directory, lambda _: None)
     check(database, directory, 6000)

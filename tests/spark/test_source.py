@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from siltstone.database import Database
 from siltstone.pipeline.schema import spark_schema
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
+from tests.support.broker_process import clean_environment
 from tests.support.pipeline import SparkRow, by_place, stored_rows
 
 ROWS = [
@@ -30,6 +33,14 @@ ROWS = [
     )
     for number in range(200)
 ]
+
+# What a worker does to plan a read.
+PLAN = """\
+import sys
+import siltstone.pipeline.source
+from siltstone.pipeline import explain
+print(explain(sys.argv[1]).frames_read, "frames, pandas:", "pandas" in sys.modules)
+"""
 
 
 def load(spark: SparkSession, path: str, **options: Any) -> DataFrame:
@@ -218,3 +229,15 @@ def test_a_corrupt_frame_is_an_error_that_names_the_file(
         file.write(bytes([data[place] ^ 1]))
     with pytest.raises(PySparkException, match=rf"does not match its checksum: path={segment}"):
         load(spark, path, columns="serial").count()
+
+
+def test_what_a_worker_imports_to_plan_does_not_load_pandas(database: Database, path: str) -> None:
+    database.append([Row("plant/1", b"1")]).wait()
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, path],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "1 frames, pandas: False\n"

@@ -65,13 +65,26 @@ def batches_of(path: str) -> int:
 def kill_while_tiering(path: str, directory: Path, rng: random.Random) -> None:
     """Run the command until it has tiered something, then kill it at a moment by chance."""
     before = batches_of(path)
+    # Spark's workers are Python as well; a file here must not be their module of that name.
+    (directory / "grp.py").write_text("raise RuntimeError")
     child = subprocess.Popen(
         [
-            *(*COMMAND, "pipeline", "tier", "--data", path, "--master", "local[2]"),
+            *(
+                COMMAND[0],
+                "-P",
+                *COMMAND[1:],
+                "pipeline",
+                "tier",
+                "--data",
+                path,
+                "--master",
+                "local[2]",
+            ),
             *("--memory", "512m", "--continuous", "--interval", "0.05"),
         ],
         # What a killed Spark leaves behind goes with the test.
         env=clean_environment() | {"TMPDIR": str(directory), "JDK_JAVA_OPTIONS": JAVA_OPTIONS},
+        cwd=directory,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )

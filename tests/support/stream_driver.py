@@ -8,10 +8,11 @@ after. The second copies the rows to another store, at the same time.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.pipeline.session import start_session
 
@@ -22,23 +23,18 @@ def tell(text: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
+def run_queries(
+    spark: SparkSession, store: str, directory: Path, say: Callable[[str], None]
+) -> None:
     """Read everything there is, then end."""
-    store, directory = sys.argv[1], Path(sys.argv[2])
-    spark = start_session(
-        name="driver",
-        master="local[2]",
-        memory="512m",
-        java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    )
 
     def write(batch: DataFrame, number: int) -> None:
-        tell(f"begin {number}")
+        say(f"begin {number}")
         table = batch.toArrow()
         temporary = directory / f"{number}.tmp"
         pq.write_table(table, temporary)
         temporary.rename(directory / f"{number}.parquet")
-        tell(f"end {number}")
+        say(f"end {number}")
 
     query = (
         spark.readStream.format("siltstone")
@@ -62,6 +58,18 @@ def main() -> None:
     )
     query.awaitTermination()
     copy.awaitTermination()
+
+
+def main() -> None:
+    """Run the queries in a Spark of their own."""
+    store, directory = sys.argv[1], Path(sys.argv[2])
+    spark = start_session(
+        name="driver",
+        master="local[2]",
+        memory="512m",
+        java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    )
+    run_queries(spark, store, directory, tell)
     spark.stop()
 
 

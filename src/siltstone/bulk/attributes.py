@@ -42,12 +42,14 @@ def empty_maps(count: int, kind: pa.DataType) -> pa.Array:
     """Return so many empty maps; they share one buffer as far as it goes."""
     if count <= _EMPTY_ROWS:
         return _empty(kind).slice(0, count)
-    return pa.array([[]], kind).take(pa.repeat(pa.scalar(0, pa.int8()), count))
+    return _empty(kind).take(pa.repeat(pa.scalar(0, pa.int8()), count))
 
 
 @lru_cache(maxsize=4)
 def _empty(kind: pa.DataType) -> pa.Array:
-    return pa.array([[]] * _EMPTY_ROWS, kind)
+    offsets = pa.repeat(pa.scalar(0, pa.int32()), _EMPTY_ROWS + 1)
+    keys, items = pa.nulls(0, kind.key_type), pa.nulls(0, kind.item_type)
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind)
 
 
 @lru_cache(maxsize=65_536)

@@ -52,14 +52,23 @@ def assemble(pieces: Sequence[Piece], schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of pieces as one batch of exactly this schema."""
     columns: list[pa.Array] = []
     for field in schema:
-        parts = [_COLUMNS[field.name](piece, field.type) for piece in pieces]
         try:
-            columns.append(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
+            columns.append(_column(pieces, field))
         except pa.ArrowInvalid as exc:
             raise UsageError(
                 f"column {field.name} is too large for one batch, lower rowsPerBatch: {exc}"
             ) from exc
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(pieces: Sequence[Piece], field: pa.Field) -> pa.Array:
+    if field.name == LEVELS and all(map(_has_few_rows, pieces)):
+        return _split(_joined([piece.column("topic") for piece in pieces]), field.type)
+    return _joined([_COLUMNS[field.name](piece, field.type) for piece in pieces])
+
+
+def _joined(parts: Sequence[pa.Array]) -> pa.Array:
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def fetched_columns(columns: Sequence[str]) -> tuple[str, ...]:
@@ -74,8 +83,7 @@ def complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns: list[pa.Array] = []
     for field in schema:
         if field.name == LEVELS:
-            split = pc.split_pattern(batch.column("topic"), "/")
-            columns.append(pa.ListArray.from_arrays(split.offsets, split.values, type=field.type))
+            columns.append(_split(batch.column("topic"), field.type))
         elif field.name == PAYLOAD:
             columns.append(decode_payload(batch.column(PAYLOAD), field.type))
         else:
@@ -110,11 +118,18 @@ def _cut(piece: Piece, rows_max: int) -> Iterator[Piece]:
 
 def _levels(piece: Piece, kind: pa.DataType) -> pa.Array:
     """Split topics into their words, each topic of the frame once where that is less work."""
-    words = piece.frame.all_topics()
-    if len(words) <= piece.num_rows:
-        numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
-        return level_lists(words, numbers, kind)
-    split = pc.split_pattern(piece.column("topic"), "/")
+    if _has_few_rows(piece):
+        return _split(piece.column("topic"), kind)
+    numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
+    return level_lists(piece.frame.all_topics(), numbers, kind)
+
+
+def _has_few_rows(piece: Piece) -> bool:
+    return piece.num_rows < len(piece.frame.all_topics())
+
+
+def _split(topics: pa.Array, kind: pa.DataType) -> pa.Array:
+    split = pc.split_pattern(topics, "/")
     return pa.ListArray.from_arrays(split.offsets, split.values, type=kind)
 
 

@@ -43,7 +43,7 @@ def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Ar
 
 @lru_cache(maxsize=16)
 def _multiples(number: int) -> pa.Array:
-    return pa.array(range(0, number * ROWS_MAX + 1, number), pa.int32())
+    return pa.arange(0, number * ROWS_MAX + 1, number).cast(pa.int32())
 
 
 def _offsets(texts: pa.Array) -> pa.Array:

@@ -208,10 +208,13 @@ def wanted_serials(
 def choose(
     database: Database, options: ReadOptions, extent: SlabExtent, serials: range
 ) -> Choice | None:
-    """Choose the frames of a slab; None for one that was dropped and may be.
+    """Choose the frames of a slab; None for one that was dropped and may be, or whose shard has no
+    rows of the filters.
 
     Raises: SlabDroppedError.
     """
+    if not database.may_hold(extent.slab.shard, options.filters):
+        return None
     try:
         return database.choose(
             extent.slab,

@@ -13,7 +13,7 @@ from siltstone.errors import UsageError
 from siltstone.store.cook import ROW_OVERHEAD, Call, measure_column
 from siltstone.store.rows import QOS_MASK, RETAIN, Row
 from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
-from siltstone.topic.grammar import TOPIC_SIZE_MAX
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 
 _QOS: Final = (0, 1, 2)
 
@@ -87,6 +87,18 @@ class Part:
 def shard_of(key: bytes, shards: int) -> int:
     """Return the shard of a publisher or topic."""
     return crc32(key) % shards
+
+
+def may_hold(shard: int, topic_filter: TopicFilter, settings: DatabaseSettings) -> bool:
+    """Say whether a shard may have rows of a filter: where rows go by their topics, all of a topic
+    by its name are in one.
+    """
+    if settings.shards == 1 or settings.shard_by != "topic":
+        return True
+    levels = topic_filter.levels
+    if b"+" in levels or b"#" in levels:
+        return True
+    return shard_of(b"/".join(levels), settings.shards) == shard
 
 
 def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:

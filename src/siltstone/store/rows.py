@@ -266,7 +266,7 @@ def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Arra
 
 @lru_cache(maxsize=1)
 def _counting() -> pa.Array:
-    return pa.array(range(1 << 16), pa.uint64())
+    return pa.arange(0, 1 << 16).view(pa.uint64())
 
 
 def _serials(first: int, count: int) -> pa.Array:

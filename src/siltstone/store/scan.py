@@ -24,7 +24,8 @@ from siltstone.store.rows import Piece
 from siltstone.store.slab import Slab
 from siltstone.topic.structure import Match
 
-_NONE: Final = pa.array([], pa.uint64())
+# Not by pa.array: it would load pandas, where there is one, with every import of this module.
+_NONE: Final = pa.nulls(0, pa.uint64())
 
 
 class Status(Enum):

@@ -376,12 +376,16 @@ def _numbers(part: tuple[int, int, pa.Array | None], start: int) -> pa.Array:
 
 def stream_ids(piece: Piece) -> pa.Array:
     """Return the stream of each row of a piece, as the same 64 bits with a sign."""
-    ids: list[bytes] = []
-    for stream_id, first, count, _, _ in piece.frame.directory():
-        if first >= piece.stop:
-            break
-        rows = min(first + count, piece.stop) - max(first, piece.start)
-        if rows > 0:
-            ids.append(stream_id.to_bytes(8, "little") * rows)
-    buffers = [None, pa.py_buffer(b"".join(ids))]
-    return piece.chosen(pa.Array.from_buffers(pa.int64(), piece.stop - piece.start, buffers))
+    held = [
+        (stream_id.to_bytes(8, "little"), min(first + count, piece.stop) - max(first, piece.start))
+        for stream_id, first, count, _, _ in piece.frame.directory()
+        if first < piece.stop and first + count > piece.start
+    ]
+    if len(held) == 1:
+        # None need to be picked out.
+        return _ids(held[0][0] * piece.num_rows)
+    return piece.chosen(_ids(b"".join(word * rows for word, rows in held)))
+
+
+def _ids(data: bytes) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])

@@ -68,6 +68,15 @@ def test_frames_without_a_stream_that_is_wanted_are_not_planned() -> None:
     assert serials(world, filters=("b", "x")) == [(FIRST, 1, 2), (SECOND, 4, 5)]
 
 
+def test_a_topic_by_its_name_is_looked_for_in_its_own_shard() -> None:
+    # Both topics are rows of one learned stream, of which each shard has a part.
+    world = world_of(("k5", "k0"), shards=2, shard_by="topic", thresholds=(0,))
+    report = reader_of(world, filters=("k0",)).plan().report
+    assert (report.slabs, report.slabs_read) == (2, 1)
+    assert serials(world, filters=("k0",)) == [(SlabId(1, 1), 0, 1)]
+    assert serials(world, filters=("k0", "k5")) == serials(world)
+
+
 def test_a_plan_reports_what_it_skips() -> None:
     world = world_of(("a", "b", "a"), ("b", "c"), ("c",))
     report = reader_of(world, filters=("a",)).plan().report

@@ -10,7 +10,12 @@ import pytest
 import siltstone
 from siltstone.errors import UsageError
 from siltstone.pipeline.java import Java
-from siltstone.pipeline.session import check_pandas, session_settings, spark_environment
+from siltstone.pipeline.session import (
+    check_pandas,
+    session_settings,
+    spark_environment,
+    worker_environment,
+)
 
 SCRATCH = PurePath("/scratch")
 JAVA = Java(executable=PurePath("/java"), major=17)
@@ -38,6 +43,8 @@ def test_spark_is_told_what_our_tables_need() -> None:
         "spark.driver.extraJavaOptions": f"{ARROW} -Xss4m",
         "spark.executor.extraJavaOptions": ARROW,
         "spark.local.dir": "/scratch/local",
+        "spark.sql.files.minPartitionNum": str(4 * (os.cpu_count() or 2)),
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 2))),
         "spark.sql.warehouse.dir": "/scratch/warehouse",
     }
@@ -77,3 +84,9 @@ def test_spark_runs_with_this_python_and_finds_our_package() -> None:
 def test_the_users_own_configuration_of_spark_is_kept() -> None:
     environment = spark_environment({"SPARK_CONF_DIR": "/mine"}, master="local", scratch=SCRATCH)
     assert environment["SPARK_CONF_DIR"] == "/mine"
+
+
+def test_workers_import_from_the_current_directory_only_where_we_do() -> None:
+    assert worker_environment(["/bin", "/lib"], "/here") == {"PYTHONSAFEPATH": "1"}
+    assert worker_environment(["", "/lib"], "/here") == {}
+    assert worker_environment(["/here", "/lib"], "/here") == {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -15,6 +16,7 @@ from siltstone.store.block_log import BlockLog
 from siltstone.store.settings import DatabaseSettings
 from tests.support.builders import PATH, SEGMENT_BYTES, read_rows
 from tests.support.topiclog import (
+    SMALL,
     LogWorld,
     all_values,
     append,
@@ -77,6 +79,12 @@ class TestReading:
             assert log.bounds() == range(2, 4)
             assert all_values(log, 2) == [b"3", b"4" * 700]
             assert runs(log, 0, 1) == [(2, b"3")]
+
+    def test_a_topic_is_looked_for_in_every_shard_for_its_name_does_not_choose_one(self) -> None:
+        with LogWorld().logs(replace(SMALL, shard_by="topic")) as (logs, database):
+            for topic in ("k0", "k5"):
+                logs.create_topic(topic)
+            assert [database.may_hold(shard, ["k0"]) for shard in range(2)] == [True, True]
 
 
 class TestRooms:

@@ -5,10 +5,17 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.store.partition import Columns, Part, columns_of, shard_of, split_call
+from siltstone.store.partition import (
+    Columns,
+    Part,
+    columns_of,
+    may_hold,
+    shard_of,
+    split_call,
+)
 from siltstone.store.rows import Row
 from siltstone.store.settings import DatabaseSettings
-from siltstone.topic.grammar import TOPIC_SIZE_MAX
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 
 # The keys by the shard they belong to, out of four.
 ON_SHARD = {0: b"k5", 1: b"k1", 2: b"k4", 3: b"k0"}
@@ -220,3 +227,30 @@ def test_every_publisher_stays_on_its_shard_whatever_else_is_in_the_call() -> No
     }
     assert together == alone
     assert set(alone.values()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("key", ON_SHARD.values())
+def test_a_topic_by_its_name_is_looked_for_where_its_rows_go(key: bytes) -> None:
+    settings = DatabaseSettings(shards=4, shard_by="topic")
+    wanted = [shard for shard in range(4) if may_hold(shard, TopicFilter.parse(key), settings)]
+    assert wanted == [only_part(Columns([key], [b""]), shards=4, shard_by="topic").shard]
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "settings"),
+    [
+        ("k5/+", DatabaseSettings(shards=2, shard_by="topic")),
+        ("k5/#", DatabaseSettings(shards=2, shard_by="topic")),
+        ("k5", DatabaseSettings(shards=2, shard_by="publisher")),
+    ],
+)
+def test_other_filters_are_looked_for_in_every_shard(
+    topic_filter: str, settings: DatabaseSettings
+) -> None:
+    parsed = TopicFilter.parse(topic_filter)
+    assert [may_hold(shard, parsed, settings) for shard in range(2)] == [True, True]
+
+
+def test_the_only_shard_has_everything() -> None:
+    settings = DatabaseSettings(shards=1, shard_by="topic")
+    assert may_hold(0, TopicFilter.parse("k1"), settings)
