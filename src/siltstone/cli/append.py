@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from array import array
@@ -92,8 +93,9 @@ def load(
             if producer is not None:
                 # A batch is told by its place and what it holds: other rows are never taken for it.
                 identity = (f"{producer}/{sequence}/{_fingerprint(columns)}", 0)
-            ticket = database.append(columns, durability=durability, producer=identity)
-            waiting.append((ticket, columns.count))
+            with _uninterrupted():
+                ticket = database.append(columns, durability=durability, producer=identity)
+                waiting.append((ticket, columns.count))
             while waiting and (waiting[0][0].done or (waits and len(waiting) >= _TICKETS_MAX)):
                 _settle(*waiting.popleft(), done)
             progress(done.rows)
@@ -104,6 +106,19 @@ def load(
         while waiting:
             _settle(*waiting.popleft(), done)
         progress(done.rows)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait: what was given to the store must be counted."""
+    noted: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if noted:
+        raise KeyboardInterrupt
 
 
 def _fingerprint(columns: Columns) -> str:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from siltstone.cli.append import Format, Load, guess_format, load
-from siltstone.database import Durability
+from siltstone.database import Database, Durability
 from siltstone.errors import UsageError
+from siltstone.store.outcome import Ticket
 from siltstone.store.partition import Columns
 from tests.support.command_line import CommandLine
 
@@ -164,3 +167,31 @@ def test_what_was_acknowledged_is_known_when_the_input_breaks(
     assert done == Load(rows=20, duplicates=0)
     assert (seen == sorted(seen), seen[-1]) == (True, 20)
     assert values(metrics) == [str(i) for i in range(20)]
+
+
+class InterruptedDatabase:
+    """A database to which Ctrl-C comes when it has taken the rows, before it says so."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, *args: Any, **options: Any) -> Ticket:
+        ticket = self._database.append(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return ticket
+
+
+def test_what_was_given_to_the_store_is_counted_whenever_the_load_is_interrupted(
+    metrics: CommandLine,
+) -> None:
+    done = Load()
+    with metrics.store() as store, pytest.raises(KeyboardInterrupt):
+        load(
+            cast("Database", InterruptedDatabase(store.database("metrics"))),
+            [Columns([b"t"], [b"0"]), Columns([b"t"], [b"1"])],
+            done,
+            durability="synced",
+            producer=None,
+            progress=lambda _: None,
+        )
+    assert (done, values(metrics)) == (Load(rows=1, duplicates=0), ["0"])
