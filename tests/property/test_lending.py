@@ -47,7 +47,7 @@ class Group(RuleBasedStateMachine):
     def _come_by_again(self) -> None:
         """Read on where the group stands, as a feed would that begins there."""
         position = self.lending.progress.position().get(0, 0)
-        done = set(self.lending.progress.lane(0).done)
+        done = self.lending.progress.done().get(0, [])
         self.lending.progress.start(0, position, done)
         self._receive(position, self.next_serial - position)
 
