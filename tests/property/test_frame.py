@@ -118,7 +118,6 @@ class TestRows:
             frame = view_of(
                 frame_bytes(cooked_frame(cooked, serial=2**63, compression=compression))
             )
-            cook.forget_rows(cooked)
             rows = rows_in(frame)
             expected = sent_rows(flush)
             assert in_order_of_arrival(rows) == expected
@@ -227,10 +226,8 @@ class TestRows:
         cooked = Cooked(NOW_US)
         for number, stream_id in enumerate(sorted(ids)):
             rows = StreamRows(stream_id)
-            rows.timestamps.append(NOW_US + number)
             rows.topics.append(b"t")
-            rows.topic_index.append(0)
-            rows.values.append(b"%d" % stream_id)
+            rows.add(NOW_US + number, 0, b"%d" % stream_id)
             cooked.streams.append(rows)
             cooked.row_count += 1
         frame = view_of(frame_bytes(cooked_frame(cooked, compression=compression)))

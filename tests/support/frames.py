@@ -51,13 +51,17 @@ def header_fields(header: FrameHeader) -> dict[str, int]:
     return {name: getattr(header, name) for name in HEADER_FIELDS}
 
 
-def stream_rows(stream_id: int, values: Sequence[bytes], timestamps: Sequence[int]) -> StreamRows:
-    """Return rows of one topic, with no more than a time and a value each."""
+def stream_rows(
+    stream_id: int,
+    values: Sequence[bytes],
+    timestamps: Sequence[int],
+    topics: Sequence[bytes] | None = None,
+) -> StreamRows:
+    """Return rows with no more than a time and a value each, of one topic or each of its own."""
     rows = StreamRows(stream_id)
-    rows.timestamps.extend(timestamps)
-    rows.topics.append(b"t%d" % stream_id)
-    rows.topic_index.extend([0] * len(values))
-    rows.values.extend(values)
+    rows.topics.extend([b"t%d" % stream_id] if topics is None else topics)
+    for number, (timestamp_us, value) in enumerate(zip(timestamps, values, strict=True)):
+        rows.add(timestamp_us, 0 if topics is None else number, value)
     return rows
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from siltstone.segment.body import StreamRows
 from siltstone.store.cook import Cooked
 
 
@@ -88,27 +87,17 @@ class FeedBatch:
 
 
 class _Committed:
-    """The lists of a frame as the cook made them, by stream; its own are cleared by then."""
+    """The rows of a frame as the cook made them, by stream."""
 
     def __init__(self, cooked: Cooked) -> None:
-        self.parts: list[StreamRows] = []
-        for rows in cooked.streams:
-            part = StreamRows(rows.stream_id)
-            part.timestamps = rows.timestamps
-            part.topics = rows.topics
-            part.topic_index = rows.topic_index
-            part.values = rows.values
-            part.publishers = rows.publishers
-            part.flags = rows.flags
-            part.properties = rows.properties
-            self.parts.append(part)
+        self.parts = cooked.streams
         self.publishers = cooked.publishers
         self.flags = cooked.flags
 
     def load(self, batch: FeedBatch) -> None:
         parts = self.parts
         count = batch.count
-        batch.timestamps = _joined_numbers([part.timestamps for part in parts])
+        batch.timestamps = _joined_numbers([part.timestamps() for part in parts])
         batch.values = _joined([part.values for part in parts])
         batch.properties = _joined([part.properties for part in parts])
         if self.flags >= 0:
@@ -121,12 +110,7 @@ class _Committed:
             batch.publishers = [names[number] for number in numbers]
         else:
             batch.publishers = (self.publishers or [b""]) * count
-        topics: list[bytes] = []
-        for part in parts:
-            names = part.topics
-            for number in part.topic_index:
-                topics.append(names[number])  # noqa: PERF401 - one list for all parts
-        batch.topics = topics
+        batch.topics = _joined([part.row_topics() for part in parts])
 
     def streams(self) -> list[tuple[int, int]]:
         return [(part.stream_id, len(part.values)) for part in self.parts]

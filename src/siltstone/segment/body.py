@@ -1,4 +1,4 @@
-"""The body of a frame in the making: parallel lists become the columns that Arrow maps.
+"""The body of a frame in the making: parallel lists become the columns that Arrow maps. Compiled.
 
 The streams come sorted by id; the rows of each stand in order of arrival. What would hold nothing
 is left out. The format is that of `frame.py`.
@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter, write_i16_le, write_i32_le, write_i64_le
+from librt.strings import (
+    BytesWriter,
+    read_i32_le,
+    read_i64_le,
+    write_i16_le,
+    write_i32_le,
+    write_i64_le,
+)
 from mypy_extensions import i16, i32, i64
 
 from siltstone.segment.frame import (
@@ -37,111 +44,103 @@ _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b
 
 
 class StreamRows:
-    """The rows of one stream in the making: parallel lists, in arrival order.
+    """The rows of one stream in the making, in arrival order; `add` first, then what some frames
+    have beside.
 
-    Each topic is listed once; `topic_index` says which of them a row has.
+    Each topic is listed once; a row has the number of its own. Times and these numbers are bytes
+    from the start: as Python's integers they would be objects of their own, two for each row.
     """
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
-        self.timestamps: list[int] = []
         self.topics: list[bytes] = []
-        self.topic_index: list[int] = []
         self.values: list[bytes] = []
+        self.times = BytesWriter()
+        self.topic_numbers = BytesWriter()
         self.publishers: list[int] = []
         self.flags: list[int] = []
         self.properties: list[bytes] = []
 
-    def clear(self) -> None:
-        """Forget the rows, keep the stream."""
-        self.timestamps = []
-        self.topics = []
-        self.topic_index = []
-        self.values = []
-        self.publishers = []
-        self.flags = []
-        self.properties = []
+    def add(self, timestamp_us: i64, topic_number: i32, value: bytes) -> None:
+        """Add a row of one of the topics."""
+        write_i64_le(self.times, timestamp_us)
+        write_i32_le(self.topic_numbers, topic_number)
+        self.values.append(value)
+
+    def timestamps(self) -> list[int]:
+        """Return the time of each row."""
+        data = self.times.getvalue()
+        return [int(read_i64_le(data, 8 * i)) for i in range(len(self.values))]
+
+    def row_topics(self) -> list[bytes]:
+        """Return the topic of each row."""
+        data = self.topic_numbers.getvalue()
+        topics = self.topics
+        return [topics[read_i32_le(data, 4 * i)] for i in range(len(self.values))]
 
 
 class _SectionWriter:
-    """Lays sections one after the other behind a table that is written last."""
+    """Lays sections one after the other behind a table that is known last; each byte of a string
+    is copied once, when all are joined.
+    """
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.widths: list[int] = []
-        self.lengths: list[int] = []
-        self.sections = BytesWriter()
+        self.table: list[bytes] = []
+        # The table's place is the first.
+        self.parts: list[bytes] = [b""]
 
     def add(self, section_id: int, width: int, data: bytes) -> None:
+        """Write a section, if it has anything."""
         if data:
-            start: i64 = len(self.sections)
-            self.sections.write(data)
-            self.close(section_id, width, start)
+            self.parts.append(data)
+            self.close(section_id, width, len(data))
 
-    def close(self, section_id: int, width: int, start: i64) -> None:
-        """Enter what was written since start as a section and pad it."""
-        length: i64 = len(self.sections) - start
-        self.ids.append(section_id)
-        self.widths.append(width)
-        self.lengths.append(int(length))
-        self.sections.write(_PADDING[int(length & 7)])
+    def close(self, section_id: int, width: int, length: int) -> None:
+        """Enter the parts that were just written as a section and pad it."""
+        self.table.append(SECTION.pack(section_id, width, length))
+        self.parts.append(_PADDING[length & 7])
 
     def body(self) -> bytes:
-        table = b"".join(
-            [
-                SECTION.pack(self.ids[i], self.widths[i], self.lengths[i])
-                for i in range(len(self.ids))
-            ]
-        )
-        return table + self.sections.getvalue()
+        """Return all that was written."""
+        self.parts[0] = b"".join(self.table)
+        return b"".join(self.parts)
 
 
 def _write_strings(
     writer: _SectionWriter, offsets_id: int, data_id: int, lists: list[list[bytes]]
 ) -> None:
     """Write the strings of all lists as Arrow's offsets and data; nothing when all are empty."""
-    out = writer.sections
-    start: i64 = len(out)
+    offsets = BytesWriter()
     total: i32 = 0
-    write_i32_le(out, 0)
+    write_i32_le(offsets, 0)
     for strings in lists:
         for item in strings:
             total += i32(len(item))
-            write_i32_le(out, total)
+            write_i32_le(offsets, total)
     if total == 0:
-        out.truncate(start)
         return
-    writer.close(offsets_id, 4, start)
-    start = len(out)
+    writer.add(offsets_id, 4, offsets.getvalue())
     for strings in lists:
-        for item in strings:
-            out.write(item)
-    writer.close(data_id, 1, start)
+        writer.parts += strings
+    writer.close(data_id, 1, int(total))
 
 
 def _write_integers(
     writer: _SectionWriter, section_id: int, width: int, lists: list[list[int]]
 ) -> None:
-    """Write non-negative integers in width bytes each."""
-    out = writer.sections
-    start: i64 = len(out)
-    if width == 1:
-        for numbers in lists:
+    """Write non-negative integers in width bytes each, which are 1, 2 or 4."""
+    out = BytesWriter()
+    for numbers in lists:
+        if width == 1:
             for number in numbers:
                 out.append(number)
-    elif width == 2:
-        for numbers in lists:
+        elif width == 2:
             for number in numbers:
                 write_i16_le(out, i16(number))
-    elif width == 4:
-        for numbers in lists:
+        else:
             for number in numbers:
                 write_i32_le(out, i32(number))
-    else:
-        for numbers in lists:
-            for number in numbers:
-                write_i64_le(out, i64(number))
-    writer.close(section_id, width, start)
+    writer.add(section_id, width, out.getvalue())
 
 
 def _write_publishers(
@@ -165,30 +164,29 @@ def index_width(count: int) -> int:
 
 def _write_timestamps(writer: _SectionWriter, streams: list[StreamRows], rows: int) -> None:
     """Write the times: whole in a small frame, else as offsets from the first of the frame."""
-    first = streams[0].timestamps[0]
+    columns = [stream.times.getvalue() for stream in streams]
+    first = read_i64_le(columns[0], 0)
     last = first
-    for stream in streams:
-        first = min(first, stream.timestamps[0])
-        last = max(last, stream.timestamps[-1])
-    width = 8 if rows < OFFSET_TIMES_ROWS else offset_width(last - first)
+    for column in columns:
+        # Rows are in order of arrival, and so of time.
+        first = min(first, read_i64_le(column, 0))
+        last = max(last, read_i64_le(column, len(column) - 8))
+    width = 8 if rows < OFFSET_TIMES_ROWS else offset_width(int(last - first))
     if width == 8:
-        first = 0
-    out = writer.sections
-    start: i64 = len(out)
-    for stream in streams:
-        if width == 1:
-            for timestamp in stream.timestamps:
-                out.append(timestamp - first)
-        elif width == 2:
-            for timestamp in stream.timestamps:
-                write_i16_le(out, i16(timestamp - first))
-        elif width == 4:
-            for timestamp in stream.timestamps:
-                write_i32_le(out, i32(timestamp - first))
-        else:
-            for timestamp in stream.timestamps:
-                write_i64_le(out, i64(timestamp))
-    writer.close(TIMESTAMPS, width, start)
+        writer.add(TIMESTAMPS, 8, b"".join(columns))
+        return
+    out = BytesWriter()
+    for column in columns:
+        size: i64 = len(column)
+        for at in range(i64(0), size, 8):
+            offset = read_i64_le(column, at) - first
+            if width == 1:
+                out.append(int(offset))
+            elif width == 2:
+                write_i16_le(out, i16(offset))
+            else:
+                write_i32_le(out, i32(offset))
+    writer.add(TIMESTAMPS, width, out.getvalue())
 
 
 def offset_width(span: int) -> int:
@@ -203,21 +201,21 @@ def offset_width(span: int) -> int:
 def _write_topic_index(writer: _SectionWriter, streams: list[StreamRows], topics: int) -> None:
     """Write which topic of the frame each row has."""
     width = index_width(topics)
-    out = writer.sections
-    start: i64 = len(out)
+    out = BytesWriter()
     first: i32 = 0
     for stream in streams:
-        if width == 1:
-            for number in stream.topic_index:
-                out.append(int(first) + number)
-        elif width == 2:
-            for number in stream.topic_index:
-                write_i16_le(out, i16(first + i32(number)))
-        else:
-            for number in stream.topic_index:
-                write_i32_le(out, first + i32(number))
+        column = stream.topic_numbers.getvalue()
+        size: i64 = len(column)
+        for at in range(i64(0), size, 4):
+            number = first + read_i32_le(column, at)
+            if width == 1:
+                out.append(int(number))
+            elif width == 2:
+                write_i16_le(out, i16(number))
+            else:
+                write_i32_le(out, number)
         first += i32(len(stream.topics))
-    writer.close(TOPIC_INDEX, width, start)
+    writer.add(TOPIC_INDEX, width, out.getvalue())
 
 
 def encode_rows(
@@ -229,19 +227,19 @@ def encode_rows(
     own; the same holds for a single publisher.
     """
     writer = _SectionWriter()
-    out = writer.sections
+    directory = BytesWriter()
     rows: i32 = 0
     topics: i32 = 0
     for stream in streams:
         # Stream ids use all 64 bits, which a signed writer does not take.
-        out.write(stream.stream_id.to_bytes(8, "little"))
-        write_i32_le(out, rows)
-        write_i32_le(out, i32(len(stream.values)))
-        write_i32_le(out, topics)
-        write_i32_le(out, i32(len(stream.topics)))
+        directory.write(stream.stream_id.to_bytes(8, "little"))
+        write_i32_le(directory, rows)
+        write_i32_le(directory, i32(len(stream.values)))
+        write_i32_le(directory, topics)
+        write_i32_le(directory, i32(len(stream.topics)))
         rows += i32(len(stream.values))
         topics += i32(len(stream.topics))
-    writer.close(STREAMS, DIRECTORY.size, 0)
+    writer.add(STREAMS, DIRECTORY.size, directory.getvalue())
     writer.add(EDGES, 1, edges)
     writer.add(PRODUCERS, 24, producers)
     _write_timestamps(writer, streams, int(rows))
@@ -257,7 +255,7 @@ def encode_rows(
         _write_strings(
             writer, PROPERTY_OFFSETS, PROPERTIES, [stream.properties for stream in streams]
         )
-    return writer.body(), len(writer.ids)
+    return writer.body(), len(writer.table)
 
 
 def directory_of(streams: list[StreamRows]) -> list[tuple[int, int, int, int, int]]:
@@ -278,4 +276,4 @@ def encode_state(structure: bytes, producers: bytes) -> tuple[bytes, int]:
     writer = _SectionWriter()
     writer.add(EDGES, 1, structure)
     writer.add(PRODUCERS, 24, producers)
-    return writer.body(), len(writer.ids)
+    return writer.body(), len(writer.table)

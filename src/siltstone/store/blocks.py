@@ -56,9 +56,8 @@ def cooked_block(block: Block, stream_id: int, timestamp_us: int) -> Cooked:
     offsets = array("i", block.offsets)
     rows = StreamRows(stream_id)
     rows.topics = [block.topic]
-    rows.topic_index = [0] * block.count
-    rows.values = [bytes(values[offsets[i] : offsets[i + 1]]) for i in range(block.count)]
-    rows.timestamps = list(range(timestamp_us, timestamp_us + block.count))
+    for i in range(block.count):
+        rows.add(timestamp_us + i, 0, bytes(values[offsets[i] : offsets[i + 1]]))
     cooked = Cooked(timestamp_us)
     cooked.row_count = block.count
     cooked.streams = [rows]

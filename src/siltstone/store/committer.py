@@ -97,14 +97,11 @@ class Committer:
                 # What was learned for these rows must be forgotten with them.
                 if cooked.edges:
                     self._cook = self._new_cook()
-                else:
-                    self._cook.forget_rows(cooked)
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
             if self.on_stored is not None:
                 self.on_stored(self.slab.id, frame_serial, cooked)
-            self._cook.forget_rows(cooked)
             self._was_full = False
         elif sync:
             self.sync()

@@ -5,16 +5,18 @@ the structure nothing; rows keep their order of arrival within a stream. What wa
 stays pending in the structure until the frame is durable: after a failed flush the cook is thrown
 away and made anew from what was published.
 
-Common topics are found in a dictionary. It has two halves, so that it can forget: when the newer is
-full it becomes the older, and the older is dropped.
+A topic that the frame has met is found in a dictionary of the frame; else its stream is found among
+common topics, or else by walking the structure. Where topics hardly ever return, a look among the
+common ones costs more than the walk, and is left out for some frames. Numbers stand in for objects
+here: thousands of short-lived objects a frame would call the garbage collector again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
 from siltstone.segment.body import StreamRows
@@ -26,7 +28,13 @@ from siltstone.topic.structure import Structure
 NO_PRODUCER: Final = b""
 # What a row takes beside its columns, about.
 ROW_OVERHEAD: Final = 16
+# The common topics are forgotten when so many times their number were met that are not among them.
 _MISSES_A_TURN: Final = 4
+# For how many frames the common topics are not looked at when less than half was found there.
+_FRAMES_UNAIDED: Final = 15
+_FEW_TOPICS: Final = 100
+_NO_TOPICS: Final[dict[bytes, int]] = {}
+_TOPIC_MASK: Final = (1 << 32) - 1
 
 
 class Block:
@@ -125,43 +133,44 @@ class Cooked:
         self.size_bytes = 0
 
 
-class _Place:
-    """Where the rows of a topic go."""
-
-    def __init__(self, rows: StreamRows) -> None:
-        self.rows = rows
-        # The frame in which the topic was last met, and its number among the stream's topics there.
-        self.frame = -1
-        self.number = 0
-
-
 def _stream_id(rows: StreamRows) -> int:
     return rows.stream_id
 
 
 class Cook:
-    """Holds what cooking remembers from flush to flush; belongs to the shard's committer."""
+    """Holds what cooking remembers from flush to flush; belongs to the shard's committer.
+
+    A place is a number: which of the frame's streams in order of their first rows, and in its lower
+    half which of the topics of that stream.
+    """
 
     def __init__(self, structure: Structure, topics_max: int) -> None:
         self.structure = structure
-        self._half = max(1, topics_max // 2)
-        self._newer: dict[bytes, _Place] = {}
-        self._older: dict[bytes, _Place] = {}
-        self._rows: dict[int, StreamRows] = {}
-        self._frame = 0
+        self._topics_max = topics_max
+        # Streams are numbered as they come; these are the streams of common topics.
+        self._common: dict[bytes, int] = {}
         self._misses = 0
+        self._unaided = 0
+        self._ids: list[int] = []
+        self._numbers: dict[int, int] = {}
+        # What the frame in the making has so far; where each stream is among its own, or -1.
+        self._streams: list[StreamRows] = []
+        self._met: list[int] = []
+        self._at: list[int] = []
+        self._places: dict[bytes, int] = {}
 
     def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
         """Group the rows of all sound calls, the first row at this time, each later one a µs later.
 
         A call with a bad topic gets its error set and is left out.
         """
+        self._forget_frame()
+        misses = self._misses
         cooked = Cooked(timestamp_us)
-        self._frame += 1
         accepted: list[Call] = []
-        placed: list[list[_Place]] = []
+        placed: list[list[int]] = []
         for call in calls:
-            places = self._places(call)
+            places = self._find_places(call)
             if places is not None:
                 accepted.append(call)
                 placed.append(places)
@@ -172,50 +181,78 @@ class Cook:
         for call in accepted:
             if call.properties is not None:
                 with_properties = True
-        touched: list[StreamRows] = []
+        streams = self._streams
         timestamp = timestamp_us
         for k in range(len(accepted)):
             call = accepted[k]
-            _place_rows(call, placed[k], timestamp, self._frame, touched)
-            _place_extras(call, placed[k], names, len(names) > 1, cooked.flags < 0, with_properties)
+            _place_rows(streams, call, placed[k], timestamp)
+            if len(names) > 1:
+                _place_publishers(streams, call, placed[k], names)
+            if cooked.flags < 0:
+                _place_flags(streams, call, placed[k])
+            if with_properties:
+                _place_properties(streams, call, placed[k])
             timestamp += len(call.topics)
-        touched.sort(key=_stream_id)
-        cooked.streams = touched
+        cooked.streams = sorted(streams, key=_stream_id)
         cooked.row_count = timestamp - timestamp_us
         cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
         cooked.producers = _producers(accepted)
+        self._weigh_common(misses)
+        # Its rows are many, and the next frame may be far away.
+        self._forget_frame()
         return cooked
 
     def place(self, topic: bytes) -> tuple[int, bytes]:
         """Return the stream of a sound topic, and the edges that were learned for it."""
-        rows = self._place(topic).rows
+        number = self._common.get(topic, -1)
+        if number < 0:
+            number = self._stream(topic)
         edges = self.structure.take_pending() if self.structure.has_pending() else b""
-        return rows.stream_id, edges
+        return self._ids[number], edges
 
-    def forget_rows(self, cooked: Cooked) -> None:
-        """Let go of the rows of a frame that was written."""
-        for rows in cooked.streams:
-            rows.clear()
+    def _weigh_common(self, misses: int) -> None:
+        """Decide whether the common topics help, by how many of a frame were not among them."""
+        if self._unaided:
+            self._unaided -= 1
+        elif len(self._common) >= self._topics_max:
+            met = len(self._places)
+            if 2 * (self._misses - misses) > met > _FEW_TOPICS:
+                self._unaided = _FRAMES_UNAIDED
 
-    def _places(self, call: Call) -> list[_Place] | None:
+    def _forget_frame(self) -> None:
+        for number in self._met:
+            self._at[number] = -1
+        self._streams = []
+        self._met = []
+        self._places = {}
+
+    def _find_places(self, call: Call) -> list[int] | None:
         """Find the place of each row; None, with the error set, when a topic is bad."""
-        newer = self._newer
+        known = self._places
+        common = self._common if self._unaided == 0 else _NO_TOPICS
         topics = call.topics
-        places: list[_Place | None] = []
-        missing: list[int] = []
+        places: list[int] = []
+        is_whole = True
+        # All are checked before any is placed: a refused call must leave and teach nothing.
         for i in range(len(topics)):
-            place = newer.get(topics[i])
-            if place is None:
-                missing.append(i)
-            places.append(place)
-        if missing:
-            # All are checked before any is learned: a refused call must teach nothing.
-            for i in missing:
-                if not _is_plain(topics[i]) and not self._is_sound(call, i):
+            topic = topics[i]
+            place = known.get(topic, -1)
+            if place < 0:
+                is_whole = False
+                number = common.get(topic, -1)
+                if number >= 0:
+                    place = _of_stream(number)
+                elif not _is_plain(topic) and not self._is_sound(call, i):
                     return None
-            for i in missing:
-                places[i] = self._place(topics[i])
-        return cast("list[_Place]", places)
+            places.append(place)
+        if not is_whole:
+            for i in range(len(places)):
+                place = places[i]
+                if place < 0:
+                    topic = topics[i]
+                    number = self._stream(topic) if place == -1 else _of_stream(place)
+                    places[i] = self._place(topic, number)
+        return places
 
     def _is_sound(self, call: Call, row: int) -> bool:
         """Check a topic by all rules; set the call's error where it breaks one."""
@@ -227,37 +264,42 @@ class Cook:
             return False
         return True
 
-    def _place(self, topic: bytes) -> _Place:
-        place = self._newer.get(topic)
-        if place is not None:
-            return place
-        place = self._older.get(topic)
-        if place is None:
-            self._misses += 1
-            stream = self.structure.find(topic)
-            if stream is None:
-                stream = self.structure.learn(topic).stream
-            stream_id = stream.id
-            rows = self._rows.get(stream_id)
-            if rows is None:
-                rows = StreamRows(stream_id)
-                self._rows[stream_id] = rows
-            place = _Place(rows)
-        self._remember(topic, place)
+    def _place(self, topic: bytes, number: int) -> int:
+        """Give a topic of this stream its place in the frame, if it has none."""
+        at: i64 = self._at[number]
+        if at < 0:
+            at = len(self._streams)
+            self._at[number] = int(at)
+            self._met.append(number)
+            self._streams.append(StreamRows(self._ids[number]))
+        topics = self._streams[at].topics
+        new = int((at << 32) | len(topics))
+        place = self._places.setdefault(topic, new)
+        if place == new:
+            topics.append(topic)
         return place
 
-    def _remember(self, topic: bytes, place: _Place) -> None:
-        """Keep a place while there is room; make room only now and then.
-
-        Where topics hardly ever return, remembering each would cost more than finding it anew.
-        """
-        if len(self._newer) >= self._half:
-            if self._older and self._misses < _MISSES_A_TURN * self._half:
-                return
-            self._older = self._newer
-            self._newer = {}
+    def _stream(self, topic: bytes) -> int:
+        """Return the number of the stream of a topic, which is learned where it is new."""
+        stream = self.structure.find(topic)
+        if stream is None:
+            stream = self.structure.learn(topic).stream
+        number = self._numbers.setdefault(stream.id, len(self._ids))
+        if number == len(self._ids):
+            self._ids.append(stream.id)
+            self._at.append(-1)
+        self._misses += 1
+        if len(self._common) < self._topics_max:
+            self._common[topic] = number
+        elif self._misses > _MISSES_A_TURN * self._topics_max:
+            self._common = {topic: number}
             self._misses = 0
-        self._newer[topic] = place
+        return number
+
+
+def _of_stream(number: int) -> int:
+    """Tell a stream by a number below -1, which no place is; and the stream of such a number."""
+    return -2 - number
 
 
 def _is_plain(topic: bytes) -> bool:
@@ -301,57 +343,47 @@ def _shared_flags(calls: list[Call]) -> int:
 
 
 def _place_rows(
-    call: Call, places: list[_Place], timestamp_us: int, frame: int, touched: list[StreamRows]
+    streams: list[StreamRows], call: Call, places: list[int], timestamp_us: int
 ) -> None:
     """Hand each row's time, topic and value to its stream."""
     values = call.values
-    topics = call.topics
-    timestamp = timestamp_us
+    timestamp: i64 = timestamp_us
     for i in range(len(places)):
-        place = places[i]
-        rows = place.rows
-        if place.frame != frame:
-            place.frame = frame
-            place.number = len(rows.topics)
-            if place.number == 0:
-                touched.append(rows)
-            rows.topics.append(topics[i])
-        rows.timestamps.append(timestamp)
-        rows.topic_index.append(place.number)
-        rows.values.append(values[i])
+        place: i64 = places[i]
+        streams[place >> 32].add(timestamp, i32(place & _TOPIC_MASK), values[i])
         timestamp += 1
 
 
-def _place_extras(
-    call: Call,
-    places: list[_Place],
-    names: dict[bytes, int],
-    with_publishers: bool,
-    with_flags: bool,
-    with_properties: bool,
+def _place_publishers(
+    streams: list[StreamRows], call: Call, places: list[int], names: dict[bytes, int]
 ) -> None:
-    """Hand over the columns that not every frame has."""
-    if with_publishers:
-        publishers = call.publishers
-        number = 0 if publishers is not None else names[call.publisher]
-        for i in range(len(places)):
-            if publishers is not None:
-                number = names[publishers[i]]
-            places[i].rows.publishers.append(number)
-    if with_flags:
-        flag_list = call.flag_list
-        flags = call.flags
-        for i in range(len(places)):
-            if flag_list is not None:
-                flags = flag_list[i]
-            places[i].rows.flags.append(flags)
-    if with_properties:
-        properties = call.properties
-        item = b""
-        for i in range(len(places)):
-            if properties is not None:
-                item = properties[i]
-            places[i].rows.properties.append(item)
+    publishers = call.publishers
+    number = 0 if publishers is not None else names[call.publisher]
+    for i in range(len(places)):
+        if publishers is not None:
+            number = names[publishers[i]]
+        place: i64 = places[i]
+        streams[place >> 32].publishers.append(number)
+
+
+def _place_flags(streams: list[StreamRows], call: Call, places: list[int]) -> None:
+    flag_list = call.flag_list
+    flags = call.flags
+    for i in range(len(places)):
+        if flag_list is not None:
+            flags = flag_list[i]
+        place: i64 = places[i]
+        streams[place >> 32].flags.append(flags)
+
+
+def _place_properties(streams: list[StreamRows], call: Call, places: list[int]) -> None:
+    properties = call.properties
+    item = b""
+    for i in range(len(places)):
+        if properties is not None:
+            item = properties[i]
+        place: i64 = places[i]
+        streams[place >> 32].properties.append(item)
 
 
 def _producers(calls: list[Call]) -> bytes:

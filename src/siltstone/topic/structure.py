@@ -29,6 +29,8 @@ import hashlib
 import struct
 from typing import Final
 
+from mypy_extensions import i64
+
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.topic.grammar import check_pattern, check_topic
 
@@ -40,6 +42,8 @@ ROOT_ID: Final = 1
 SPECIAL_ROOT_ID: Final = 2
 
 NEVER: Final = -1
+
+_SLASH: Final = 0x2F
 
 _COUNT: Final = struct.Struct("<I")
 _EDGE: Final = struct.Struct("<QBH")
@@ -123,14 +127,24 @@ class Structure:
     def find(self, topic: bytes) -> Stream | None:
         """Return the stream of a topic without learning, and without its varying part."""
         node = self.special_root if topic.startswith(b"$") else self.root
-        for level in topic.split(b"/"):
-            child = node.children.get(level)
+        size: i64 = len(topic)
+        start: i64 = 0
+        while True:
+            end: i64 = start
+            while end < size and topic[end] != _SLASH:
+                end += 1
+            child: Node | None = None
+            # Where all words vary none need be cut out.
+            if node.children:
+                child = node.children.get(topic[start:end])
             if child is None:
                 child = node.plus
                 if child is None:
                     return None
             node = child
-        return node.stream
+            if end == size:
+                return node.stream
+            start = end + 1
 
     def lookup(self, topic: bytes) -> Placement | None:
         """Place a topic without learning; None when it was never learned."""

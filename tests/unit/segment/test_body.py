@@ -99,9 +99,8 @@ class TestRows:
         )
 
     def test_the_directory_written_is_the_one_read(self) -> None:
-        rows = [stream_rows(1, [b"a", b"b"], [1, 2]), stream_rows(7, [b"c"], [3])]
-        rows[0].topics.append(b"t1/x")
-        rows[0].topic_index[1] = 1
+        first = stream_rows(1, [b"a", b"b"], [1, 2], [b"t1", b"t1/x"])
+        rows = [first, stream_rows(7, [b"c"], [3])]
         body, count = encode_rows(rows, [], 0, b"", b"")
         view = memoryview(body)
         read = decode_directory(view, decode_sections(view, 0, count))
@@ -109,9 +108,9 @@ class TestRows:
 
     @pytest.mark.parametrize(("topics", "width"), [(128, 1), (129, 2), (32_768, 2), (32_769, 4)])
     def test_the_index_of_topics_counts_through_all_streams(self, topics: int, width: int) -> None:
-        first, second = stream_rows(1, [b"", b""], [1, 2]), stream_rows(2, [b""], [3])
+        first, second = stream_rows(1, [b""], [1]), stream_rows(2, [b""], [3])
         first.topics.extend(b"t1/%d" % number for number in range(topics - 2))
-        first.topic_index[1] = topics - 2
+        first.add(2, topics - 2, b"")
         sections = sections_of(*encode_rows([first, second], [], 0, b"", b""))
         numbers = [number.to_bytes(width, "little") for number in (0, topics - 2, topics - 1)]
         assert sections[TOPIC_INDEX] == (width, b"".join(numbers))
@@ -163,12 +162,11 @@ class TestRows:
         sections = sections_of(*encode_rows([rows], [], 0, b"", b""))
         assert {PROPERTY_OFFSETS, PROPERTIES} & set(sections) == set()
 
-    def test_cleared_rows_keep_their_stream_and_nothing_else(self) -> None:
-        rows = full_row(4, 0)
-        rows.clear()
-        assert rows.stream_id == 4
-        columns = (rows.timestamps, rows.topics, rows.topic_index, rows.values)
-        assert (*columns, rows.publishers, rows.flags, rows.properties) == ([],) * 7
+    def test_rows_tell_their_times_and_topics(self) -> None:
+        rows = stream_rows(1, [b"", b"", b""], [NOW_US, 1 << 62, -1], [b"a", b"b", b"a"])
+        rows.add(5, 1, b"")
+        assert rows.timestamps() == [NOW_US, 1 << 62, -1, 5]
+        assert rows.row_topics() == [b"a", b"b", b"a", b"b"]
 
 
 class TestState:

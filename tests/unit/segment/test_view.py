@@ -48,11 +48,10 @@ def frame_of(
 
 def two_streams() -> list[StreamRows]:
     """Return three rows in which every column differs from row to row."""
-    first = stream_rows(1, [b"v0", b""], [NOW_US, NOW_US + 2])
-    second = stream_rows(2, [b"v2"], [NOW_US + 1])
+    words = [f"wörd/{number}".encode() for number in range(3)]
+    first = stream_rows(1, [b"v0", b""], [NOW_US, NOW_US + 2], words[:2])
+    second = stream_rows(2, [b"v2"], [NOW_US + 1], words[2:])
     for stream, numbers in ((first, (0, 1)), (second, (2,))):
-        stream.topics[:] = [f"wörd/{number}".encode() for number in numbers]
-        stream.topic_index[:] = range(len(numbers))
         stream.publishers[:] = numbers
         stream.flags[:] = [5 - number for number in numbers]
         stream.properties[:] = [bytes(number) for number in numbers]
@@ -187,6 +186,66 @@ class TestColumns:
         self, kind: pa.DataType, empty: str | bytes, count: int
     ) -> None:
         assert empty_strings(kind, count).equals(pa.array([empty] * count, kind))
+
+
+class TestSomeRows:
+    @COMPRESSIONS
+    @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1], []], ids=str)
+    def test_some_rows_have_what_the_columns_have(self, rows: list[int], compression: int) -> None:
+        frame = frame_of(two_streams(), [b"ann", b"bo", b"cy"], -1, compression)
+        words, names = frame.all_topics(), frame.publisher_words()
+        columns = {name: column.to_pylist() for name, column in columns_of(frame, 0, 3).items()}
+        assert [bytes(text).decode() for text in frame.topics_at(rows)] == [
+            words[columns["topic_numbers"][row]].as_py() for row in rows
+        ]
+        assert [bytes(text).decode() for text in frame.publishers_at(rows)] == [
+            names[columns["publisher_numbers"][row]].as_py() for row in rows
+        ]
+        assert frame.values_at(rows) == [columns["values"][row] for row in rows]
+        assert frame.properties_at(rows) == [columns["properties"][row] for row in rows]
+        assert frame.times_at(rows) == [columns["timestamps"][row] for row in rows]
+        assert list(frame.flags_at(rows)) == [columns["flags"][row] for row in rows]
+
+    def test_what_is_absent_or_shared_reads_as_the_same_for_each(self) -> None:
+        rows = stream_rows(1, [b"", b""], [NOW_US, NOW_US + 1])
+        shared, absent = frame_of([rows], [], 6), frame_of([rows], [], 0)
+        assert (shared.flags_at([1, 0]), absent.flags_at([1, 0])) == (b"\6\6", b"\0\0")
+        assert (absent.values_at([1]), absent.properties_at([0, 1])) == ([b""], [b"", b""])
+
+    @pytest.mark.parametrize("step", [1, 200, 40_000, 1 << 40])
+    def test_times_of_any_width_come_back(self, step: int) -> None:
+        times = [NOW_US + number * step for number in range(3)]
+        frame = frame_of([stream_rows(1, [b""] * 3, times)], [], 0)
+        assert frame.times_at([2, 0]) == [times[2], times[0]]
+
+
+class TestFindTopic:
+    @pytest.mark.parametrize(
+        "topics",
+        [
+            ["a", "b", "ab", "ba", "aba"],
+            ["aa", "aaa", "a", "aaaa"],
+            ["s/10", "s/1", "s/11", "1", "s/1/"],
+            ["xs/1", "s/1x", "s/1"],
+        ],
+        ids=str,
+    )
+    def test_a_topic_is_found_where_it_stands_and_nowhere_else(self, topics: list[str]) -> None:
+        words = [topic.encode() for topic in topics]
+        frame = frame_of([stream_rows(1, [b""] * len(words), range(len(words)), words)], [], 0)
+        for first in range(len(words)):
+            for last in range(first, len(words) + 1):
+                found = [frame.find_topic(word, range(first, last)) for word in words]
+                assert found == [
+                    number if first <= number < last else None for number in range(len(words))
+                ]
+                assert frame.find_topic(b"absent", range(first, last)) is None
+
+    def test_a_frame_without_rows_has_no_topic(self) -> None:
+        body, sections = encode_state(b"edges", b"")
+        header = FrameHeader(0, 0, 2, PLAIN, sections, 0, 0, 0, 0, 0, 0, len(body))
+        frame = view_of(encode_frame(header, body, SEED) + body)
+        assert frame.find_topic(b"a", range(0)) is None
 
 
 class TestSections:

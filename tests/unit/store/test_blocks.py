@@ -48,5 +48,5 @@ def test_who_listens_gets_a_block_as_rows() -> None:
     cooked = cooked_block(block(b"1", b"22"), 9, 1000)
     (rows,) = cooked.streams
     assert (cooked.row_count, cooked.timestamp_us, rows.stream_id) == (2, 1000, 9)
-    assert (rows.topics, rows.topic_index) == ([b"a/b"], [0, 0])
-    assert (rows.values, rows.timestamps) == ([b"1", b"22"], [1000, 1001])
+    assert (rows.topics, rows.row_topics()) == ([b"a/b"], [b"a/b", b"a/b"])
+    assert (rows.values, rows.timestamps()) == ([b"1", b"22"], [1000, 1001])

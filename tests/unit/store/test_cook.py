@@ -88,8 +88,7 @@ class TestRows:
 
     def test_a_frame_has_only_its_own_rows(self) -> None:
         cook = new_cook()
-        first = cook.cook([call_of("a", "b")], NOW_US)
-        cook.forget_rows(first)
+        cook.cook([call_of("a", "b")], NOW_US)
         second = cook.cook([call_of("b", "c")], NOW_US + 2)
         assert [(row.timestamp_us, row.topic) for row in stored(second)] == [
             (NOW_US + 2, "b"),
@@ -103,7 +102,6 @@ class TestRows:
             cooked = cook.cook([call_of("m/a", "m/b", "m/a"), call_of("m/b", "m/c")], NOW_US)
             frame = view_of(frame_bytes(cooked_frame(cooked)))
             named.append(sorted(frame.all_topics().to_pylist()))
-            cook.forget_rows(cooked)
         assert named == [["m/a", "m/b", "m/c"]] * 2
 
     def test_no_calls_make_no_rows(self) -> None:
@@ -123,13 +121,24 @@ class TestRows:
         for start in range(0, 60, 6):
             cooked = cook.cook([call_of(*names[start : start + 6], names[start])], NOW_US)
             rows = stored(cooked)
-            cook.forget_rows(cooked)
             assert [row.topic for row in rows] == [*names[start : start + 6], names[start]]
             for row in rows:
                 placed.setdefault(row.topic, set()).add(row.stream_id)
         assert placed == {
             f"m/{number}/x": {stream_id(cook, b"m/%d/x" % number)} for number in range(7)
         }
+
+    @pytest.mark.parametrize("topics_max", [2, 50, 400, 10_000])
+    def test_topics_that_hardly_return_are_placed_like_those_that_do(self, topics_max: int) -> None:
+        cook = new_cook(100, 2, topics_max=topics_max)
+        for frame in range(60):
+            step = 1 if frame < 40 else 0
+            names = [f"m/{(frame * step * 300 + k * 7) % 5000}/x" for k in range(300)]
+            cooked = cook.cook([call_of(*names[:150]), call_of(*names[100:])], NOW_US)
+            assert [row.topic for row in stored(cooked)] == names[:150] + names[100:]
+            assert {(row.topic, row.stream_id) for row in stored(cooked)} == {
+                (name, stream_id(cook, name.encode())) for name in names
+            }
 
 
 class TestBadTopics:
@@ -165,6 +174,12 @@ class TestBadTopics:
         cooked = cook.cook([call_of("a", "b/c", "bad/+")], NOW_US)
         assert (patterns(cook), cooked.edges) == ([], b"")
 
+    def test_a_refused_call_leaves_no_topic_in_the_frame(self) -> None:
+        cook = new_cook()
+        cook.cook([call_of("a", "known")], NOW_US)
+        cooked = cook.cook([call_of("known", "new", "bad/+"), call_of("a")], NOW_US + 2)
+        assert [rows.topics for rows in cooked.streams] == [[b"a"]]
+
     def test_a_refused_call_leaves_neither_publisher_nor_producer(self) -> None:
         call = call_of("bad/+", publisher="eve", flags=2)
         call.producer, call.sequence = b"p" * 16, 1
@@ -180,7 +195,6 @@ class TestEdges:
         for topic in ("a", "a", "b/c"):
             cooked = cook.cook([call_of(topic)], NOW_US)
             edges.append(cooked.edges)
-            cook.forget_rows(cooked)
         reader = Structure([100, 10])
         assert edges[1] == b""
         assert [[stream.pattern for stream in reader.apply(edges[n])] for n in (0, 2)] == [
