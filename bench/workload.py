@@ -19,9 +19,14 @@ VALUE: Final = b"v" * 100
 PRODUCERS: Final = 4
 
 
+def topic(number: int) -> bytes:
+    """Return one of the topics, 30 bytes, on 20 sites."""
+    return b"plant/%02d/device-%08d/state" % (number % 20, number)
+
+
 def topics(count: int) -> list[bytes]:
-    """Return so many topics of 30 bytes, on 20 sites."""
-    return [b"plant/%02d/device-%08d/state" % (i % 20, i) for i in range(count)]
+    """Return so many topics."""
+    return [topic(number) for number in range(count)]
 
 
 def columns(words: list[bytes], producer: int, batch: int) -> list[Columns]:

@@ -67,6 +67,17 @@ def test_streams_and_constraints_select_exactly_the_topics_of_a_filter(
     assert selected == {topic for topic in placements if topic_filter.matches(topic)}
 
 
+@given(THRESHOLDS, SEQUENCES, st.lists(TOPICS | PATTERNS))
+def test_a_plain_topic_is_found_where_it_was_learned_and_nothing_else_is(
+    thresholds: list[int], topics: list[bytes], others: list[bytes]
+) -> None:
+    structure = learned(thresholds, topics)
+    for topic in [*topics, *others]:
+        placement = None if b"+" in topic else structure.lookup(topic)
+        expected = None if placement is None else placement.stream
+        assert structure.find_plain(topic) is expected
+
+
 @given(THRESHOLDS, SEQUENCES)
 def test_a_topic_comes_back_from_where_it_was_placed(
     thresholds: list[int], topics: list[bytes]

@@ -23,7 +23,7 @@ from siltstone.segment.body import StreamRows
 from siltstone.segment.frame import PRODUCER
 from siltstone.segment.room import Room
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
-from siltstone.topic.structure import Structure
+from siltstone.topic.structure import Stream, Structure
 
 NO_PRODUCER: Final = b""
 # What a row takes beside its columns, about.
@@ -33,7 +33,6 @@ _MISSES_A_TURN: Final = 4
 # For how many frames the common topics are not looked at when less than half was found there.
 _FRAMES_UNAIDED: Final = 15
 _FEW_TOPICS: Final = 100
-_NO_TOPICS: Final[dict[bytes, int]] = {}
 _TOPIC_MASK: Final = (1 << 32) - 1
 
 
@@ -150,9 +149,9 @@ class Cook:
         # Streams are numbered as they come; these are the streams of common topics.
         self._common: dict[bytes, int] = {}
         self._misses = 0
+        self._misses_max = _MISSES_A_TURN * topics_max
         self._unaided = 0
         self._ids: list[int] = []
-        self._numbers: dict[int, int] = {}
         # What the frame in the making has so far; where each stream is among its own, or -1.
         self._streams: list[StreamRows] = []
         self._met: list[int] = []
@@ -204,9 +203,9 @@ class Cook:
 
     def place(self, topic: bytes) -> tuple[int, bytes]:
         """Return the stream of a sound topic, and the edges that were learned for it."""
-        number = self._common.get(topic, -1)
+        number = self._find_stream(topic)
         if number < 0:
-            number = self._stream(topic)
+            number = self._learn_stream(topic)
         edges = self.structure.take_pending() if self.structure.has_pending() else b""
         return self._ids[number], edges
 
@@ -229,20 +228,18 @@ class Cook:
     def _find_places(self, call: Call) -> list[int] | None:
         """Find the place of each row; None, with the error set, when a topic is bad."""
         known = self._places
-        common = self._common if self._unaided == 0 else _NO_TOPICS
         topics = call.topics
         places: list[int] = []
         is_whole = True
         # All are checked before any is placed: a refused call must leave and teach nothing.
         for i in range(len(topics)):
-            topic = topics[i]
-            place = known.get(topic, -1)
+            place = known.get(topics[i], -1)
             if place < 0:
                 is_whole = False
-                number = common.get(topic, -1)
+                number = self._find_stream(topics[i])
                 if number >= 0:
                     place = _of_stream(number)
-                elif not _is_plain(topic) and not self._is_sound(call, i):
+                elif not self._is_sound(call, i):
                     return None
             places.append(place)
         if not is_whole:
@@ -250,7 +247,7 @@ class Cook:
                 place = places[i]
                 if place < 0:
                     topic = topics[i]
-                    number = self._stream(topic) if place == -1 else _of_stream(place)
+                    number = self._learn_stream(topic) if place == -1 else _of_stream(place)
                     places[i] = self._place(topic, number)
         return places
 
@@ -279,40 +276,41 @@ class Cook:
             topics.append(topic)
         return place
 
-    def _stream(self, topic: bytes) -> int:
-        """Return the number of the stream of a topic, which is learned where it is new."""
-        stream = self.structure.find(topic)
+    def _find_stream(self, topic: bytes) -> int:
+        """Return the number of the stream of a topic; -1 where it is new or must be looked at."""
+        if self._unaided == 0:
+            number = self._common.get(topic, -1)
+            if number >= 0:
+                return number
+        stream = self.structure.find_plain(topic)
         if stream is None:
-            stream = self.structure.learn(topic).stream
-        number = self._numbers.setdefault(stream.id, len(self._ids))
-        if number == len(self._ids):
+            return -1
+        self._remember(topic, stream)
+        return stream.number
+
+    def _learn_stream(self, topic: bytes) -> int:
+        """Return the number of the stream of a sound topic, which is learned where it is new."""
+        stream = self.structure.learn(topic).stream
+        self._remember(topic, stream)
+        return stream.number
+
+    def _remember(self, topic: bytes, stream: Stream) -> None:
+        """Number the stream, if that is new, and take the topic for a common one if it may be."""
+        if stream.number < 0:
+            stream.number = len(self._ids)
             self._ids.append(stream.id)
             self._at.append(-1)
         self._misses += 1
         if len(self._common) < self._topics_max:
-            self._common[topic] = number
-        elif self._misses > _MISSES_A_TURN * self._topics_max:
-            self._common = {topic: number}
+            self._common[topic] = stream.number
+        elif self._misses > self._misses_max:
+            self._common = {topic: stream.number}
             self._misses = 0
-        return number
 
 
 def _of_stream(number: int) -> int:
     """Tell a stream by a number below -1, which no place is; and the stream of such a number."""
     return -2 - number
-
-
-def _is_plain(topic: bytes) -> bool:
-    """Say whether a topic is of the common kind that needs no closer look: ASCII, no wildcard."""
-    length: i64 = len(topic)
-    if length == 0 or length > TOPIC_SIZE_MAX:
-        return False
-    for i in range(length):
-        code: i64 = topic[i]
-        # A set of boxed numbers would cost more than the whole loop.
-        if code >= 0x80 or code == 0 or code == 0x2B or code == 0x23:  # noqa: PLR1714
-            return False
-    return True
 
 
 def _publisher_names(calls: list[Call]) -> dict[bytes, int]:

@@ -32,7 +32,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from siltstone.errors import InvalidTopicError, UsageError
-from siltstone.topic.grammar import check_pattern, check_topic
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_pattern, check_topic
 
 LITERAL: Final = 0
 PLUS: Final = 1
@@ -43,7 +43,11 @@ SPECIAL_ROOT_ID: Final = 2
 
 NEVER: Final = -1
 
+_DOLLAR: Final = 0x24
 _SLASH: Final = 0x2F
+_PLUS: Final = 0x2B
+_HASH: Final = 0x23
+_NOT_ASCII: Final = 0x80
 
 _COUNT: Final = struct.Struct("<I")
 _EDGE: Final = struct.Struct("<QBH")
@@ -54,6 +58,8 @@ class Stream:
 
     def __init__(self, stream_id: int, levels: list[bytes], special: bool) -> None:
         self.id = stream_id
+        # For the structure's owner, who may number the streams that it uses.
+        self.number = -1
         self.pattern = b"/".join(levels)
         self.levels = levels
         self.varying_count = levels.count(b"+")
@@ -69,6 +75,9 @@ class Node:
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, Node] = {}
+        # The child, where there is just one; and whether there are more.
+        self.only: Node | None = None
+        self.branches = False
         self.plus: Node | None = None
         self.stream: Stream | None = None
 
@@ -124,27 +133,39 @@ class Structure:
             return self._insert_topic(topic)
         return placement
 
-    def find(self, topic: bytes) -> Stream | None:
-        """Return the stream of a topic without learning, and without its varying part."""
-        node = self.special_root if topic.startswith(b"$") else self.root
+    def find_plain(self, topic: bytes) -> Stream | None:
+        """Return the stream of a topic of the common kind: ASCII, learned before.
+
+        None where it was not, and where the topic needs a closer look, be it sound or not.
+        """
         size: i64 = len(topic)
+        if size == 0 or size > TOPIC_SIZE_MAX:
+            return None
+        node = self.special_root if topic[0] == _DOLLAR else self.root
         start: i64 = 0
-        while True:
-            end: i64 = start
-            while end < size and topic[end] != _SLASH:
-                end += 1
-            child: Node | None = None
-            # Where all words vary none need be cut out.
-            if node.children:
-                child = node.children.get(topic[start:end])
-            if child is None:
-                child = node.plus
+        end: i64 = 0
+        while end <= size:
+            code: i64 = _SLASH if end == size else topic[end]
+            if code == _SLASH:
+                only = node.only
+                child: Node | None = None
+                if only is not None:
+                    # Most levels that do not vary have one word; to cut it out would cost more.
+                    if _stands_at(only.token, topic, start, end):
+                        child = only
+                elif node.branches:
+                    child = node.children.get(topic[start:end])
                 if child is None:
-                    return None
-            node = child
-            if end == size:
-                return node.stream
-            start = end + 1
+                    child = node.plus
+                    if child is None:
+                        return None
+                node = child
+                start = end + 1
+            # A set of boxed numbers would cost more than the whole loop.
+            elif code >= _NOT_ASCII or code == 0 or code == _PLUS or code == _HASH:  # noqa: PLR1714, SIM109
+                return None
+            end += 1
+        return node.stream
 
     def lookup(self, topic: bytes) -> Placement | None:
         """Place a topic without learning; None when it was never learned."""
@@ -350,6 +371,8 @@ class Structure:
             parent.plus = node
         else:
             parent.children[token] = node
+            parent.branches = len(parent.children) > 1
+            parent.only = None if parent.branches else node
         self._nodes[node_id] = node
         self._log(parent.id, kind, word)
         return node
@@ -374,6 +397,17 @@ class Structure:
         self._edges += _EDGE.pack(parent_id, kind, len(word))
         self._edges += word
         self._edge_count += 1
+
+
+def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:
+    """Tell whether the topic has this word from start to end."""
+    if len(word) != end - start:
+        return False
+    # A generator would be an object for each level.
+    for i in range(end - start):  # noqa: SIM110
+        if word[i] != topic[start + i]:
+            return False
+    return True
 
 
 def edge_id(parent_id: int, kind: int, word: bytes) -> int:

@@ -160,6 +160,21 @@ class TestLookup:
         assert [structure.lookup(topic) for topic in unknown] == [None] * 5
         assert structure.export() == before
 
+    @pytest.mark.parametrize(
+        "topic",
+        [b"", b"m/+", b"m/#", b"m/a\0", "m/ä".encode(), b"m/\xff", b"m/" + b"x" * 65_534],
+    )
+    def test_what_needs_a_closer_look_is_not_found_as_plain(self, topic: bytes) -> None:
+        structure = Structure([0])
+        structure.learn(b"x")
+        structure.learn(b"x/y")
+        assert structure.find_plain(topic) is None
+
+    def test_a_plain_topic_of_the_greatest_length_is_found(self) -> None:
+        structure = Structure([0])
+        stream = structure.learn(b"x/y").stream
+        assert structure.find_plain(b"m/" + b"x" * 65_533) is stream
+
     def test_stream_is_found_by_its_id(self) -> None:
         structure = Structure([NEVER])
         stream = structure.learn(b"a/b").stream
