@@ -146,13 +146,13 @@ class Cook:
     def __init__(self, structure: Structure, topics_max: int) -> None:
         self.structure = structure
         self._topics_max = topics_max
-        # Streams are numbered as they come; these are the streams of common topics.
+        # The streams of common topics, by number.
         self._common: dict[bytes, int] = {}
         self._misses = 0
         self._misses_max = _MISSES_A_TURN * topics_max
         self._unaided = 0
-        self._ids: list[int] = []
-        # What the frame in the making has so far; where each stream is among its own, or -1.
+        # What the frame in the making has so far. Streams have the numbers of the structure: those
+        # that were met, and where each is among the ones of the frame, or -1.
         self._streams: list[StreamRows] = []
         self._met: list[int] = []
         self._at: list[int] = []
@@ -207,7 +207,7 @@ class Cook:
         if number < 0:
             number = self._learn_stream(topic)
         edges = self.structure.take_pending() if self.structure.has_pending() else b""
-        return self._ids[number], edges
+        return self.structure.numbered(number).id, edges
 
     def _weigh_common(self, misses: int) -> None:
         """Decide whether the common topics help, by how many of a frame were not among them."""
@@ -263,12 +263,14 @@ class Cook:
 
     def _place(self, topic: bytes, number: int) -> int:
         """Give a topic of this stream its place in the frame, if it has none."""
+        while len(self._at) <= number:
+            self._at.append(-1)
         at: i64 = self._at[number]
         if at < 0:
             at = len(self._streams)
             self._at[number] = int(at)
             self._met.append(number)
-            self._streams.append(StreamRows(self._ids[number]))
+            self._streams.append(StreamRows(self.structure.numbered(number).id))
         topics = self._streams[at].topics
         new = int((at << 32) | len(topics))
         place = self._places.setdefault(topic, new)
@@ -295,11 +297,7 @@ class Cook:
         return stream.number
 
     def _remember(self, topic: bytes, stream: Stream) -> None:
-        """Number the stream, if that is new, and take the topic for a common one if it may be."""
-        if stream.number < 0:
-            stream.number = len(self._ids)
-            self._ids.append(stream.id)
-            self._at.append(-1)
+        """Take a topic for a common one if there is room, or if it is time to make some."""
         self._misses += 1
         if len(self._common) < self._topics_max:
             self._common[topic] = stream.number

@@ -54,12 +54,14 @@ _EDGE: Final = struct.Struct("<QBH")
 
 
 class Stream:
-    """Topics of one structure; `pattern` has + at the levels that vary."""
+    """Topics of one structure; `pattern` has + at the levels that vary.
 
-    def __init__(self, stream_id: int, levels: list[bytes], special: bool) -> None:
+    `number` counts the streams of a structure as they begin; it is nobody else's, and not kept.
+    """
+
+    def __init__(self, stream_id: int, levels: list[bytes], special: bool, number: int = 0) -> None:
         self.id = stream_id
-        # For the structure's owner, who may number the streams that it uses.
-        self.number = -1
+        self.number = number
         self.pattern = b"/".join(levels)
         self.levels = levels
         self.varying_count = levels.count(b"+")
@@ -119,6 +121,7 @@ class Structure:
         self.special_root = Node(SPECIAL_ROOT_ID, None, b"")
         self._nodes: dict[int, Node] = {ROOT_ID: self.root, SPECIAL_ROOT_ID: self.special_root}
         self._streams: dict[int, Stream] = {}
+        self._in_order: list[Stream] = []
         # All edges in order of insertion. Ids are settled in that order should two ever collide,
         # so it is kept by export too.
         self._edges = bytearray()
@@ -265,7 +268,7 @@ class Structure:
         A topic that had a stream of its own here may come into a varying one there.
         """
         heir = Structure(thresholds)
-        for stream in self._streams.values():
+        for stream in self._in_order:
             if stream.varying_count == 0:
                 continue
             node = heir.special_root if stream.special else heir.root
@@ -278,7 +281,11 @@ class Structure:
 
     def streams(self) -> list[Stream]:
         """Return all streams, oldest first."""
-        return list(self._streams.values())
+        return list(self._in_order)
+
+    def numbered(self, number: int) -> Stream:
+        """Return the stream with this number."""
+        return self._in_order[number]
 
     def stream(self, stream_id: int) -> Stream | None:
         """Return the stream with this id, if there is one."""
@@ -387,9 +394,10 @@ class Structure:
             suffix += b"\xff"
             stream_id = edge_id(node.id, END, suffix)
         levels, special = _path(node)
-        stream = Stream(stream_id, levels, special)
+        stream = Stream(stream_id, levels, special, len(self._streams))
         node.stream = stream
         self._streams[stream_id] = stream
+        self._in_order.append(stream)
         self._log(node.id, END, b"")
         return stream
 
