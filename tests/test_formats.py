@@ -36,7 +36,8 @@ from siltstone.store.manifest import MANIFEST, RESERVE, Manifest, SlabId, SlabRe
 from siltstone.store.opening import identity_of
 from siltstone.store.settings import DatabaseSettings
 from siltstone.topic.grammar import TopicFilter
-from siltstone.topic.structure import Structure, edge_id
+from siltstone.topic.edges import edge_id
+from siltstone.topic.structure import Structure
 from tests.support.frames import (
     StoredRow,
     cooked_frame,

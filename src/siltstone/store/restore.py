@@ -19,17 +19,16 @@ from siltstone.segment.frame import EDGES, HEADER_BYTES, HOLE, PLAIN, FrameHeade
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.segment.view import FrameView
 from siltstone.store.findings import Damage
-from siltstone.topic.structure import (
+from siltstone.topic.edges import (
     END,
     LITERAL,
-    NEVER,
     PLUS,
     ROOT_ID,
     SPECIAL_ROOT_ID,
-    Structure,
     edge_id,
     path_edges,
 )
+from siltstone.topic.structure import NEVER, Structure
 
 # Twice as many paths are tried with each level more.
 LEVELS_TRIED_MAX: Final = 14

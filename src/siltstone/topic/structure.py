@@ -10,36 +10,28 @@ Invariants:
 - `$` topics live under a root of their own, which a leading wildcard does not see [MQTT-4.7.2-1].
 - An edge is pending from its insertion until `take_pending`; one that was applied never is.
 
-Edges as bytes, little endian; a parent's edge stands before its children's:
-
-    u32 count, then per edge: u64 parent id | u8 kind | u16 size of the word | word
-
-    kind 0  literal: the word is one topic level, maybe empty
-    kind 1  plus:    any word; size 0
-    kind 2  end:     a topic may end here, and its stream begins; size 0
-
-The id of a node is the first 8 bytes of BLAKE2b(parent id as 8 bytes | kind | word), those of the
-two roots are 1 and 2; the id of a stream is that of its end edge. A structure has one owner: it is
-not for two threads at once.
+A structure has one owner: it is not for two threads at once. Its edges as bytes are those of
+`edges.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from typing import Final
 
 from mypy_extensions import i64
 
 from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.topic.edges import (
+    COUNT,
+    EDGE,
+    END,
+    LITERAL,
+    PLUS,
+    ROOT_ID,
+    SPECIAL_ROOT_ID,
+    edge_id,
+)
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_pattern, check_topic
-
-LITERAL: Final = 0
-PLUS: Final = 1
-END: Final = 2
-
-ROOT_ID: Final = 1
-SPECIAL_ROOT_ID: Final = 2
 
 NEVER: Final = -1
 
@@ -48,9 +40,6 @@ _SLASH: Final = 0x2F
 _PLUS: Final = 0x2B
 _HASH: Final = 0x23
 _NOT_ASCII: Final = 0x80
-
-_COUNT: Final = struct.Struct("<I")
-_EDGE: Final = struct.Struct("<QBH")
 
 
 class Stream:
@@ -211,7 +200,7 @@ class Structure:
     def take_pending(self) -> bytes:
         """Return the pending edges, encoded; they are pending no more."""
         count = self._edge_count - self._taken_count
-        encoded = _COUNT.pack(count) + self._edges[self._taken_size :]
+        encoded = COUNT.pack(count) + self._edges[self._taken_size :]
         self._taken_size = len(self._edges)
         self._taken_count = self._edge_count
         return encoded
@@ -222,7 +211,7 @@ class Structure:
 
     def export(self) -> bytes:
         """Return all edges, encoded; applied to a fresh structure they make it equal to this."""
-        return _COUNT.pack(self._edge_count) + self._edges
+        return COUNT.pack(self._edge_count) + self._edges
 
     def apply(self, encoded: bytes | memoryview) -> list[Stream]:
         """Insert encoded edges, of which some may exist, and return the streams that are new.
@@ -242,16 +231,16 @@ class Structure:
             self._taken_count = self._edge_count
 
     def _apply_all(self, data: bytes) -> list[Stream]:
-        if len(data) < _COUNT.size:
+        if len(data) < COUNT.size:
             raise ValueError(f"edges are cut short: size_bytes={len(data)}")
-        count: int = _COUNT.unpack_from(data)[0]
-        offset = _COUNT.size
+        count: int = COUNT.unpack_from(data)[0]
+        offset = COUNT.size
         streams: list[Stream] = []
         for _ in range(count):
-            start = offset + _EDGE.size
+            start = offset + EDGE.size
             if start > len(data):
                 raise ValueError(f"edges are cut short: size_bytes={len(data)}")
-            parent_id, kind, size = _EDGE.unpack_from(data, offset)
+            parent_id, kind, size = EDGE.unpack_from(data, offset)
             offset = start + size
             if offset > len(data):
                 raise ValueError(f"edges are cut short: size_bytes={len(data)}")
@@ -394,7 +383,7 @@ class Structure:
             suffix += b"\xff"
             stream_id = edge_id(node.id, END, suffix)
         levels, special = _path(node)
-        stream = Stream(stream_id, levels, special, len(self._streams))
+        stream = Stream(stream_id, levels, special, len(self._in_order))
         node.stream = stream
         self._streams[stream_id] = stream
         self._in_order.append(stream)
@@ -402,7 +391,7 @@ class Structure:
         return stream
 
     def _log(self, parent_id: int, kind: int, word: bytes) -> None:
-        self._edges += _EDGE.pack(parent_id, kind, len(word))
+        self._edges += EDGE.pack(parent_id, kind, len(word))
         self._edges += word
         self._edge_count += 1
 
@@ -416,24 +405,6 @@ def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:
         if word[i] != topic[start + i]:
             return False
     return True
-
-
-def edge_id(parent_id: int, kind: int, word: bytes) -> int:
-    """Return the id of what this edge leads to, but for the rare case that the id is taken."""
-    path = parent_id.to_bytes(8, "little") + bytes((kind,)) + word
-    return int.from_bytes(hashlib.blake2b(path).digest()[:8], "little")
-
-
-def path_edges(levels: list[bytes], special: bool) -> bytes:
-    """Return the edges that lead to the stream of these levels, b"+" where they vary, encoded."""
-    node_id = SPECIAL_ROOT_ID if special else ROOT_ID
-    encoded = bytearray(_COUNT.pack(len(levels) + 1))
-    for level in levels:
-        kind = PLUS if level == b"+" else LITERAL
-        word = b"" if kind == PLUS else level
-        encoded += _EDGE.pack(node_id, kind, len(word)) + word
-        node_id = edge_id(node_id, kind, word)
-    return bytes(encoded + _EDGE.pack(node_id, END, 0))
 
 
 def _path(node: Node) -> tuple[list[bytes], bool]:

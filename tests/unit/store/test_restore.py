@@ -7,7 +7,8 @@ from siltstone.segment.frame import EDGES, HEADER_BYTES, HOLE, PRODUCERS, STATE
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.store.findings import Damage
 from siltstone.store.restore import LEVELS_TRIED_MAX, Fill, Patch, Restorer, find_levels
-from siltstone.topic.structure import NEVER, Structure, path_edges
+from siltstone.topic.edges import path_edges
+from siltstone.topic.structure import NEVER, Structure
 from tests.support.frames import (
     NOW_US,
     Frame,
