@@ -18,6 +18,7 @@ from siltstone.bulk.decode import decode_payload
 from siltstone.bulk.levels import level_lists
 from siltstone.bulk.schema import LEVELS, PAYLOAD
 from siltstone.errors import UsageError
+from siltstone.store.gather import Gathered, are_few
 from siltstone.store.rows import Piece
 from siltstone.store.selection import stream_ids
 
@@ -51,10 +52,11 @@ def batches(pieces: Iterable[Piece], schema: pa.Schema, rows_max: int) -> Iterat
 def assemble(pieces: Sequence[Piece], schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of pieces as one batch of exactly this schema."""
     columns: list[pa.Array] = []
+    few = Gathered(pieces) if are_few(pieces) else None
     for field in schema:
         try:
-            columns.append(_column(pieces, field))
-        except pa.ArrowInvalid as exc:
+            columns.append(_column(pieces, field) if few is None else _gathered(few, field))
+        except (pa.ArrowInvalid, OverflowError) as exc:
             raise UsageError(
                 f"column {field.name} is too large for one batch, lower rowsPerBatch: {exc}"
             ) from exc
@@ -65,6 +67,21 @@ def _column(pieces: Sequence[Piece], field: pa.Field) -> pa.Array:
     if field.name == LEVELS and all(map(_has_few_rows, pieces)):
         return _split(_joined([piece.column("topic") for piece in pieces]), field.type)
     return _joined([_COLUMNS[field.name](piece, field.type) for piece in pieces])
+
+
+def _gathered(rows: Gathered, field: pa.Field) -> pa.Array:
+    match field.name:
+        case "levels":
+            return _split(rows.column("topic"), field.type)
+        case "payload":
+            return decode_payload(rows.column("value"), field.type)
+        case "properties" if rows.has_properties():
+            return property_maps(rows.column("properties"), field.type)
+        case "properties":
+            return empty_maps(rows.num_rows, field.type)
+        case name:
+            # The same bits with a sign, where they are a number without.
+            return rows.column(name).view(field.type)
 
 
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:

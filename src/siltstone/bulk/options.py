@@ -61,7 +61,7 @@ class ReadOptions:
     payload_schema: str = ""
     rows_per_batch: int = 16_384
     rows_per_partition: int | None = None
-    bytes_per_partition: int = 64 * 1024 * 1024
+    bytes_per_partition: int = 128 * 1024 * 1024
     fails_on_loss: bool = True
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None

@@ -16,7 +16,7 @@ from siltstone.store.manifest import SlabId
 from siltstone.store.selection import FramePlace, Run, Wanted
 
 # Less than this is not worth a task of its own, however many could run.
-PARTITION_BYTES_MIN: Final = 4 * 1024 * 1024
+PARTITION_BYTES_MIN: Final = 8 * 1024 * 1024
 PARTITIONS_WANTED: Final = 8
 # Small frames are joined up to this size before partitions are balanced.
 _GRAIN_BYTES: Final = 256 * 1024

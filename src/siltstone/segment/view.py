@@ -6,8 +6,10 @@ A compressed body is expanded once, when the frame is opened; everything else is
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +46,8 @@ CODECS: Final = {ZSTD: "zstd", LZ4: "lz4"}
 _INDEX_TYPES: Final = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}
 _WHOLE: Final = 8
 _OFFSET_TYPES: Final = {1: pa.uint8(), 2: pa.int16(), 4: pa.int32()}
+_INDEX_CODES: Final[dict[int, Literal["b", "h", "i"]]] = {1: "b", 2: "h", 4: "i"}
+_OFFSET_CODES: Final[dict[int, Literal["B", "h", "i"]]] = {1: "B", 2: "h", 4: "i"}
 _STORED: Final = struct.Struct("<Q")
 
 
@@ -153,6 +157,79 @@ class FrameView:
         """Return which publisher of the frame each row has."""
         kind = _INDEX_TYPES[self.table.widths[PUBLISHER_INDEX]]
         return self._numbers(PUBLISHER_INDEX, kind, start, stop)
+
+    def find_topic(self, topic: bytes, topics: range) -> list[int]:
+        """Return which of the topics with these numbers are this one.
+
+        A frame that was written by an early version may hold a topic more than once.
+        """
+        words, bounds = self.section(TOPICS), self.section(TOPIC_OFFSETS)
+        if words is None or bounds is None:
+            return []
+        found: list[int] = []
+        offsets = bounds.cast("i")
+        first = offsets[topics.start]
+        text = bytes(words[first : offsets[topics.stop]])
+        place = text.find(topic)
+        while place >= 0:
+            number = bisect_left(offsets, first + place, topics.start, topics.stop)
+            if offsets[number] == first + place:
+                if offsets[number + 1] == first + place + len(topic):
+                    found.append(number)
+                number += 1
+            # It may stand inside of another topic, or of two: no other begins before this one.
+            place = text.find(topic, offsets[number] - first) if number < topics.stop else -1
+        return found
+
+    def topics_at(self, rows: Iterable[int]) -> list[memoryview]:
+        """Return the topics of these rows, as `topic_numbers` and `topic_words` would."""
+        return self._texts_at(TOPIC_OFFSETS, TOPICS, self._indexes_at(TOPIC_INDEX, rows))
+
+    def publishers_at(self, rows: Iterable[int]) -> list[memoryview]:
+        """Return the publishers of these rows; for frames that have more than one."""
+        numbers = self._indexes_at(PUBLISHER_INDEX, rows)
+        return self._texts_at(PUBLISHER_OFFSETS, PUBLISHERS, numbers)
+
+    def values_at(self, rows: Sequence[int]) -> list[memoryview]:
+        """Return the payloads of these rows."""
+        return self._texts_at(VALUE_OFFSETS, VALUES, rows)
+
+    def properties_at(self, rows: Sequence[int]) -> list[memoryview]:
+        """Return the MQTT properties of these rows."""
+        return self._texts_at(PROPERTY_OFFSETS, PROPERTIES, rows)
+
+    def times_at(self, rows: Iterable[int]) -> list[int]:
+        """Return the timestamps of these rows, in µs."""
+        section = self.section(TIMESTAMPS)
+        assert section is not None, "every row has one"
+        width = self.table.widths[TIMESTAMPS]
+        if width == _WHOLE:
+            whole = section.cast("q")
+            return [whole[row] for row in rows]
+        first, offsets = self.header.first_timestamp_us, section.cast(_OFFSET_CODES[width])
+        return [first + offsets[row] for row in rows]
+
+    def flags_at(self, rows: Sequence[int]) -> bytes:
+        """Return the flags of these rows, a byte each."""
+        section = self.section(FLAGS)
+        if section is None:
+            return bytes(len(rows))
+        if len(section) == 1:
+            return bytes(section) * len(rows)
+        return bytes([section[row] for row in rows])
+
+    def _indexes_at(self, section_id: int, rows: Iterable[int]) -> list[int]:
+        section = self.section(section_id)
+        assert section is not None, "a frame with rows has it"
+        numbers = section.cast(_INDEX_CODES[self.table.widths[section_id]])
+        return [numbers[row] for row in rows]
+
+    def _texts_at(self, offsets_id: int, data_id: int, numbers: Sequence[int]) -> list[memoryview]:
+        bounds, data = self.section(offsets_id), self.section(data_id)
+        if bounds is None or data is None:
+            return [memoryview(b"")] * len(numbers)
+        offsets = bounds.cast("i")
+        return [data[offsets[number] : offsets[number + 1]] for number in numbers]
 
     def _numbers(self, section_id: int, kind: pa.DataType, start: int, stop: int) -> pa.Array:
         buffers = [None, self._slice(section_id)]

@@ -207,7 +207,7 @@ def _piece_rows(piece: Piece) -> map[Row]:
             repeat(flags & QOS_MASK) if shared else _qos(piece).to_pylist(),
             repeat(bool(flags & RETAIN)) if shared else _retain(piece).to_pylist(),
             piece.column("properties").to_pylist() if frame.has_properties() else repeat(b""),
-            _integers(times),
+            integers(times),
             repeat(piece.slab.shard),
             repeat(piece.slab.generation),
             repeat(piece.stream.id),
@@ -223,7 +223,7 @@ def _topics(piece: Piece) -> Iterable[str]:
     if len(words) > len(numbers):
         topics: list[str] = words.take(numbers).to_pylist()
         return topics
-    return map(words.to_pylist().__getitem__, _integers(numbers))
+    return map(words.to_pylist().__getitem__, integers(numbers))
 
 
 def _publishers(piece: Piece) -> Iterable[str]:
@@ -232,10 +232,10 @@ def _publishers(piece: Piece) -> Iterable[str]:
         return repeat(publisher)
     names = piece.frame.publisher_words().to_pylist()
     numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
-    return map(names.__getitem__, _integers(numbers))
+    return map(names.__getitem__, integers(numbers))
 
 
-def _integers(array: pa.Array) -> list[int]:
+def integers(array: pa.Array) -> list[int]:
     """Return the numbers of an array without nulls; many times faster than Arrow's own way."""
     width = array.type.bit_width // 8
     view = memoryview(array.buffers()[1])

@@ -57,6 +57,7 @@ class Selector:
     def __init__(self, match: Match) -> None:
         self.stream = match.stream
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
+        self._topic: bytes | None = None
         if not is_bound(match):
             return
         words = iter(match.constraints)
@@ -64,6 +65,7 @@ class Selector:
         free = [number for number, word in enumerate(levels) if word is None]
         if not free:
             topic = pa.scalar(_joined(levels), pa.string())
+            self._topic = _joined(levels).encode()
             self._tests.append(lambda topics: pc.equal(topics, topic))
             return
         before, behind = levels[: free[0]], levels[free[-1] + 1 :]
@@ -86,6 +88,8 @@ class Selector:
         """
         if not self._tests:
             return None
+        if self._topic is not None:
+            return _rows_with_topic(frame, rows, topics, self._topic)
         words = frame.topic_words(topics.start, topics.stop)
         return rows_with_topics(frame, rows, topics, self.matching(words))
 
@@ -115,6 +119,19 @@ def rows_with_topics(
     if len(found) == 1:
         return pc.indices_nonzero(pc.equal(numbers, found[0]))
     return pc.indices_nonzero(pc.is_in(numbers, found))
+
+
+def _rows_with_topic(frame: FrameView, rows: range, topics: range, topic: bytes) -> pa.Array | None:
+    """Return which of the rows have this topic; None when all do."""
+    found = frame.find_topic(topic, topics)
+    if not found:
+        return _NONE
+    if len(found) == len(topics):
+        return None
+    numbers = frame.topic_numbers(rows.start, rows.stop)
+    if len(found) == 1:
+        return pc.indices_nonzero(pc.equal(numbers, pa.scalar(found[0], numbers.type)))
+    return pc.indices_nonzero(pc.is_in(numbers, pa.array(found, numbers.type)))
 
 
 def _joined(levels: Sequence[bytes | None]) -> str:

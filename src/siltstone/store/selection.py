@@ -240,6 +240,8 @@ class _Picker:
 
     def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
         """Return which of the rows match, counted from the first; None when all do."""
+        if self._topics is None and len(self._selectors) == 1:
+            return self._selectors[0].pick(frame, rows, topics)
         words = frame.topic_words(topics.start, topics.stop)
         found = [selector.matching(words) for selector in self._selectors]
         if self._topics is not None:
@@ -363,7 +365,8 @@ def _joined(
     rows = sum(end - begin for begin, end, picked in held if picked is None)
     picks = None
     if rows < stop - start:
-        picks = pa.concat_arrays([_numbers(part, start) for part in held])
+        numbers = [_numbers(part, start) for part in held]
+        picks = numbers[0] if len(numbers) == 1 else pa.concat_arrays(numbers)
     return Piece(slab=slab, stream=MANY, frame=frame, start=start, stop=stop, picked=picks)
 
 
@@ -371,7 +374,7 @@ def _numbers(part: tuple[int, int, pa.Array | None], start: int) -> pa.Array:
     begin, end, picked = part
     if picked is None:
         return pa.arange(begin - start, end - start).view(pa.uint64())
-    return pc.add(picked, pa.scalar(begin - start, pa.uint64()))
+    return picked if begin == start else pc.add(picked, pa.scalar(begin - start, pa.uint64()))
 
 
 def stream_ids(piece: Piece) -> pa.Array:

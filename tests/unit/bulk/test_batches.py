@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from siltstone.bulk import batches as module
 from siltstone.bulk.batches import assemble, batches
 from siltstone.bulk.schema import COLUMNS
+from siltstone.errors import UsageError
 from siltstone.pipeline.schema import arrow_schema, spark_schema
-from siltstone.store.rows import Piece, Row
-from siltstone.store.scan import Span
-from siltstone.store.selection import Run, RunReader
-from tests.support.builders import NAME, PATH, World
+from siltstone.store.gather import Gathered
+from siltstone.store.rows import Row
+from tests.support.pieces import pieces_of
 from tests.support.pipeline import as_spark, plain
-from tests.support.rows import rows_of
 
 SCHEMA = arrow_schema(spark_schema(COLUMNS))
 ROWS = [
@@ -22,37 +19,6 @@ ROWS = [
     Row("t", b"\xff", "p"),
     Row("s/a", b"4"),
 ]
-
-
-def pieces_of(
-    *frames: list[Row], filters: tuple[str, ...] = ("#",), **changes: Any
-) -> tuple[list[Piece], list[Row]]:
-    """Store frames of rows; return a piece for each, and the rows as the store has them."""
-    world = World()
-    with world.database(**changes) as database:
-        for rows in frames:
-            database.append(rows).wait()
-        (extent,) = database.extents()
-        choice = database.choose(extent.slab, filters, extent.serials)
-        reader = RunReader(world.fs, PATH / "data" / NAME, choice.wanted, Span())
-        pieces = [
-            piece
-            for place in choice.frames
-            for piece in reader.read(
-                Run(
-                    slab=place.slab,
-                    base_serial=place.base_serial,
-                    position=place.position,
-                    end=place.end,
-                    first_serial=place.first_serial,
-                    start_serial=place.first_serial,
-                    stop_serial=place.stop_serial,
-                    complete=place.complete,
-                )
-            )
-        ]
-        stored = [row for batch in database.read("#") for row in rows_of(batch)]
-    return pieces, sorted(stored, key=lambda row: row.serial)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -124,3 +90,15 @@ def test_a_batch_is_no_larger_than_memory_allows(
 
 def test_nothing_is_no_batch() -> None:
     assert list(batches([], SCHEMA, 10)) == []
+
+
+def test_gathered_rows_that_are_too_large_for_a_batch_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def overflow(*_: object) -> None:
+        raise OverflowError("signed integer is greater than maximum")
+
+    pieces, _ = pieces_of(ROWS, ROWS)
+    monkeypatch.setattr(Gathered, "column", overflow)
+    with pytest.raises(UsageError, match="column topic is too large for one batch, lower rows"):
+        assemble(pieces, SCHEMA)

@@ -77,6 +77,17 @@ def test_a_topic_by_its_name_is_looked_for_in_its_own_shard() -> None:
     assert serials(world, filters=("k0", "k5")) == serials(world)
 
 
+def test_a_few_topics_by_their_names_are_less_work_than_a_pattern() -> None:
+    world = world_of(("s/a/x", "s/b/y") * 20, thresholds=(-1, 0, 0))
+    names = tuple(f"s/{number}/x" for number in range(9))
+    counts = [
+        len(reader_of(world, filters=filters, bytes_per_partition=300).plan().partitions)
+        for filters in (("#",), ("s/+/x",), names, names[:8], ("s/a/x",))
+    ]
+    # Of each byte of a frame an eighth counts, and a quarter of that for names.
+    assert counts == [28, 4, 4, 1, 1]
+
+
 def test_a_plan_reports_what_it_skips() -> None:
     world = world_of(("a", "b", "a"), ("b", "c"), ("c",))
     report = reader_of(world, filters=("a",)).plan().report

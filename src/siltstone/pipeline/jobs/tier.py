@@ -59,6 +59,8 @@ from siltstone.store.marks import write_tiered
 
 RULES: Final = "rules.toml"
 _SAMPLE_ROWS: Final = 200
+# A task has all its rows in memory, decoded, before it writes them.
+_TASK_BYTES: Final = 64 * 1024 * 1024
 # So often a batch is read again because it has fields that nobody knew of; then it is settled.
 _ATTEMPTS: Final = 4
 
@@ -144,6 +146,7 @@ class TierJob:
             database=self.database.name,
             filters=(),
             rows_per_batch=65_536,
+            bytes_per_partition=_TASK_BYTES,
             fails_on_loss=settings.fails_on_loss,
         )
 

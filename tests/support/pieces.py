@@ -1,0 +1,42 @@
+"""Pieces of frames, as a task that reads in bulk has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from siltstone.store.rows import Piece, Row
+from siltstone.store.scan import Span
+from siltstone.store.selection import Run, RunReader
+from tests.support.builders import NAME, PATH, World
+from tests.support.rows import rows_of
+
+
+def pieces_of(
+    *frames: list[Row], filters: tuple[str, ...] = ("#",), **changes: Any
+) -> tuple[list[Piece], list[Row]]:
+    """Store frames of rows; return a piece for each, and the rows as the store has them."""
+    world = World()
+    with world.database(**changes) as database:
+        for rows in frames:
+            database.append(rows).wait()
+        (extent,) = database.extents()
+        choice = database.choose(extent.slab, filters, extent.serials)
+        reader = RunReader(world.fs, PATH / "data" / NAME, choice.wanted, Span())
+        pieces = [
+            piece
+            for place in choice.frames
+            for piece in reader.read(
+                Run(
+                    slab=place.slab,
+                    base_serial=place.base_serial,
+                    position=place.position,
+                    end=place.end,
+                    first_serial=place.first_serial,
+                    start_serial=place.first_serial,
+                    stop_serial=place.stop_serial,
+                    complete=place.complete,
+                )
+            )
+        ]
+        stored = [row for batch in database.read("#") for row in rows_of(batch)]
+    return pieces, sorted(stored, key=lambda row: row.serial)
