@@ -35,8 +35,8 @@ from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.store.manifest import MANIFEST, RESERVE, Manifest, SlabId, SlabRecord, SlabState
 from siltstone.store.opening import identity_of
 from siltstone.store.settings import DatabaseSettings
-from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.edges import edge_id
+from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
 from tests.support.frames import (
     StoredRow,
