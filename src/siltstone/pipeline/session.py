@@ -121,7 +121,9 @@ def session_settings(
     """Return what Spark is told when it starts."""
     settings = _SETTINGS | {
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": " ".join([*_JAVA_OPTIONS, java_options]).strip(),
+        "spark.driver.extraJavaOptions": " ".join(
+            [*_JAVA_OPTIONS, *java.options, java_options]
+        ).strip(),
         "spark.executor.extraJavaOptions": " ".join([*_JAVA_OPTIONS, *java.options]),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
     }

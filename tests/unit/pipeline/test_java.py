@@ -75,7 +75,7 @@ def test_an_empty_machine_has_none() -> None:
         find_java(MemoryFileSystem(), {}, answering(), no_wheel)
 
 
-def test_executors_with_java_25_get_another_collector() -> None:
+def test_only_java_25_gets_another_collector() -> None:
     options = [Java(executable=PurePath("/j"), major=major).options for major in (17, 21, 25)]
     assert options == [[], [], ["-XX:+UseParallelGC"]]
 

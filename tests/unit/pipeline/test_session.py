@@ -58,13 +58,12 @@ def test_a_cluster_is_reached_by_the_address_of_the_machine() -> None:
     assert "SPARK_LOCAL_IP" not in spark_environment({}, master="spark://h:1", scratch=SCRATCH)
 
 
-def test_java_brings_options_of_its_own_for_executors() -> None:
+def test_java_brings_options_of_its_own() -> None:
     java = Java(executable=PurePath("/java"), major=25)
     settings = session_settings(
         master="local", memory="1g", java_options="-Xss4m", java=java, scratch=SCRATCH
     )
-    assert settings["spark.driver.extraJavaOptions"] == f"{ARROW} -Xss4m"
-    assert settings["spark.executor.extraJavaOptions"] == f"{ARROW} -XX:+UseParallelGC"
+    assert settings["spark.driver.extraJavaOptions"] == f"{ARROW} -XX:+UseParallelGC -Xss4m"
 
 
 def test_spark_runs_with_this_python_and_finds_our_package() -> None:
