@@ -59,6 +59,9 @@ class Row(NamedTuple):
     serial: int = 0
 
 
+# Columns of one value repeated so many times are slices of one that is kept.
+_SHARED_MIN: Final = 1 << 12
+_SHARED_MAX: Final = 1 << 16
 # Row._make checks the number of fields of every row; here zip has the right number of columns.
 _make_row: Final = partial(tuple.__new__, Row)
 
@@ -254,13 +257,13 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), 1 << 16)
+    return pa.repeat(pa.scalar(value, kind), _SHARED_MAX)
 
 
 def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
-    shared = _repeated(value, kind)
-    if count <= len(shared):
-        return shared.slice(0, count)
+    # A slice keeps the whole: where there are many values with few rows each, that is too much.
+    if _SHARED_MIN <= count <= _SHARED_MAX:
+        return _repeated(value, kind).slice(0, count)
     return pa.repeat(pa.scalar(value, kind), count)
 
 

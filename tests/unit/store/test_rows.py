@@ -232,3 +232,8 @@ def test_schema_of_picks_in_the_order_that_was_asked_for() -> None:
     assert schema_of(["value", "topic"]) == pa.schema(
         [SCHEMA.field("value"), SCHEMA.field("topic")]
     )
+
+
+def test_what_all_rows_have_alike_takes_little_where_they_are_few() -> None:
+    same = ("publisher", "qos", "retain", "shard", "generation", "stream")
+    assert batch_of([Row("s/a", b"1")]).table(same).get_total_buffer_size() < 1000
