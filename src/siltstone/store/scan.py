@@ -75,10 +75,13 @@ class Selector:
         if behind:
             end = "/" + _joined(behind)
             self._tests.append(lambda topics: pc.ends_with(topics, end))
-        if any(word is not None for word in levels[free[0] : free[-1]]):
-            # RE2 reads what re.escape writes.
-            parts = ["[^/]*" if word is None else re.escape(word.decode()) for word in levels]
-            pattern = f"^{'/'.join(parts)}$"
+        asked = [number for number in range(free[0], free[-1]) if levels[number] is not None]
+        if asked:
+            # RE2 reads what re.escape writes. It bears no more levels than a filter may have, and
+            # those behind the last that is asked for may be many more.
+            needed = levels[: asked[-1] + 1]
+            parts = ["[^/]*" if word is None else re.escape(word.decode()) for word in needed]
+            pattern = f"^{'/'.join(parts)}/"
             self._tests.append(lambda topics: pc.match_substring_regex(topics, pattern))
 
     def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:

@@ -18,6 +18,9 @@ from tests.support.builders import (
     begun,
     call_on,
     naive_match,
+    new_database,
+    read_topics,
+    rows_on,
 )
 
 # One stream `s/+`, two frames; the serial of a row is also how many µs after NOW_US it came.
@@ -252,6 +255,13 @@ def test_a_literal_of_a_filter_is_taken_as_it_is(word: str, before: str, after: 
     assert [info.pattern for info in _streams(slab)] == [b"s/+/+"]
     found = read(slab, f"{before}/{word}/{after}")
     assert [row.topic for row in Batch(found.pieces, found.num_rows).rows()] == [f"s/{word}/1"]
+
+
+def test_a_topic_may_have_as_many_levels_as_its_length_allows() -> None:
+    deep, other = ("a/" + word + "/" * 60_000 for word in ("dev", "rev"))
+    with new_database(thresholds=(0,)) as database:
+        database.append(rows_on("b/dev/1", "b/other/1", deep, other)).wait()
+        assert sorted(read_topics(database, "+/dev/#")) == [deep, "b/dev/1"]
 
 
 def _streams(slab: Slab) -> list[Any]:
