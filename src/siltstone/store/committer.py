@@ -21,7 +21,7 @@ from siltstone.segment.room import Room
 from siltstone.segment.view import compress
 from siltstone.segment.writer import SegmentWriter
 from siltstone.store.blocks import cooked_block, encode_block, room_for_frame
-from siltstone.store.cook import Block, Call, Cook, Cooked
+from siltstone.store.cook import Block, Call, Cook, Cooked, has_sound_topics
 from siltstone.store.manifest import SlabId
 from siltstone.store.outcome import Outcome, RowPlaces
 from siltstone.store.producers import ProducerTable
@@ -267,16 +267,19 @@ class Committer:
         return Cook(structure, self.settings.topic_cache)
 
     def _fresh(self, calls: list[Call]) -> list[Call]:
-        """Leave out what an idempotent producer has sent before, be it in this very flush."""
+        """Leave out what an idempotent producer has sent before, be it in this very flush; but not
+        what stands in for a call of this flush that will be refused.
+        """
         fresh: list[Call] = []
-        seen: dict[bytes, int] = {}
+        highest: dict[bytes, int] = {}
         for call in calls:
             if call.producer:
-                if call.sequence <= seen.get(call.producer, -1):
-                    continue
                 if self._producers.holds(call.producer, call.sequence):
                     continue
-                seen[call.producer] = call.sequence
+                # Few are not above what came before, and only these are compared with all of it.
+                if call.sequence <= highest.get(call.producer, -1) and _is_repeated(call, fresh):
+                    continue
+                highest[call.producer] = max(call.sequence, highest.get(call.producer, -1))
             fresh.append(call)
         return fresh
 
@@ -405,9 +408,6 @@ class Committer:
                 outcomes.append(call.error)
                 continue
             duplicate = id(call) not in stored
-            if duplicate and not self._producers.holds(call.producer, call.sequence):
-                outcomes.append(self._commit_late(call))
-                continue
             outcomes.append(
                 Outcome(
                     duplicate=duplicate,
@@ -422,9 +422,12 @@ class Committer:
                 timestamp_us += len(call.topics)
         return outcomes
 
-    def _commit_late(self, call: Call) -> Outcome | Exception:
-        """Store a call that seemed to repeat another one of its flush, which was then refused."""
-        try:
-            return self.commit([call])[0]
-        except SiltstoneError as exc:
-            return exc
+
+def _is_repeated(call: Call, before: list[Call]) -> bool:
+    """Tell whether a call before it in the flush will make a producer's call a repetition."""
+    return any(
+        other.producer == call.producer
+        and other.sequence >= call.sequence
+        and has_sound_topics(other)
+        for other in before
+    )

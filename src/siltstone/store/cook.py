@@ -91,6 +91,16 @@ class Call:
         self.size_bytes = total + ROW_OVERHEAD * count
 
 
+def has_sound_topics(call: Call) -> bool:
+    """Tell whether a cook will take this call."""
+    try:
+        for topic in call.topics:
+            check_topic(topic)
+    except InvalidTopicError:
+        return False
+    return True
+
+
 def measure_column(column: Sequence[object], name: str, count: int, size_max: int) -> int:
     """Check that a column has count byte strings of a bearable size; return their size in all.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Self
 
-from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 
 
 class RowPlaces:
@@ -114,8 +114,13 @@ class Ticket:
         return serials
 
     def first_serial(self) -> int:
-        """Return the serial of the first row of a call to one shard and stream, waiting for it."""
+        """Return the serial of the first row of a call to one shard and stream, waiting for it.
+
+        Raises: UsageError where the call had no row.
+        """
         self._settle()
+        if not self._outcomes:
+            raise UsageError("the call had no row, so that none is its first")
         outcome = self._outcomes[0][0]
         return outcome.frame_serial + outcome.timestamp_us - outcome.frame_timestamp_us
 

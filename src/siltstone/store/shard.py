@@ -89,7 +89,11 @@ class Shard:
         with self._condition:
             self._check_open()
             if self._pending_bytes and self._pending_bytes + call.size_bytes > limit:
-                self._wait_for_room(limit - call.size_bytes, timeout)
+                try:
+                    self._wait_for_room(limit - call.size_bytes, timeout)
+                except OverloadedError:
+                    self._owe(call)
+                    raise
             self._check_open()
             now = self._clock.monotonic()
             if not self._pending:
@@ -293,7 +297,8 @@ class Shard:
 
     def _refusal(self, call: Call, size_bytes: int) -> SiltstoneError | None:
         """Return why a call may not be stored behind so much else of its flush; None if it may."""
-        owed = self._owed.get(call.producer) if call.producer else None
+        with self._condition:
+            owed = self._owed.get(call.producer) if call.producer else None
         if owed is not None and call.sequence > owed:
             # Stored now it would make the earlier one look like a repetition when it comes again.
             return RetryError(
@@ -308,14 +313,21 @@ class Shard:
     def _tell(self, item: Pending, outcome: Outcome | Exception) -> None:
         """Resolve a call, and keep in mind what its producer owes."""
         call, ticket, rows = item
-        if call.producer:
-            owed = self._owed.get(call.producer)
-            if isinstance(outcome, RetryError):
-                self._owed[call.producer] = min(call.sequence, owed or call.sequence)
-            elif owed is not None and call.sequence >= owed:
-                del self._owed[call.producer]
+        if isinstance(outcome, RetryError):
+            self._owe(call)
+        elif call.producer:
+            with self._condition:
+                if call.sequence >= self._owed.get(call.producer, call.sequence + 1):
+                    del self._owed[call.producer]
         self._taken.discard(ticket)
         ticket.resolve(outcome, rows)
+
+    def _owe(self, call: Call) -> None:
+        """Keep in mind that a producer must send this call again, or one before it."""
+        if call.producer:
+            with self._condition:
+                owed = self._owed.get(call.producer, call.sequence)
+                self._owed[call.producer] = min(call.sequence, owed)
 
     def _obey(self, act: Callable[[], None], ticket: Ticket) -> None:
         outcome: Outcome | Exception = _DONE

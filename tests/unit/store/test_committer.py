@@ -222,6 +222,26 @@ class TestProducers:
         assert stored(good) == (False, [0])
         assert topics_of(committer.slab) == ["t"]
 
+    @pytest.mark.parametrize(
+        ("sent", "kept"),
+        [
+            ([(5, "#"), (5, "five"), (6, "six")], ["five", "six"]),
+            ([(6, "#"), (5, "five")], ["five"]),
+            ([(5, "five"), (6, "#"), (5, "again")], ["five"]),
+            ([(5, "#"), (6, "six"), (5, "late")], ["six"]),
+        ],
+        ids=str,
+    )
+    def test_a_flush_keeps_what_calls_one_by_one_would(
+        self, sent: list[tuple[int, str]], kept: list[str]
+    ) -> None:
+        for together in (True, False):
+            committer = begun(World())
+            calls = [call_on(topic, producer=PRODUCER, sequence=number) for number, topic in sent]
+            for flush in [calls] if together else [[call] for call in calls]:
+                committer.commit(flush)
+            assert topics_of(committer.slab) == kept
+
     @pytest.mark.parametrize("together", [False, True], ids=["later", "in the same flush"])
     def test_a_duplicate_that_wants_a_sync_gets_it_though_the_first_did_not_want_one(
         self, *, together: bool

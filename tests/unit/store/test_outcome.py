@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError
+from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError, UsageError
 from siltstone.store.outcome import Outcome, RowPlaces, Ticket
 
 
@@ -68,6 +68,8 @@ class TestTicket:
         ticket = Ticket(0, 0, waits=True)
         assert (ticket.done, ticket.error, ticket.wait() is ticket) == (True, None, True)
         assert (ticket.serials(), ticket.timestamps()) == ([], [])
+        with pytest.raises(UsageError, match="the call had no row"):
+            ticket.first_serial()
 
     def test_a_ticket_is_done_when_its_last_part_is(self) -> None:
         ticket = Ticket(2, 2, waits=True)

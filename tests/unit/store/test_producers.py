@@ -5,7 +5,9 @@ from hashlib import blake2b
 
 import pytest
 
+from siltstone.errors import RetryError
 from siltstone.store.producers import ProducerTable, producer_key
+from tests.support.builders import new_database, read_topics, rows_on
 
 ANN = producer_key("ann")
 BO = producer_key("bo")
@@ -65,3 +67,23 @@ def test_a_map_is_taken_over_like_bytes() -> None:
     known = ProducerTable()
     known.apply(memoryview(entry(ANN, 7)))
     assert known.encode() == entry(ANN, 7)
+
+
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_what_the_quota_refused_is_sent_again_before_anything_later(first: int) -> None:
+    with new_database() as database:
+        database.append(rows_on("before")).wait()
+
+        def is_stored(sequence: int) -> bool:
+            ticket = database.append(rows_on(f"{sequence}"), producer=("p", sequence))
+            try:
+                return not ticket.wait().duplicate
+            except RetryError:
+                return False
+
+        database.configure(quota_bytes=1)
+        refused = [is_stored(first), is_stored(first + 1)]
+        database.configure(quota_bytes=None)
+        sent = [is_stored(number) for number in (first + 1, first, first + 1, first)]
+        assert (refused, sent) == ([False, False], [False, True, True, False])
+        assert read_topics(database) == ["before", f"{first}", f"{first + 1}"]

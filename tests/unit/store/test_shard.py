@@ -27,6 +27,8 @@ from siltstone.store.shard import Shard, flush_delay
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import HELD, PATH, World, begun, call_on, reopened, settings_of
 
+PRODUCER = b"p" * 16
+
 
 def no_turn(committer: Committer) -> Committer:
     raise AssertionError(f"nobody asked for a turn: {committer.slab.id}")
@@ -174,6 +176,24 @@ class TestBackPressure:
             shard.sync()
             submit(shard, call_on("c" * 60), timeout=0)
         assert topics_of(committer) == ["a" * 60, "c" * 60]
+
+    def test_a_producer_sends_again_what_found_no_room_before_anything_later(self) -> None:
+        world = World()
+        committer = begun(world, pending_bytes_max=100, **HELD)
+        with started(committer, world) as shard:
+            submit(shard, call_on("a" * 60, producer=PRODUCER, sequence=0))
+            with pytest.raises(OverloadedError):
+                submit(shard, call_on("b" * 60, producer=PRODUCER, sequence=1), timeout=0)
+            later = submit(shard, call_on("c", producer=PRODUCER, sequence=2))
+            shard.sync()
+            assert str(later.error) == (
+                "an earlier call of this producer was refused, send that again first: "
+                "sequence=2 refused=1"
+            )
+            for topic, sequence in (("b", 1), ("c", 2)):
+                submit(shard, call_on(topic, producer=PRODUCER, sequence=sequence))
+                shard.sync()
+        assert topics_of(committer) == ["a" * 60, "b", "c"]
 
     def test_a_call_larger_than_the_queue_gets_in_when_the_queue_is_empty(self) -> None:
         world = World()
