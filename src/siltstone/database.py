@@ -109,10 +109,10 @@ class Database:
 
         `synced` survives a power cut, `written` a crash of this process, `none` is not waited for.
         The rows of one call that go to one shard are stored together or not at all. A producer's
-        call with a sequence that it has used before is acknowledged without being stored again. What
-        was refused with a RetryError must be sent again before any later one is taken; what was
-        refused for what it holds keeps its number until a later one is stored. `timeout` bounds the
-        wait for room in the queue.
+        call with a sequence that it has used before is acknowledged without being stored again.
+        What was refused with a RetryError must be sent again before any later one is taken; what
+        was refused for what it holds keeps its number until a later one is stored. `timeout` bounds
+        the wait for room in the queue.
 
         Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
         InvalidTopicError, StorageFullError, QuotaExceededError.
