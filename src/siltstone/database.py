@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from siltstone.clock import Clock
-from siltstone.errors import NotFoundError, SiltstoneError, UsageError
+from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.feeds import CREDIT, Feeds, Wanted, listen
 from siltstone.feed.position import FeedPosition
@@ -132,6 +132,10 @@ class Database:
             try:
                 slabs.shard(part.shard).submit(part.call, ticket, part.rows, timeout)
             except SiltstoneError as exc:
+                if isinstance(exc, RetryError):
+                    # No shard may take a later call of the producer before this one comes again.
+                    for rest in parts[number + 1 :]:
+                        slabs.shard(rest.shard).owe(rest.call)
                 if number == 0:
                     raise
                 # Others of this call are under way: the ticket tells what became of the whole.

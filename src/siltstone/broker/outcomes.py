@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from siltstone.errors import (
-    OverloadedError,
-    QuotaExceededError,
-    StorageFullError,
-    UsageError,
-)
+from siltstone.errors import RetryError, UsageError
 from siltstone.mqtt.reason import Reason
 
 
 def reason_of(error: Exception) -> Reason:
     """Return what a publisher is told when its message could not be kept."""
     match error:
-        case QuotaExceededError() | StorageFullError() | OverloadedError():
+        case RetryError():
             return Reason.QUOTA_EXCEEDED
         case UsageError():
             return Reason.IMPLEMENTATION_SPECIFIC_ERROR

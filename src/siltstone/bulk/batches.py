@@ -71,9 +71,9 @@ def _column(pieces: Sequence[Piece], field: pa.Field) -> pa.Array:
 
 def _gathered(rows: Gathered, field: pa.Field) -> pa.Array:
     match field.name:
-        case "levels":
+        case name if name == LEVELS:
             return _split(rows.column("topic"), field.type)
-        case "payload":
+        case name if name == PAYLOAD:
             return decode_payload(rows.column("value"), field.type)
         case "properties" if rows.has_properties():
             return property_maps(rows.column("properties"), field.type)

@@ -21,8 +21,8 @@ from siltstone.fs.posix import absolute_path
 from siltstone.store.selection import Choice, FramePlace, SlabExtent, Wanted
 
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
-# Looking for rows in a frame costs about this part of reading all of them; less where a few topics
-# are given by their names, of which a frame has hardly any rows.
+# Looking for rows in a frame costs about this part of reading all of them; less where one topic of
+# a stream is given by its name, which is found by one search.
 _SEARCH_WEIGHT: Final = 1 / 8
 _NAMED_WEIGHT: Final = 1 / 32
 _NAMED_MAX: Final = 8
@@ -119,7 +119,7 @@ def plan_between(
             skipped += 1
             continue
         choices.append(choice)
-        search = _NAMED_WEIGHT if _names_few(choice.wanted) else _SEARCH_WEIGHT
+        search = _NAMED_WEIGHT if _names_one(choice.wanted) else _SEARCH_WEIGHT
         weight = search + (1 - search) * choice.whole_share
         chosen.append(
             SlabFrames(
@@ -147,10 +147,12 @@ def plan_between(
     return Plan(partitions=packed.partitions, report=report)
 
 
-def _names_few(wanted: Wanted) -> bool:
-    """Say whether of streams that are not wanted whole only a few topics are, by their names."""
-    asked = [words for stream in wanted.bound for words in stream.constraints]
-    return len(asked) <= _NAMED_MAX and all(None not in words for words in asked)
+def _names_one(wanted: Wanted) -> bool:
+    """Say whether of streams that are not wanted whole one topic each is, by its name."""
+    return len(wanted.bound) <= _NAMED_MAX and all(
+        len(stream.constraints) == 1 and None not in stream.constraints[0]
+        for stream in wanted.bound
+    )
 
 
 def plan_micro_batch(

@@ -1,6 +1,7 @@
 """A frame laid out for reading: its sections as Arrow arrays over the map, without a copy.
 
 A compressed body is expanded once, when the frame is opened; everything else is the same for it.
+Single rows are sliced out of the map, for readers that want a few of them.
 """
 
 from __future__ import annotations
@@ -170,10 +171,11 @@ class FrameView:
         offsets = bounds.cast("i")
         first = offsets[topics.start]
         text = bytes(words[first : offsets[topics.stop]])
+        number = topics.start
         place = text.find(topic)
-        while place >= 0:
-            number = bisect_left(offsets, first + place, topics.start, topics.stop)
-            if offsets[number] == first + place:
+        while place >= 0 and number < topics.stop:
+            number = bisect_left(offsets, first + place, number, topics.stop)
+            if number < topics.stop and offsets[number] == first + place:
                 if offsets[number + 1] == first + place + len(topic):
                     found.append(number)
                 number += 1

@@ -161,6 +161,9 @@ class Cook:
         self._misses = 0
         self._misses_max = _MISSES_A_TURN * topics_max
         self._unaided = 0
+        # How many rows of the frame were looked up among the common topics, and found there.
+        self._asked = 0
+        self._found = 0
         # What the frame in the making has so far. Streams have the numbers of the structure: those
         # that were met, and where each is among the ones of the frame, or -1.
         self._streams: list[StreamRows] = []
@@ -174,7 +177,6 @@ class Cook:
         A call with a bad topic gets its error set and is left out.
         """
         self._forget_frame()
-        misses = self._misses
         cooked = Cooked(timestamp_us)
         accepted: list[Call] = []
         placed: list[list[int]] = []
@@ -206,7 +208,7 @@ class Cook:
         cooked.row_count = timestamp - timestamp_us
         cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
         cooked.producers = _producers(accepted)
-        self._weigh_common(misses)
+        self._weigh_common()
         # Its rows are many, and the next frame may be far away.
         self._forget_frame()
         return cooked
@@ -219,14 +221,14 @@ class Cook:
         edges = self.structure.take_pending() if self.structure.has_pending() else b""
         return self.structure.numbered(number).id, edges
 
-    def _weigh_common(self, misses: int) -> None:
-        """Decide whether the common topics help, by how many of a frame were not among them."""
+    def _weigh_common(self) -> None:
+        """Decide whether the common topics help, by how many of a frame were among them."""
         if self._unaided:
             self._unaided -= 1
-        elif len(self._common) >= self._topics_max:
-            met = len(self._places)
-            if 2 * (self._misses - misses) > met > _FEW_TOPICS:
-                self._unaided = _FRAMES_UNAIDED
+            return
+        is_full = len(self._common) >= self._topics_max
+        if is_full and self._asked > _FEW_TOPICS and 2 * self._found < self._asked:
+            self._unaided = _FRAMES_UNAIDED
 
     def _forget_frame(self) -> None:
         for number in self._met:
@@ -234,6 +236,8 @@ class Cook:
         self._streams = []
         self._met = []
         self._places = {}
+        self._asked = 0
+        self._found = 0
 
     def _find_places(self, call: Call) -> list[int] | None:
         """Find the place of each row; None, with the error set, when a topic is bad."""
@@ -291,8 +295,10 @@ class Cook:
     def _find_stream(self, topic: bytes) -> int:
         """Return the number of the stream of a topic; -1 where it is new or must be looked at."""
         if self._unaided == 0:
+            self._asked += 1
             number = self._common.get(topic, -1)
             if number >= 0:
+                self._found += 1
                 return number
         stream = self.structure.find_plain(topic)
         if stream is None:

@@ -20,6 +20,7 @@ from siltstone.segment.room import Room
 from siltstone.store.committer import Committer
 from siltstone.store.cook import Call
 from siltstone.store.outcome import Outcome, Ticket
+from siltstone.store.producers import PRODUCERS_MAX
 from siltstone.store.settings import DatabaseSettings
 
 _LOG: Final = logging.getLogger("siltstone.store")
@@ -92,7 +93,7 @@ class Shard:
                 try:
                     self._wait_for_room(limit - call.size_bytes, timeout)
                 except OverloadedError:
-                    self._owe(call)
+                    self.owe(call)
                     raise
             self._check_open()
             now = self._clock.monotonic()
@@ -103,6 +104,18 @@ class Shard:
             self._pending_bytes += call.size_bytes
             self._pending_rows += call.row_count
             self._condition.notify_all()
+
+    def owe(self, call: Call) -> None:
+        """Keep in mind that a producer must send this call, which was not stored, again; or one
+        before it. From any thread. Those that have not come again for the longest are forgotten.
+        """
+        if not call.producer or self.committer.has_stored(call.producer, call.sequence):
+            return
+        with self._condition:
+            owed = self._owed.get(call.producer, call.sequence)
+            self._owed[call.producer] = min(call.sequence, owed)
+            if len(self._owed) > PRODUCERS_MAX:
+                del self._owed[next(iter(self._owed))]
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
         """Take a place for values at once; None where the segment must be rolled for it.
@@ -297,8 +310,10 @@ class Shard:
 
     def _refusal(self, call: Call, size_bytes: int) -> SiltstoneError | None:
         """Return why a call may not be stored behind so much else of its flush; None if it may."""
-        with self._condition:
-            owed = self._owed.get(call.producer) if call.producer else None
+        owed: int | None = None
+        if call.producer:
+            with self._condition:
+                owed = self._owed.get(call.producer)
         if owed is not None and call.sequence > owed:
             # Stored now it would make the earlier one look like a repetition when it comes again.
             return RetryError(
@@ -314,20 +329,13 @@ class Shard:
         """Resolve a call, and keep in mind what its producer owes."""
         call, ticket, rows = item
         if isinstance(outcome, RetryError):
-            self._owe(call)
+            self.owe(call)
         elif call.producer:
             with self._condition:
                 if call.sequence >= self._owed.get(call.producer, call.sequence + 1):
                     del self._owed[call.producer]
         self._taken.discard(ticket)
         ticket.resolve(outcome, rows)
-
-    def _owe(self, call: Call) -> None:
-        """Keep in mind that a producer must send this call again, or one before it."""
-        if call.producer:
-            with self._condition:
-                owed = self._owed.get(call.producer, call.sequence)
-                self._owed[call.producer] = min(call.sequence, owed)
 
     def _obey(self, act: Callable[[], None], ticket: Ticket) -> None:
         outcome: Outcome | Exception = _DONE

@@ -48,7 +48,9 @@ class Stream:
     `number` counts the streams of a structure as they begin; it is nobody else's, and not kept.
     """
 
-    def __init__(self, stream_id: int, levels: list[bytes], special: bool, number: int = 0) -> None:
+    def __init__(
+        self, stream_id: int, levels: list[bytes], special: bool, number: int = -1
+    ) -> None:
         self.id = stream_id
         self.number = number
         self.pattern = b"/".join(levels)

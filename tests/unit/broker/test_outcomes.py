@@ -11,6 +11,7 @@ from siltstone.errors import (
     OverloadedError,
     PoisonedError,
     QuotaExceededError,
+    RetryError,
     StorageFullError,
     UsageError,
 )
@@ -23,6 +24,7 @@ from siltstone.mqtt.reason import Reason
         (QuotaExceededError("d", used_bytes=2, quota_bytes=1), Reason.QUOTA_EXCEEDED),
         (StorageFullError(PurePath("/d")), Reason.QUOTA_EXCEEDED),
         (OverloadedError("much waits"), Reason.QUOTA_EXCEEDED),
+        (RetryError("send the earlier one first"), Reason.QUOTA_EXCEEDED),
         (UsageError("too large"), Reason.IMPLEMENTATION_SPECIFIC_ERROR),
         (ClosedError("closed"), Reason.IMPLEMENTATION_SPECIFIC_ERROR),
         (PoisonedError("a sync failed"), Reason.UNSPECIFIED_ERROR),

@@ -235,12 +235,16 @@ class TestProducers:
     def test_a_flush_keeps_what_calls_one_by_one_would(
         self, sent: list[tuple[int, str]], kept: list[str]
     ) -> None:
+        told = []
         for together in (True, False):
             committer = begun(World())
             calls = [call_on(topic, producer=PRODUCER, sequence=number) for number, topic in sent]
+            outcomes: list[Outcome | Exception] = []
             for flush in [calls] if together else [[call] for call in calls]:
-                committer.commit(flush)
+                outcomes += committer.commit(flush)
             assert topics_of(committer.slab) == kept
+            told.append([type(o) if isinstance(o, Exception) else o.duplicate for o in outcomes])
+        assert told[0] == told[1]
 
     @pytest.mark.parametrize("together", [False, True], ids=["later", "in the same flush"])
     def test_a_duplicate_that_wants_a_sync_gets_it_though_the_first_did_not_want_one(

@@ -5,13 +5,18 @@ from hashlib import blake2b
 
 import pytest
 
-from siltstone.errors import RetryError
+from siltstone.errors import OverloadedError, RetryError
+from siltstone.store.outcome import Ticket
+from siltstone.store.partition import shard_of
 from siltstone.store.producers import ProducerTable, producer_key
-from tests.support.builders import new_database, read_topics, rows_on
+from siltstone.store.rows import Row
+from tests.support.builders import HELD, new_database, read_topics, rows_on
 
 ANN = producer_key("ann")
 BO = producer_key("bo")
 CY = producer_key("cy")
+# Publishers by the shard that they are stored in, of two.
+ON_SHARD = {shard_of(name.encode(), 2): name for name in ("a", "b", "c", "d")}
 
 
 def entry(producer: bytes, sequence: int) -> bytes:
@@ -67,6 +72,28 @@ def test_a_map_is_taken_over_like_bytes() -> None:
     known = ProducerTable()
     known.apply(memoryview(entry(ANN, 7)))
     assert known.encode() == entry(ANN, 7)
+
+
+def test_no_shard_takes_a_later_call_before_one_that_another_had_no_room_for() -> None:
+    big, small = b"x" * 700, b"y"
+    with new_database(shards=2, pending_bytes_max=1000, **HELD) as database:
+
+        def append(number: int, value: bytes) -> Ticket:
+            rows = [Row(f"{number}", value, name) for name in ON_SHARD.values()]
+            return database.append(rows, producer=("p", number), timeout=0)
+
+        database.append([Row("before", big, ON_SHARD[0])])
+        with pytest.raises(OverloadedError):
+            append(1, big)
+        later = append(2, small)
+        database.sync()
+        assert isinstance(later.error, RetryError)
+        for number in (1, 2):
+            ticket = append(number, small)
+            database.sync()
+            assert (ticket.error, ticket.duplicate) == (None, False)
+        topics = sorted(read_topics(database))
+    assert topics == ["1", "1", "2", "2", "before"]
 
 
 @pytest.mark.parametrize("first", [0, 1, 7])
