@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from siltstone.store.rows import Piece, Row
 from siltstone.store.scan import Span
-from siltstone.store.selection import Run, RunReader
+from siltstone.store.selection import FramePlace, Run, RunReader
 from tests.support.builders import NAME, PATH, World
 from tests.support.rows import rows_of
+
+
+def run_of(place: FramePlace, **changes: Any) -> Run:
+    """Return the run that reads all of a frame."""
+    run = Run(
+        slab=place.slab,
+        base_serial=place.base_serial,
+        position=place.position,
+        end=place.end,
+        first_serial=place.first_serial,
+        start_serial=place.first_serial,
+        stop_serial=place.stop_serial,
+        complete=place.complete,
+    )
+    return replace(run, **changes)
 
 
 def pieces_of(
@@ -22,21 +38,6 @@ def pieces_of(
         (extent,) = database.extents()
         choice = database.choose(extent.slab, filters, extent.serials)
         reader = RunReader(world.fs, PATH / "data" / NAME, choice.wanted, Span())
-        pieces = [
-            piece
-            for place in choice.frames
-            for piece in reader.read(
-                Run(
-                    slab=place.slab,
-                    base_serial=place.base_serial,
-                    position=place.position,
-                    end=place.end,
-                    first_serial=place.first_serial,
-                    start_serial=place.first_serial,
-                    stop_serial=place.stop_serial,
-                    complete=place.complete,
-                )
-            )
-        ]
+        pieces = [piece for place in choice.frames for piece in reader.read(run_of(place))]
         stored = [row for batch in database.read("#") for row in rows_of(batch)]
     return pieces, sorted(stored, key=lambda row: row.serial)

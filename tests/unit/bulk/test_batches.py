@@ -7,7 +7,7 @@ from siltstone.bulk.batches import assemble, batches
 from siltstone.bulk.schema import COLUMNS
 from siltstone.errors import UsageError
 from siltstone.pipeline.schema import arrow_schema, spark_schema
-from siltstone.store.gather import Gathered
+from siltstone.store.gather import Gathered, are_few
 from siltstone.store.rows import Row
 from tests.support.pieces import pieces_of
 from tests.support.pipeline import as_spark, plain
@@ -23,10 +23,13 @@ ROWS = [
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("thresholds", [(-1,), (-1, 0)], ids=str)
+@pytest.mark.parametrize("times", [1, 40], ids=["few", "many"])
 def test_a_batch_has_every_column_of_every_row(
-    compression: str, thresholds: tuple[int, ...]
+    compression: str, thresholds: tuple[int, ...], times: int
 ) -> None:
-    pieces, stored = pieces_of(ROWS, ROWS[:2], compression=compression, thresholds=thresholds)
+    frames = (ROWS * times, ROWS[:2] * times)
+    pieces, stored = pieces_of(*frames, compression=compression, thresholds=thresholds)
+    assert are_few(pieces) == (times == 1)
     batch = assemble(pieces, SCHEMA)
     batch.validate(full=True)
     assert (batch.schema, plain(batch)) == (SCHEMA, [as_spark(row) for row in stored])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +13,6 @@ from siltstone.store.rows import Batch, Piece
 from siltstone.store.scan import Span
 from siltstone.store.selection import (
     BoundStream,
-    FramePlace,
-    Run,
     RunReader,
     Wanted,
     choose_frames,
@@ -27,6 +24,7 @@ from siltstone.store.selection import (
 from siltstone.store.slab import Slab
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NOW_US, PATH, SEGMENT_BYTES, World, begun, call_on, naive_match
+from tests.support.pieces import run_of
 
 EVERYTHING = range(1 << 62)
 FRAME_SERIALS = [(0, 3), (3, 5), (5, 9)]
@@ -44,20 +42,6 @@ def committed(*frames: tuple[str, ...], **changes: Any) -> tuple[World, Committe
 
 def parsed(*filters: str) -> list[TopicFilter]:
     return [TopicFilter.parse(text) for text in filters]
-
-
-def run_of(place: FramePlace, **changes: Any) -> Run:
-    run = Run(
-        slab=place.slab,
-        base_serial=place.base_serial,
-        position=place.position,
-        end=place.end,
-        first_serial=place.first_serial,
-        start_serial=place.first_serial,
-        stop_serial=place.stop_serial,
-        complete=place.complete,
-    )
-    return replace(run, **changes)
 
 
 def pieces(
