@@ -161,7 +161,12 @@ def connected(
 ) -> MqttSocket:
     """Return a connection that was accepted."""
     client = MqttSocket(port, version)
-    assert client.connect(client_id, clean_start=clean_start).reason is Reason.SUCCESS
+    try:
+        assert client.connect(client_id, clean_start=clean_start).reason is Reason.SUCCESS
+    except BaseException:
+        # A server that is killed before it answers leaves nobody else to close it.
+        client.close()
+        raise
     return client
 
 

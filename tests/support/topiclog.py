@@ -173,6 +173,10 @@ def half_send(port: int, topic: str, size: int, sent: int) -> socket.socket:
     """Begin a send of so many bytes, and stop after some of them; return the open socket."""
     peer = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS)
     table = table_of_ends([bytes(size)])
-    peer.sendall(request(Kind.HELLO, 1, payload=encode_version()))
-    peer.sendall(send_head(2, topic, table=table, data_bytes=size) + b"h" * sent)
+    try:
+        peer.sendall(request(Kind.HELLO, 1, payload=encode_version()))
+        peer.sendall(send_head(2, topic, table=table, data_bytes=size) + b"h" * sent)
+    except BaseException:
+        peer.close()
+        raise
     return peer
