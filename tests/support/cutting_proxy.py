@@ -28,9 +28,10 @@ class CuttingProxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._open.append(client)
                 server = socket.create_connection(("127.0.0.1", self._target))
+                self._open.append(server)
                 link = _Link(self, client, server, self._after_bytes)
-                self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     thread = Thread(target=link.pass_on, args=(source, sink))
                     self._threads.append(thread)

@@ -140,8 +140,12 @@ class AsyncTopicLogClient:
         except OSError as exc:
             raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
         client = cls(wire)
-        payload = await client._ask(Kind.HELLO, payload=encode_version())
-        _, client._body_bytes_max, client._rows_max = decode_hello(payload)
+        try:
+            payload = await client._ask(Kind.HELLO, payload=encode_version())
+            _, client._body_bytes_max, client._rows_max = decode_hello(payload)
+        except BaseException:
+            client.close()
+            raise
         return client
 
     async def __aenter__(self) -> Self:

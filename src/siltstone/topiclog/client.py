@@ -69,9 +69,13 @@ class TopicLogClient:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
             raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        payload = self._ask(Kind.HELLO, payload=encode_version())
-        _, self._body_bytes_max, self._rows_max = decode_hello(payload)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            payload = self._ask(Kind.HELLO, payload=encode_version())
+            _, self._body_bytes_max, self._rows_max = decode_hello(payload)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         """Return the client itself."""

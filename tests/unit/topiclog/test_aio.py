@@ -9,6 +9,7 @@ import pytest
 from siltstone.errors import (
     NotFoundError,
     OutcomeUnknownError,
+    OverloadedError,
     ProtocolError,
     RetryError,
     UsageError,
@@ -36,6 +37,7 @@ class Scripted:
         self.held: list[bytes] = []
         self.hold = False
         self.is_aborted = False
+        self.is_closed = False
         self.protocol: Any = None
 
     def writelines(self, parts: Sequence[bytes]) -> None:
@@ -60,6 +62,7 @@ class Scripted:
             self.protocol.buffer_updated(count)
 
     def close(self) -> None:
+        self.is_closed = True
         self.protocol.connection_lost(None)
 
     def abort(self) -> None:
@@ -79,17 +82,21 @@ ANSWERS: dict[Kind, Callable[[int], bytes]] = {
 }
 
 
+def put_in_place(line: Scripted) -> None:
+    """Have the running loop connect to this transport."""
+
+    async def connect(make: Callable[[], Any], *_: object) -> tuple[object, object]:
+        line.protocol = make()
+        line.protocol.connection_made(line)
+        return line, line.protocol
+
+    asyncio.get_running_loop().create_connection = connect  # type: ignore[method-assign,assignment]
+
+
 def run(talk: Callable[[AsyncTopicLogClient, Scripted], Awaitable[None]]) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         line = Scripted(ANSWERS)
-
-        async def connect(make: Callable[[], Any], *_: object) -> tuple[object, object]:
-            line.protocol = make()
-            line.protocol.connection_made(line)
-            return line, line.protocol
-
-        loop.create_connection = connect  # type: ignore[method-assign,assignment]
+        put_in_place(line)
         client = await AsyncTopicLogClient.connect()
         await talk(client, line)
 
@@ -216,5 +223,18 @@ def test_nobody_there_is_told_with_the_address() -> None:
         asyncio.get_running_loop().create_connection = cast("Any", refuse)  # type: ignore[method-assign]
         with pytest.raises(RetryError, match="answers at h:1: refused"):
             await AsyncTopicLogClient.connect("h", 1)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_greets_with_a_refusal_is_left() -> None:
+    async def main() -> None:
+        line = Scripted(
+            {Kind.HELLO: lambda number: refusal(Kind.HELLO, number, Status.OVERLOADED, "not now")}
+        )
+        put_in_place(line)
+        with pytest.raises(OverloadedError, match="not now"):
+            await AsyncTopicLogClient.connect()
+        assert line.is_closed
 
     asyncio.run(main())

@@ -202,6 +202,13 @@ def test_nobody_there_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch) 
         TopicLogClient("h", 1)
 
 
+def test_a_server_that_does_not_greet_back_is_left(line: WiredSocket) -> None:
+    line.is_cut = True
+    with pytest.raises(RetryError):
+        TopicLogClient()
+    assert line.is_closed
+
+
 def test_what_a_lost_connection_means_depends_on_what_was_asked() -> None:
     kinds = {kind: type(lost(kind, OSError("x"))) for kind in Kind}
     assert {kind for kind, error in kinds.items() if error is OutcomeUnknownError} == {
