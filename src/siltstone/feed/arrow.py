@@ -5,8 +5,7 @@ What was read from the disk stays in the map; what was committed a moment ago is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Final, Protocol, TypeVar, cast
 
@@ -15,7 +14,16 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.decode import load_pieces
-from siltstone.store.rows import COLUMNS, QOS_MASK, RETAIN, SCHEMA, Piece, Row, schema_of
+from siltstone.store.rows import (
+    COLUMNS,
+    QOS_MASK,
+    RETAIN,
+    SCHEMA,
+    Piece,
+    Row,
+    make_rows,
+    schema_of,
+)
 from siltstone.store.selection import stream_ids
 
 T = TypeVar("T")
@@ -27,8 +35,6 @@ class Choose(Protocol):
     def __call__(self, column: list[T], /) -> list[T]: ...
 
 
-# The number of columns is right by construction, so that it need not be checked for each row.
-_make_row: Final = partial(tuple.__new__, Row)
 _QOS: Final = [flags & QOS_MASK for flags in range(256)]
 _RETAIN: Final = [flags & RETAIN != 0 for flags in range(256)]
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
@@ -117,12 +123,12 @@ _MEMORY: Final[dict[str, Callable[[FeedBatch], pa.Array]]] = {
 def rows_of_batch(batch: FeedBatch, rows: Sequence[int] | None) -> list[Row]:
     """Return rows of a batch, None for all of them, as Python values."""
     if rows is None:
-        return list(_rows(_passing(batch), _all))
+        return _rows(_passing(batch), _all)
     batch.load()
     if rows and rows[-1] - rows[0] + 1 == len(rows):
         part = slice(rows[0], rows[-1] + 1)
-        return list(_rows(batch, lambda column: column[part]))
-    return list(_rows(batch, lambda column: [column[row] for row in rows]))
+        return _rows(batch, lambda column: column[part])
+    return _rows(batch, lambda column: [column[row] for row in rows])
 
 
 def _all(column: list[T]) -> list[T]:
@@ -147,15 +153,14 @@ def _passing(batch: FeedBatch) -> FeedBatch:
     return lists
 
 
-def _rows(batch: FeedBatch, choose: Choose) -> Iterator[Row]:
+def _rows(batch: FeedBatch, choose: Choose) -> list[Row]:
     """Make rows of what is chosen of each column."""
     names = {name: name.decode() for name in batch.names}
     publishers = choose(batch.publishers)
     known = {name: name.decode() for name in set(publishers)}
     flags = choose(batch.flags)
     # What rows share is made once, and nothing stands between the lists and the rows.
-    return map(
-        _make_row,
+    return make_rows(
         zip(
             map(names.__getitem__, choose(batch.topics)),
             choose(batch.values),
@@ -169,5 +174,5 @@ def _rows(batch: FeedBatch, choose: Choose) -> Iterator[Row]:
             choose(batch.stream_of_rows()),
             choose(batch.serials),
             strict=False,
-        ),
+        )
     )

@@ -6,6 +6,7 @@ picked out. Nothing is copied before somebody asks for Arrow or for Python rows.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -193,7 +194,22 @@ _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
 }
 
 
-def _piece_rows(piece: Piece) -> map[Row]:
+def make_rows(fields: Iterable[tuple[object, ...]]) -> list[Row]:
+    """Return rows with these fields, which must be all that Row has, in its order.
+
+    Python's collector rests meanwhile: rows are no part of a cycle, and it would look through all
+    objects of the process again and again because there are more of them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return list(map(_make_row, fields))
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _piece_rows(piece: Piece) -> list[Row]:
     """Make Python rows; what rows share is made once, and numbers come straight from the map."""
     frame, count = piece.frame, piece.num_rows
     flags = frame.flags(piece.start, piece.stop)
@@ -201,8 +217,7 @@ def _piece_rows(piece: Piece) -> map[Row]:
     times = piece.chosen(frame.timestamps(piece.start, piece.stop))
     first = frame.header.first_serial + piece.start
     serials = range(first, first + count) if piece.picked is None else _serial(piece).to_pylist()
-    return map(
-        _make_row,
+    return make_rows(
         zip(
             _topics(piece),
             piece.column("value").to_pylist(),
@@ -216,7 +231,7 @@ def _piece_rows(piece: Piece) -> map[Row]:
             repeat(piece.stream.id),
             serials,
             strict=False,
-        ),
+        )
     )
 
 

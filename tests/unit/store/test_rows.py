@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 import pytest
 
 from siltstone.errors import UsageError
 from siltstone.store.partition import Columns
-from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row, schema_of
+from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row, make_rows, schema_of
 from tests.support.builders import NOW_US, as_given, new_database, read_rows, rows_on
 from tests.support.rows import rows_of
 
@@ -237,3 +241,42 @@ def test_schema_of_picks_in_the_order_that_was_asked_for() -> None:
 def test_what_all_rows_have_alike_takes_little_where_they_are_few() -> None:
     same = ("publisher", "qos", "retain", "shard", "generation", "stream")
     assert batch_of([Row("s/a", b"1")]).table(same).get_total_buffer_size() < 1000
+
+
+@contextmanager
+def collector(*, enabled: bool) -> Iterator[list[str]]:
+    """Have Python's collector as a program may have it; yield what it does."""
+    phases: list[str] = []
+
+    def note(phase: str, _: object) -> None:
+        phases.append(phase)
+
+    was_enabled = gc.isenabled()
+    gc.callbacks.append(note)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        yield phases
+    finally:
+        gc.callbacks.remove(note)
+        (gc.enable if was_enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_while_rows_are_made_and_is_then_as_it_was(enabled: bool) -> None:
+    given = [tuple(Row("s/a", b""))] * 10_000
+    with collector(enabled=enabled) as phases:
+        before = len(phases)
+        rows = make_rows(given)
+        assert phases[before:] == []
+        assert gc.isenabled() is enabled
+    assert rows == given
+
+
+def test_the_collector_goes_on_when_rows_cannot_be_made() -> None:
+    def broken() -> Iterator[Row]:
+        yield Row("s/a", b"")
+        raise UsageError("broken")
+
+    with collector(enabled=True), pytest.raises(UsageError, match="broken"):
+        make_rows(broken())
+    assert gc.isenabled()
