@@ -58,7 +58,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 def build(args: Sequence[str]) -> typer.Typer:
     """Return the command line, of which at least what these arguments ask for is there."""
     first = args[0] if args else ""
-    is_known = first in COMMANDS or first in GROUPS
+    is_known = first in COMMANDS or first in GROUPS or first == "--version"
     app = typer.Typer(no_args_is_help=True, help="A durable store of messages by topic and time.")
     app.callback()(siltstone)
     for name, module in GROUPS.items():
