@@ -19,6 +19,7 @@ from siltstone.feed.dispatch import Dispatch
 from siltstone.feed.hub import FeedHub
 from siltstone.feed.pool import ReadJob
 from siltstone.feed.settings import FeedSettings
+from siltstone.segment.scalars import scalar
 from siltstone.store.rows import schema_of
 from siltstone.topic.grammar import TopicFilter
 
@@ -39,7 +40,7 @@ class Follower:
         columns: Sequence[str],
         rows_max: int = _ROWS_MAX,
     ) -> None:
-        self._since = pa.scalar(since_us, pa.int64())
+        self._since = scalar(since_us, pa.int64())
         self._columns = list(columns)
         self._carried = self._columns + ["timestamp"] * ("timestamp" not in columns)
         self._jobs: list[ReadJob] = []

@@ -42,6 +42,7 @@ from siltstone.segment.frame import (
     decode_sections,
     values_place,
 )
+from siltstone.segment.scalars import scalar
 
 CODECS: Final = {ZSTD: "zstd", LZ4: "lz4"}
 _INDEX_TYPES: Final = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}
@@ -105,7 +106,7 @@ class FrameView:
         if width == _WHOLE:
             return self._numbers(TIMESTAMPS, pa.int64(), start, stop)
         offsets = self._numbers(TIMESTAMPS, _OFFSET_TYPES[width], start, stop)
-        first = pa.scalar(self.header.first_timestamp_us, pa.int64())
+        first = scalar(self.header.first_timestamp_us, pa.int64())
         return pc.add(offsets.cast(pa.int64()), first)
 
     def topic_words(self, first: int, last: int) -> pa.Array:
@@ -296,7 +297,7 @@ def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:
 
 @lru_cache(maxsize=4)
 def _empties(kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar("" if kind == pa.string() else b"", kind), 1 << 16)
+    return pa.repeat(scalar("" if kind == pa.string() else b"", kind), 1 << 16)
 
 
 def empty_strings(kind: pa.DataType, count: int) -> pa.Array:

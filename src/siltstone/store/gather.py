@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.segment.scalars import scalar
 from siltstone.store.rows import QOS_MASK, RETAIN, SCHEMA, Piece, integers
 
 # From so many rows a frame on, Arrow is faster.
@@ -136,12 +137,12 @@ def _numbers(numbers: array[int], kind: pa.DataType) -> pa.Array:
 
 
 def _qos(rows: Gathered) -> pa.Array:
-    return pc.bit_wise_and(rows.flags(), pa.scalar(QOS_MASK, pa.uint8()))
+    return pc.bit_wise_and(rows.flags(), scalar(QOS_MASK, pa.uint8()))
 
 
 def _retain(rows: Gathered) -> pa.Array:
-    kept = pc.bit_wise_and(rows.flags(), pa.scalar(RETAIN, pa.uint8()))
-    return pc.not_equal(kept, pa.scalar(0, pa.uint8()))
+    kept = pc.bit_wise_and(rows.flags(), scalar(RETAIN, pa.uint8()))
+    return pc.not_equal(kept, scalar(0, pa.uint8()))
 
 
 _READERS: Final[dict[str, Callable[[Gathered], pa.Array]]] = {

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import UsageError
+from siltstone.segment.scalars import scalar
 from siltstone.segment.view import FrameView
 from siltstone.store.manifest import SlabId
 from siltstone.topic.structure import Stream
@@ -124,7 +125,7 @@ class Batch:
             arrays = [
                 parts[0]
                 if len(parts) == 1
-                else pa.concat_arrays(parts or [pa.array([], field.type)])
+                else pa.concat_arrays(parts or [pa.nulls(0, field.type)])
                 for parts, field in zip(chunks, schema, strict=True)
             ]
         except pa.ArrowInvalid as exc:
@@ -161,22 +162,22 @@ def _qos(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
         return _constant(flags & QOS_MASK, pa.uint8(), piece.num_rows)
-    return pc.bit_wise_and(piece.chosen(flags), pa.scalar(QOS_MASK, pa.uint8()))
+    return pc.bit_wise_and(piece.chosen(flags), scalar(QOS_MASK, pa.uint8()))
 
 
 def _retain(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
         return _constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
-    kept = pc.bit_wise_and(piece.chosen(flags), pa.scalar(RETAIN, pa.uint8()))
-    return pc.not_equal(kept, pa.scalar(0, pa.uint8()))
+    kept = pc.bit_wise_and(piece.chosen(flags), scalar(RETAIN, pa.uint8()))
+    return pc.not_equal(kept, scalar(0, pa.uint8()))
 
 
 def _serial(piece: Piece) -> pa.Array:
     first = piece.frame.header.first_serial + piece.start
     if piece.picked is None:
         return _serials(first, piece.num_rows)
-    return pc.add(piece.picked.cast(pa.uint64()), pa.scalar(first, pa.uint64()))
+    return pc.add(piece.picked.cast(pa.uint64()), scalar(first, pa.uint64()))
 
 
 _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
@@ -272,14 +273,14 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), _SHARED_MAX)
+    return pa.repeat(scalar(value, kind), _SHARED_MAX)
 
 
 def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
     # A slice keeps the whole: where there are many values with few rows each, that is too much.
     if _SHARED_MIN <= count <= _SHARED_MAX:
         return _repeated(value, kind).slice(0, count)
-    return pa.repeat(pa.scalar(value, kind), count)
+    return pa.repeat(scalar(value, kind), count)
 
 
 @lru_cache(maxsize=1)
@@ -290,7 +291,7 @@ def _counting() -> pa.Array:
 def _serials(first: int, count: int) -> pa.Array:
     shared = _counting()
     parts = [
-        pc.add(shared.slice(0, count - start), pa.scalar(first + start, pa.uint64()))
+        pc.add(shared.slice(0, count - start), scalar(first + start, pa.uint64()))
         for start in range(0, count, len(shared))
     ]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [shared.slice(0, 0)])

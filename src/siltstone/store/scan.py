@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.segment.index import SegmentIndex
+from siltstone.segment.scalars import scalar
 from siltstone.segment.segment import Segment
 from siltstone.segment.view import FrameView
 from siltstone.store.rows import Piece
@@ -64,7 +65,7 @@ class Selector:
         levels = [next(words) if level == b"+" else level for level in match.stream.levels]
         free = [number for number, word in enumerate(levels) if word is None]
         if not free:
-            topic = pa.scalar(_joined(levels), pa.string())
+            topic = scalar(_joined(levels), pa.string())
             self._topic = _joined(levels).encode()
             self._tests.append(lambda topics: pc.equal(topics, topic))
             return
@@ -118,7 +119,7 @@ def rows_with_topics(
     if len(found) == len(topics):
         return None
     numbers = frame.topic_numbers(rows.start, rows.stop)
-    found = pc.add(found, pa.scalar(topics.start, pa.uint64())).cast(numbers.type)
+    found = pc.add(found, scalar(topics.start, pa.uint64())).cast(numbers.type)
     if len(found) == 1:
         return pc.indices_nonzero(pc.equal(numbers, found[0]))
     return pc.indices_nonzero(pc.is_in(numbers, found))
@@ -133,7 +134,7 @@ def _rows_with_topic(frame: FrameView, rows: range, topics: range, topic: bytes)
         return None
     numbers = frame.topic_numbers(rows.start, rows.stop)
     if len(found) == 1:
-        return pc.indices_nonzero(pc.equal(numbers, pa.scalar(found[0], numbers.type)))
+        return pc.indices_nonzero(pc.equal(numbers, scalar(found[0], numbers.type)))
     return pc.indices_nonzero(pc.is_in(numbers, pa.array(found, numbers.type)))
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.segment.frame import ROWS, crc_matches
+from siltstone.segment.scalars import scalar
 from siltstone.segment.segment import Segment, open_segment, segment_path
 from siltstone.segment.view import FrameView
 from siltstone.store.manifest import SlabId
@@ -374,7 +375,7 @@ def _numbers(part: tuple[int, int, pa.Array | None], start: int) -> pa.Array:
     begin, end, picked = part
     if picked is None:
         return pa.arange(begin - start, end - start).view(pa.uint64())
-    return picked if begin == start else pc.add(picked, pa.scalar(begin - start, pa.uint64()))
+    return picked if begin == start else pc.add(picked, scalar(begin - start, pa.uint64()))
 
 
 def stream_ids(piece: Piece) -> pa.Array:

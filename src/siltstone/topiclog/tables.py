@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import ProtocolError
+from siltstone.segment.scalars import scalar
 
 # Where calling Arrow costs less than looking at each number.
 _MANY: Final = 64
@@ -67,7 +68,7 @@ def joined_offsets(tables: Sequence[bytes], sizes: Sequence[int]) -> bytes:
         elif len(offsets) < _MANY:
             joined.extend([base + offset for offset in offsets])
         else:
-            moved = pc.add(_arrow(offsets), pa.scalar(base, pa.int32()))
+            moved = pc.add(_arrow(offsets), scalar(base, pa.int32()))
             joined.frombytes(memoryview(moved.buffers()[1])[: 4 * len(offsets)])
         base += size
     return joined.tobytes()
