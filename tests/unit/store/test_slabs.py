@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import PurePath
 from threading import Thread
 from typing import Any
 
@@ -20,55 +18,20 @@ from siltstone.errors import (
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.segment.chain import directory_bytes
-from siltstone.store.birth import create_slabs
 from siltstone.store.manifest import (
     MANIFEST,
-    Manifest,
     SlabId,
     SlabRecord,
     SlabState,
     read_manifest,
 )
 from siltstone.store.opening import slab_directory
-from siltstone.store.outcome import Ticket
 from siltstone.store.retention import due_for_drop
 from siltstone.store.shard import Shard
 from siltstone.store.slabs import WritableSlabs
 from siltstone.topic.grammar import TopicFilter
-from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World, call_on, settings_of
-
-HOME = PurePath("/data/db")
-
-
-def created(world: World, **changes: Any) -> Manifest:
-    """Lay out a database without opening it."""
-    create_directories(world.fs, HOME)
-    empty = Manifest(database=NAME, salt=1, settings=settings_of(**changes), slabs=())
-    manifest = create_slabs(world.fs, world.clock, HOME, empty)
-    replace_file(world.fs, HOME / MANIFEST, manifest.encode())
-    return manifest
-
-
-@contextmanager
-def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
-    """Open the slabs for writing, laying them out first where there are none."""
-    if not world.fs.exists(HOME / MANIFEST):
-        created(world, **changes)
-    slabs = WritableSlabs(world.fs, world.clock, HOME)
-    try:
-        yield slabs
-    finally:
-        slabs.close()
-
-
-def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
-    ticket = Ticket(len(topics), 1, waits=True)
-    call = call_on(*topics)
-    call.values = [bytes(size_bytes)] * len(topics)
-    slabs.shard(shard).submit(call, ticket, None, None)
-    ticket.wait()
-    # Housekeeping follows the flush; an order waits for it.
-    slabs.shard(shard).sync()
+from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World
+from tests.support.slabs import HOME, append, created, opened
 
 
 def current(shard: int, generation: int, since: int, created_: int) -> SlabRecord:

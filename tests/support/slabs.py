@@ -1,0 +1,49 @@
+"""The slabs of one database as their tests lay them out, open them and append to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any
+
+from siltstone.fs.publish import create_directories, replace_file
+from siltstone.store.birth import create_slabs
+from siltstone.store.manifest import MANIFEST, Manifest
+from siltstone.store.outcome import Ticket
+from siltstone.store.slabs import WritableSlabs
+from tests.support.builders import NAME, World, call_on, settings_of
+
+HOME = PurePath("/data/db")
+
+
+def created(world: World, **changes: Any) -> Manifest:
+    """Lay out a database without opening it."""
+    create_directories(world.fs, HOME)
+    empty = Manifest(database=NAME, salt=1, settings=settings_of(**changes), slabs=())
+    manifest = create_slabs(world.fs, world.clock, HOME, empty)
+    replace_file(world.fs, HOME / MANIFEST, manifest.encode())
+    return manifest
+
+
+@contextmanager
+def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
+    """Open the slabs for writing, laying them out first where there are none."""
+    if not world.fs.exists(HOME / MANIFEST):
+        created(world, **changes)
+    slabs = WritableSlabs(world.fs, world.clock, HOME)
+    try:
+        yield slabs
+    finally:
+        slabs.close()
+
+
+def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
+    """Append a row to each of these topics, and wait for all that follows from it."""
+    ticket = Ticket(len(topics), 1, waits=True)
+    call = call_on(*topics)
+    call.values = [bytes(size_bytes)] * len(topics)
+    slabs.shard(shard).submit(call, ticket, None, None)
+    ticket.wait()
+    # Housekeeping follows the flush; an order waits for it.
+    slabs.shard(shard).sync()
