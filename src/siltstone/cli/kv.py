@@ -16,7 +16,7 @@ import typer
 
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
 from siltstone.cli.output import add_row, console_on, say, show, show_json, table
-from siltstone.cli.quantities import format_size, parse_time
+from siltstone.cli.quantities import format_size, parse_span
 from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
@@ -90,12 +90,12 @@ def read(
     json: Json = False,
 ) -> None:
     """Print rows; of a stream they come by topic and then by time."""
-    now_us = SystemClock().now_us()
-    since_us = 0 if since is None else parse_time(since, now_us)
-    until_us = TIME_END if until is None else parse_time(until, now_us)
+    since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with _reading(name, data) as reader:
         columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
-        rows = islice(reader.read(topic_filter, since_us, until_us), limit)
+        rows = islice(
+            reader.read(topic_filter, since_us, TIME_END if until_us is None else until_us), limit
+        )
         sink: Sink = (
             JsonLinesSink(sys.stdout, columns)
             if json

@@ -88,6 +88,17 @@ def parse_time(text: str, now_us: int) -> int:
     return time_us
 
 
+def parse_span(since: str | None, until: str | None, now_us: int) -> tuple[int, int | None]:
+    """Read a start, by default that of all times, and an end or none. Raises: UsageError."""
+    since_us = 0 if since is None else parse_time(since, now_us)
+    if until is None:
+        return since_us, None
+    until_us = parse_time(until, now_us)
+    if until_us <= since_us:
+        raise UsageError(f"no time lies between; --until must be later than --since: {until}")
+    return since_us, until_us
+
+
 def _time_us(text: str, now_us: int) -> int:
     if text == "now":
         return now_us

@@ -16,7 +16,7 @@ import typer
 from siltstone.cli.follow import Follower, follow
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
 from siltstone.cli.output import console_on, counted, note
-from siltstone.cli.quantities import parse_time
+from siltstone.cli.quantities import parse_span
 from siltstone.cli.sinks import (
     TABLE_COLUMNS,
     ArrowSink,
@@ -112,9 +112,7 @@ def read(
     names = choose_columns(columns, chosen)
     if follow_on and (until is not None or chosen is Format.PARQUET):
         raise UsageError("--follow has no end; leave out --until and --format parquet")
-    now_us = SystemClock().now_us()
-    since_us = 0 if since is None else parse_time(since, now_us)
-    until_us = None if until is None else parse_time(until, now_us)
+    since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with open_reading(data) as store:
         database = store.database(name)
         for hole in database.holes(since_us=since_us, until_us=until_us):

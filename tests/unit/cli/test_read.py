@@ -98,6 +98,16 @@ def test_following_ends_with_130_when_interrupted(
     )
 
 
+@pytest.mark.parametrize("since", ["2026-01-02", "2026-01-03"])
+def test_an_end_that_is_not_behind_the_start_is_refused(siltstone: CommandLine, since: str) -> None:
+    outcome = siltstone("read", "metrics", "--since", since, "--until", "2026-01-02")
+    assert (outcome.status, outcome.out, outcome.err) == (
+        2,
+        "",
+        "siltstone: no time lies between; --until must be later than --since: 2026-01-02\n",
+    )
+
+
 @pytest.mark.parametrize("args", [("--until", "now"), ("--format", "parquet", "--output", "x")])
 def test_following_refuses_what_needs_an_end(siltstone: CommandLine, args: tuple[str, ...]) -> None:
     outcome = siltstone("read", "metrics", "--follow", *args)
