@@ -1,6 +1,6 @@
 """The command `siltstone` before its code is loaded, which takes a moment: Ctrl-C ends it quietly.
 
-It stands beside the package, for importing anything of that imports all that it offers.
+It stands beside the package and loads nothing of it before that is arranged.
 """
 
 from __future__ import annotations

@@ -1,108 +1,23 @@
-"""Siltstone: a durable message store that speaks MQTT and is read by Spark."""
+"""Siltstone: a durable message store that speaks MQTT and is read by Spark.
 
-from siltstone.database import Database, Read
-from siltstone.directory import Store
-from siltstone.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
-from siltstone.errors import (
-    ClosedError,
-    ConflictError,
-    CorruptionError,
-    DiskError,
-    ExistsError,
-    FencedError,
-    InvalidTopicError,
-    LockedError,
-    NotFoundError,
-    OutcomeUnknownError,
-    OverloadedError,
-    PoisonedError,
-    PreconditionError,
-    QuotaExceededError,
-    RetryError,
-    SiltstoneError,
-    SlabDroppedError,
-    StorageFullError,
-    Unmet,
-    UsageError,
-)
-from siltstone.feed.position import FeedPosition
-from siltstone.feed.reader import FeedRead, FeedReader
-from siltstone.flight.connection import Connection, connect
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.store.info import Hole, SlabInfo, StreamInfo
-from siltstone.store.iterator import StreamIterator, StreamRef
-from siltstone.store.manifest import SlabId
-from siltstone.store.outcome import Ticket
-from siltstone.store.partition import Columns
-from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row
-from siltstone.store.scan import Status
-from siltstone.store.settings import DatabaseSettings
-from siltstone.topic.grammar import TopicFilter
-from siltstone.tx.iterator import KeyIterator, KeyRead
-from siltstone.tx.operations import COMMIT_SERIAL, LATEST, MONOTONIC, count_in
-from siltstone.tx.owned_map import OWNED_MAP_SETTINGS, OwnedMap, OwnedMaps
-from siltstone.tx.retry import Committed
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.ticket import CommitTicket
-from siltstone.tx.transaction import Transaction
+The public names are loaded when one is asked for: programs that need a part of the package, as the
+command that publishes a message does, need not wait for all of it.
+"""
 
-__all__ = [
-    "COLUMNS",
-    "COMMIT_SERIAL",
-    "LATEST",
-    "MONOTONIC",
-    "OWNED_MAP_SETTINGS",
-    "SCHEMA",
-    "Batch",
-    "ClosedError",
-    "Columns",
-    "CommitTicket",
-    "Committed",
-    "ConflictError",
-    "Connection",
-    "CorruptionError",
-    "Database",
-    "DatabaseSettings",
-    "DiskError",
-    "ExistsError",
-    "FeedPosition",
-    "FeedRead",
-    "FeedReader",
-    "FencedError",
-    "Hole",
-    "InvalidTopicError",
-    "KeyIterator",
-    "KeyRead",
-    "KeyValueDatabase",
-    "KeyValueSettings",
-    "LockedError",
-    "NotFoundError",
-    "OutcomeUnknownError",
-    "OverloadedError",
-    "OwnedMap",
-    "OwnedMaps",
-    "PoisonedError",
-    "PreconditionError",
-    "QuotaExceededError",
-    "Read",
-    "RetryError",
-    "Row",
-    "SiltstoneError",
-    "SlabDroppedError",
-    "SlabId",
-    "SlabInfo",
-    "Status",
-    "StorageFullError",
-    "Store",
-    "StreamInfo",
-    "StreamIterator",
-    "StreamRef",
-    "Ticket",
-    "TopicFilter",
-    "Transaction",
-    "Unmet",
-    "UsageError",
-    "connect",
-    "count_in",
-    "open",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from siltstone.public import *  # noqa: F403
+    from siltstone.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> object:
+        # `from siltstone import …` asks here for modules too, before it loads them.
+        public = import_module("siltstone.public")
+        if name == "__all__" or name in public.__all__:
+            return getattr(public, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *import_module("siltstone.public").__all__]

@@ -19,8 +19,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_writing
-from siltstone.cli.output import counted, note, note_recovery, say, show_json
+from siltstone.cli.opening import note_recovery, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
+from siltstone.cli.output import counted, note, say, show_json
 from siltstone.cli.records import BadLines, gather, read_csv, read_json_lines
 from siltstone.database import Database, Durability
 from siltstone.errors import UsageError

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import say, show_json
 from siltstone.cli.quantities import format_size
 from siltstone.clock import SystemClock

@@ -9,13 +9,13 @@ import typer
 
 import siltstone
 from siltstone.cli import setting_options as options
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, open_reading, open_writing
+from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
     ask,
     counted,
     facts,
-    note_recovery,
     say,
     show,
     show_json,

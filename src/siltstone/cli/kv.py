@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import add_row, console_on, say, show, show_json, table
 from siltstone.cli.quantities import format_size, parse_span
 from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink

@@ -1,4 +1,4 @@
-"""What the commands share: where the data is, how to answer, and how the store is opened."""
+"""What the commands share: where the data is, and how to answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-import siltstone
-from siltstone.errors import NotFoundError, UsageError
-from siltstone.store.manifest import SlabId
+from siltstone.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -41,31 +39,3 @@ def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:
             raise typer.BadParameter(str(exc)) from exc
 
     return convert
-
-
-def parse_slab(text: str) -> SlabId:
-    """Read `shard/generation`. Raises: UsageError."""
-    shard, slash, generation = text.partition("/")
-    if not (slash and shard.isdecimal() and generation.isdecimal()):
-        raise UsageError(f"{text!r} is no slab; write SHARD/GENERATION, as 'siltstone slabs' does")
-    return SlabId(int(shard), int(generation))
-
-
-def open_reading(data: Path) -> siltstone.Store:
-    """Open a data directory for reading, beside whoever writes it. Raises: UsageError."""
-    try:
-        return siltstone.open(data, read_only=True)
-    except NotFoundError as exc:
-        raise UsageError(
-            f"there is no Siltstone data directory at {data}; "
-            f"name one with --data, or begin one with 'siltstone db create'"
-        ) from exc
-
-
-def open_writing(data: Path) -> siltstone.Store:
-    """Open an existing data directory for writing; a misspelt one is not created.
-
-    Raises: UsageError, LockedError.
-    """
-    open_reading(data).close()
-    return siltstone.open(data)

@@ -13,8 +13,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from siltstone.database import Database
-
 # Lines that go to a file or a pipe are never cut to a width.
 _UNBOUNDED: Final = 100_000
 
@@ -61,16 +59,6 @@ def ask(question: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Exit(1)
-
-
-def note_recovery(database: Database) -> None:
-    """Tell what opening for writing had to mend, if it had to."""
-    for report in database.reports:
-        if report.torn_bytes:
-            note(
-                f"a torn end of {report.torn_bytes} bytes was cut off: "
-                f"database={database.name} slab={report.slab}"
-            )
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:

@@ -10,7 +10,8 @@ import typer
 
 from siltstone.bulk.survey import find_database
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.spark import (
     MASTER_DEFAULT,

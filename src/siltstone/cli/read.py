@@ -14,7 +14,8 @@ import pyarrow as pa
 import typer
 
 from siltstone.cli.follow import Follower, follow
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import console_on, counted, note
 from siltstone.cli.quantities import parse_span
 from siltstone.cli.sinks import (

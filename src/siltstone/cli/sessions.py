@@ -17,7 +17,8 @@ import typer
 
 from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.kv import open_engine
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted, open_reading, open_writing
+from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
 from siltstone.cli.output import add_row, say, show, show_json, table
 from siltstone.cli.quantities import parse_time
 from siltstone.clock import SystemClock

@@ -9,29 +9,30 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from siltstone.cli.options import (
-    DATA_DEFAULT,
-    Data,
-    Json,
-    Name,
-    Yes,
-    open_reading,
-    open_writing,
-    parse_slab,
-)
+from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
     ask,
     counted,
     note,
-    note_recovery,
     say,
     show,
     show_json,
     table,
 )
 from siltstone.cli.quantities import format_moment, format_size, format_time
+from siltstone.errors import UsageError
 from siltstone.store.info import SlabInfo
+from siltstone.store.manifest import SlabId
+
+
+def parse_slab(text: str) -> SlabId:
+    """Read `shard/generation`. Raises: UsageError."""
+    shard, slash, generation = text.partition("/")
+    if not (slash and shard.isdecimal() and generation.isdecimal()):
+        raise UsageError(f"{text!r} is no slab; write SHARD/GENERATION, as 'siltstone slabs' does")
+    return SlabId(int(shard), int(generation))
 
 
 def slab_document(slab: SlabInfo) -> dict[str, Any]:

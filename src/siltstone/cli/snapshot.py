@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from siltstone.cli.backup import SOURCE
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, facts, say, show, show_json, table
 from siltstone.cli.quantities import format_size
 from siltstone.clock import SystemClock

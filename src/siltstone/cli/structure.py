@@ -10,7 +10,8 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, open_reading
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import counted, printable, show, show_json
 from siltstone.errors import UsageError
 from siltstone.store.info import StreamInfo

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli.kv import open_engine
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, open_reading, open_writing
+from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.quantities import format_size
 from siltstone.directory import COMMITS, Store

@@ -11,15 +11,12 @@ from siltstone.cli.output import (
     counted,
     facts,
     note,
-    note_recovery,
     print_on,
     say,
     show,
     show_json,
     table,
 )
-from siltstone.database import Database
-from tests.support.command_line import DATA, CommandLine
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -88,30 +85,3 @@ def test_a_note_goes_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_a_noun_agrees_with_its_number(number: int, text: str) -> None:
     assert counted(number, "row") == text
-
-
-def test_a_torn_end_is_told_and_a_whole_one_is_not(
-    siltstone: CommandLine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    siltstone.create("metrics")
-    (segment,) = (
-        DATA / "data/metrics/0/1" / entry.name
-        for entry in siltstone.fs.list(DATA / "data/metrics/0/1")
-    )
-
-    def reopened() -> str:
-        database = Database(siltstone.fs, siltstone.clock, DATA / "data/metrics", writable=True)
-        note_recovery(database)
-        database.close()
-        return printed(capsys)[1]
-
-    assert reopened() == ""
-    with siltstone.fs.open(segment, writable=True) as file:
-        end = next(
-            offset for offset in range(4096, file.size(), 64) if not any(file.read_at(offset, 64))
-        )
-        file.write_at(end, b"torn" * 16)
-    note_of_tear = reopened()
-    assert note_of_tear.startswith("siltstone: a torn end of ")
-    assert note_of_tear.endswith(" bytes was cut off: database=metrics slab=0/1\n")
-    assert reopened() == ""

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.cli.slabs import slab_document
+from siltstone.cli.slabs import parse_slab, slab_document
+from siltstone.errors import UsageError
 from siltstone.segment.segment import segment_path
 from siltstone.store.info import SlabInfo
 from siltstone.store.manifest import SlabId
@@ -180,4 +181,18 @@ def test_a_read_that_passes_over_a_hole_says_so(metrics: CommandLine) -> None:
             "siltstone: lost to damage: 2 rows, from serial 0 of slab 0/1; "
             "'siltstone verify' tells of it\n"
         ),
+    )
+
+
+def test_a_slab_is_written_as_it_is_shown() -> None:
+    assert parse_slab("3/17") == SlabId(3, 17)
+    assert parse_slab(str(SlabId(0, 1))) == SlabId(0, 1)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/", "/1", "1/2/3", "-1/2", "a/b", "1.5/2", "²/1"])
+def test_what_is_no_slab_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_slab(text)
+    assert str(caught.value) == (
+        f"{text!r} is no slab; write SHARD/GENERATION, as 'siltstone slabs' does"
     )
