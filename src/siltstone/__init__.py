@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # `from siltstone import …` asks here for modules too, before it loads them.
-        public = import_module("siltstone.public")
-        if name == "__all__" or name in public.__all__:
-            return getattr(public, name)
+        # Python itself looks for names that begin so, and `from siltstone import …` for modules.
+        if name == "__all__" or not name.startswith("_"):
+            public = import_module("siltstone.public")
+            if name == "__all__" or name in public.__all__:
+                # From now on it is found without being asked for here.
+                value = globals()[name] = getattr(public, name)
+                return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
