@@ -1,0 +1,66 @@
+"""What a process of its own has loaded, once it did its part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+READS = """
+import sys
+import siltstone
+
+with siltstone.open(sys.argv[1]) as store:
+    database = store.create("db")
+    database.append([siltstone.Row("a/b", b"1"), siltstone.Row("a/c", b"2", "p", 1, True)]).wait()
+    for wanted in ("#", "a/b"):
+        for stream in database.streams(wanted):
+            batch = database.next(database.iterator(stream, wanted), 10).batch
+            assert batch.rows()
+            assert batch.arrow().num_rows == batch.table().num_rows == len(batch)
+"""
+
+
+def loaded_by(statements: str, *args: str) -> set[str]:
+    """Run statements in a fresh interpreter; return the modules that it has loaded then."""
+    script = f"{statements}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", script, *args], check=True, capture_output=True, text=True
+    )
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from siltstone import *",
+        "from siltstone import Row, spool, errors; spool.Spool, errors.UsageError",
+        "import siltstone; siltstone.open",
+    ],
+)
+def test_names_and_modules_are_there_at_the_first_word(statement: str) -> None:
+    assert "siltstone.public" in loaded_by(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import siltstone.cli.main, siltstone.cli.pub",
+        "import siltstone.cli.main, siltstone.cli.sub",
+        "import siltstone; hasattr(siltstone, '__warningregistry__')",
+    ],
+)
+def test_the_store_is_not_loaded_for_those_who_do_not_use_it(statement: str) -> None:
+    modules = loaded_by(statement)
+    assert "siltstone" in modules
+    assert not modules & {"pyarrow", "numpy", "siltstone.database", "siltstone.public"}
+
+
+@pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not there to be loaded")
+def test_reads_do_not_load_pandas(tmp_path: Path) -> None:
+    modules = loaded_by(READS, str(tmp_path))
+    assert "pyarrow" in modules
+    assert "pandas" not in modules
