@@ -138,6 +138,7 @@ def test_a_bad_row_fails_its_own_call_and_none_of_its_neighbours(tmp_path: Path)
 
 READ_AS_NOBODY = """
 import os, sys, siltstone
+siltstone.open  # loads the package, which nobody may not be allowed to read
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

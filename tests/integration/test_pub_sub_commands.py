@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import siltstone
 from tests.support.certificates import Authority
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.mosquitto import Mosquitto
+from tests.support.peers import need_peer, peer_environment
 
 COMMAND = [sys.executable, "-m", "siltstone.cli.main"]
 DEADLINE_SECONDS = 40
@@ -119,15 +119,18 @@ def test_properties_and_flags_arrive(server: Mosquitto) -> None:
 
 
 def test_mosquitto_s_clients_understand_ours(server: Mosquitto) -> None:
-    name = shutil.which("mosquitto_pub")
-    if name is None:
-        pytest.skip("mosquitto-clients is not installed")
+    publish, subscribe = need_peer("mosquitto_pub"), need_peer("mosquitto_sub")
     sub = subscribed("-t", "x", "-C", "2", "-q", "2", port=server.port)
-    subprocess.run([name, "-p", str(server.port), "-t", "x", "-m", "theirs", "-q", "2"], check=True)
+    subprocess.run(
+        [publish, "-p", str(server.port), "-t", "x", "-m", "theirs", "-q", "2"],
+        env=peer_environment(),
+        check=True,
+    )
     assert finish(sub) == (0, b"theirs\n", "")
     assert run("pub", "-t", "x", "-m", "ours", "-r", port=server.port)[0] == 0
     done = subprocess.run(
-        ["mosquitto_sub", "-p", str(server.port), "-t", "x", "-C", "1"],  # noqa: S607
+        [subscribe, "-p", str(server.port), "-t", "x", "-C", "1"],
+        env=peer_environment(),
         check=True,
         capture_output=True,
     )
@@ -268,11 +271,10 @@ def test_a_stranger_is_refused_by_name_of_the_reason(tmp_path: Path, version: st
 
 
 def test_a_password_comes_from_environment_or_file(tmp_path: Path) -> None:
-    name = shutil.which("mosquitto_passwd")
-    if name is None:
-        pytest.skip("mosquitto_passwd is not installed")
+    name = need_peer("mosquitto_passwd")
     users = tmp_path / "users"
-    subprocess.run([name, "-b", "-c", str(users), "me", "secret"], check=True)
+    command = [name, "-b", "-c", str(users), "me", "secret"]
+    subprocess.run(command, env=peer_environment(), check=True)
     users.chmod(0o644)
     file = tmp_path / "password"
     file.write_text("secret\n")
