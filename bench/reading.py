@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 from rocksdict import Options, Rdict, WriteBatch
@@ -17,14 +18,27 @@ ROWS = 4_000_000
 DEVICES = 5000
 
 
+class Rates(NamedTuple):
+    """Rows a second: the first pass of all, that of a new reader, and a later one."""
+
+    first: float
+    checked: float
+    again: float
+
+
 def stream_rates(
     path: Path, topic_filter: str, rows_max: int, use: Callable[[Batch], object]
-) -> tuple[float, float]:
-    """Return rows a second scanned by a fresh reader, which checks each frame, and again."""
-    with siltstone.open(path, read_only=True) as store:
-        database = store.database("bench")
-        rates = [one_pass(database, topic_filter, rows_max, use) for _ in range(4)]
-    return rates[0], max(rates[1:])
+) -> Rates:
+    """Return rows a second scanned; in its first pass a reader checks each frame.
+
+    The very first pass must get memory from the system as well.
+    """
+    passes: list[list[float]] = []
+    for _ in range(2):
+        with siltstone.open(path, read_only=True) as store:
+            database = store.database("bench")
+            passes.append([one_pass(database, topic_filter, rows_max, use) for _ in range(4)])
+    return Rates(passes[0][0], passes[1][0], max(passes[0][1:] + passes[1][1:]))
 
 
 def one_pass(
@@ -42,8 +56,8 @@ def one_pass(
     return ROWS / (time.perf_counter() - begin)
 
 
-def rocksdb_rates(path: Path) -> tuple[float, float]:
-    """Return rows a second of an iterator over keys and values, first and again."""
+def rocksdb_rates(path: Path) -> Rates:
+    """Return rows a second of an iterator over keys and values."""
     words = topics(DEVICES)
     store = Rdict(str(path), Options(raw_mode=True))
     rows = ROWS // 8
@@ -59,7 +73,7 @@ def rocksdb_rates(path: Path) -> tuple[float, float]:
         count = sum(1 for _ in store.items())
         rates.append(count / (time.perf_counter() - begin))
     store.close()
-    return rates[0], max(rates[1:])
+    return Rates(rates[0], rates[1], max(rates[1:]))
 
 
 def run() -> Table:
@@ -76,10 +90,11 @@ def run() -> Table:
             "whole stream, Python rows": stream_rates(data, "#", 5000, Batch.rows),
             "RocksDB's iterator": rocksdb_rates(path / "rocksdb"),
         }
-    rocksdb = rates["RocksDB's iterator"][1]
+    rocksdb = rates["RocksDB's iterator"].again
     table = Table(title=f"read, {ROWS:,} rows in one stream, page cache, rows/s")
-    for name in ("", "first time", "again", "to RocksDB"):
+    for name in ("", "first of all", "new reader", "again", "to RocksDB"):
         table.add_column(name, justify="left" if not name else "right")
-    for name, (first, again) in rates.items():
-        table.add_row(name, f"{first:,.0f}", f"{again:,.0f}", f"{again / rocksdb:.1f}x")
+    for name, rate in rates.items():
+        cells = [f"{each:,.0f}" for each in rate]
+        table.add_row(name, *cells, f"{rate.again / rocksdb:.1f}x")
     return table
