@@ -110,6 +110,16 @@ def scanned(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
+def aggregated(rows: DataFrame) -> None:
+    """Aggregate every column of every row."""
+    rows.agg(
+        *(F.max(name) for name in ("topic", "timestamp", "publisher", "qos", "retain", "payload")),
+        *(F.max(name) for name in ("shard", "generation", "stream", "serial")),
+        F.sum(F.size("properties")),
+        F.max(F.element_at("levels", -1)),
+    ).collect()
+
+
 def scans(spark: SparkSession, path: str, parquet: str, turns: int) -> list[Measured]:
     """Compare reads of the live store with Parquet; each with its seconds and Parquet's."""
 
@@ -122,15 +132,21 @@ def scans(spark: SparkSession, path: str, parquet: str, turns: int) -> list[Meas
             "live": lambda: scanned(live()),
             "parquet": lambda: scanned(spark.read.parquet(parquet)),
             "table": lambda: scanned(table(spark, path)),
+            "aggregate": lambda: aggregated(live()),
+            "aggregate of parquet": lambda: aggregated(spark.read.parquet(parquet)),
+            "aggregate of table": lambda: aggregated(table(spark, path)),
             "one device": lambda: scanned(live(filter=one)),
             "one of table": lambda: scanned(table(spark, path, filter=one)),
             "index": lambda: count(path, filter="plant/+/temperature", startTime="2020-01-01"),
         },
         turns,
     )
+    whole = times["aggregate of parquet"]
     return [
         Measured("the source, live, all columns", times["live"], times["parquet"], "0.80x"),
         Measured("table(), live, all columns", times["table"], times["parquet"], "0.80x"),
+        Measured("the source, live, aggregate of all columns", times["aggregate"], whole, "0.80x"),
+        Measured("table(), live, the same", times["aggregate of table"], whole, "0.80x"),
         Measured(
             "the source, 1 of 1,000 devices to all", times["one device"], times["live"], "20x"
         ),
@@ -148,6 +164,8 @@ def tiered_scans(spark: SparkSession, path: str, parquet: str, turns: int) -> li
         {
             "all": lambda: scanned(table(spark, path)),
             "all of parquet": lambda: scanned(spark.read.parquet(parquet)),
+            "aggregate": lambda: aggregated(table(spark, path)),
+            "aggregate of parquet": lambda: aggregated(spark.read.parquet(parquet)),
             "one": lambda: table(spark, path, columns=["serial"]).agg(mean).collect(),
             "one of parquet": lambda: spark.read.parquet(parquet).agg(mean).collect(),
         },
@@ -155,6 +173,12 @@ def tiered_scans(spark: SparkSession, path: str, parquet: str, turns: int) -> li
     )
     return [
         Measured("table(), tiered, all columns", times["all"], times["all of parquet"], "0.95x"),
+        Measured(
+            "table(), tiered, aggregate of all columns",
+            times["aggregate"],
+            times["aggregate of parquet"],
+            "0.95x",
+        ),
         Measured(
             "table(), tiered, mean of one column", times["one"], times["one of parquet"], "0.95x"
         ),
