@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from siltstone.clock import Clock
-from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
+from siltstone.errors import NotFoundError, SiltstoneError, UsageError
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.feeds import CREDIT, Feeds, Wanted, listen
 from siltstone.feed.position import FeedPosition
@@ -110,7 +110,8 @@ class Database:
         `synced` survives a power cut, `written` a crash of this process, `none` is not waited for.
         The rows of one call that go to one shard are stored together or not at all. A producer's
         call with a sequence that it has used before is acknowledged without being stored again.
-        What was refused with a RetryError must be sent again before any later one is taken; what
+        What was refused with a RetryError must be sent again before any later one is taken, for as
+        long as the database is open; a producer that gives it up goes on under another name. What
         was refused for what it holds keeps its number until a later one is stored. `timeout` bounds
         the wait for room in the queue.
 
@@ -132,10 +133,9 @@ class Database:
             try:
                 slabs.shard(part.shard).submit(part.call, ticket, part.rows, timeout)
             except SiltstoneError as exc:
-                if isinstance(exc, RetryError):
-                    # No shard may take a later call of the producer before this one comes again.
-                    for rest in parts[number + 1 :]:
-                        slabs.shard(rest.shard).owe(rest.call)
+                # No shard may take a later call of the producer before this one comes again.
+                for rest in parts[number + 1 :]:
+                    slabs.shard(rest.shard).owe(rest.call)
                 if number == 0:
                     raise
                 # Others of this call are under way: the ticket tells what became of the whole.

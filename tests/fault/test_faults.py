@@ -21,6 +21,7 @@ from siltstone.errors import (
     DiskError,
     InvalidTopicError,
     PoisonedError,
+    RetryError,
     SiltstoneError,
     StorageFullError,
 )
@@ -115,6 +116,23 @@ def test_another_shard_goes_on_when_one_is_poisoned() -> None:
         here.refuse(PoisonedError, Row("a", b"1", "p"), match="slab=1/1")
         here.append(Row("a", b"2", ""))
         here.check()
+
+
+def test_no_shard_takes_a_later_call_of_a_producer_than_one_that_a_poisoned_shard_refused() -> None:
+    both = [Row("a", b"1", ""), Row("a", b"1", "p")]
+    with faulty(shards=2) as here:
+        here.faults.add(Fault(operation="sync", errno=errno.EIO, path_suffix=".seg"))
+        here.refuse(PoisonedError, Row("a", b"0", ""), match="slab=0/1")
+        with pytest.raises(PoisonedError, match="slab=0/1"):
+            here.database.append(both, producer=("q", 1))
+        with pytest.raises(RetryError, match="sequence=2 refused=1"):
+            here.database.append([Row("a", b"2", "p")], producer=("q", 2)).wait()
+        here.faults.clear()
+        with World(fs=here.disk.kill_clone()).database() as database:
+            assert not database.append(both, producer=("q", 1)).wait().duplicate
+            database.append([Row("a", b"2", "p")], producer=("q", 2)).wait()
+            stored = [row for row in as_given(check_everything(database)) if row.value != b"0"]
+    assert sorted(stored) == sorted([*both, Row("a", b"2", "p")])
 
 
 def test_a_failed_sync_of_written_rows_poisons_too() -> None:

@@ -21,10 +21,11 @@ from siltstone.segment.room import Room
 from siltstone.segment.view import compress
 from siltstone.segment.writer import SegmentWriter
 from siltstone.store.blocks import cooked_block, encode_block, room_for_frame
-from siltstone.store.cook import Block, Call, Cook, Cooked, has_sound_topics
+from siltstone.store.cook import Block, Call, Cook, Cooked
 from siltstone.store.manifest import SlabId
 from siltstone.store.outcome import Outcome, RowPlaces
 from siltstone.store.producers import ProducerTable
+from siltstone.store.repetitions import without_repetitions
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.slab import Slab
 from siltstone.topic.structure import Structure
@@ -80,7 +81,7 @@ class Committer:
         """
         self.check()
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
-        fresh = self._fresh(calls)
+        fresh = without_repetitions(calls, self._producers)
         if self._was_full and self._writer.active is not None:
             # What is learned for rows that are refused must be forgotten, which takes its time.
             needed = sum(len(value) for call in fresh for value in call.values)
@@ -266,23 +267,6 @@ class Committer:
         structure.apply(self.slab.export())
         return Cook(structure, self.settings.topic_cache)
 
-    def _fresh(self, calls: list[Call]) -> list[Call]:
-        """Leave out what an idempotent producer has sent before, be it in this very flush; but not
-        what stands in for a call of this flush that will be refused.
-        """
-        fresh: list[Call] = []
-        highest: dict[bytes, int] = {}
-        for call in calls:
-            if call.producer:
-                if self._producers.holds(call.producer, call.sequence):
-                    continue
-                # Few are not above what came before, and only these are compared with all of it.
-                if call.sequence <= highest.get(call.producer, -1) and _is_repeated(call, fresh):
-                    continue
-                highest[call.producer] = max(call.sequence, highest.get(call.producer, -1))
-            fresh.append(call)
-        return fresh
-
     def _store(self, cooked: Cooked, *, sync: bool) -> int:
         """Write the frame, sync it if asked, let readers see it; return its first serial."""
         plain, sections = encode_rows(
@@ -421,13 +405,3 @@ class Committer:
             if not duplicate:
                 timestamp_us += len(call.topics)
         return outcomes
-
-
-def _is_repeated(call: Call, before: list[Call]) -> bool:
-    """Tell whether a call before it in the flush will make a producer's call a repetition."""
-    return any(
-        other.producer == call.producer
-        and other.sequence >= call.sequence
-        and has_sound_topics(other)
-        for other in before
-    )

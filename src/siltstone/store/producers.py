@@ -7,6 +7,7 @@ what it added. The least recently used producers are forgotten beyond a limit.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
@@ -21,11 +22,11 @@ def producer_key(name: str) -> bytes:
 
 
 class ProducerTable:
-    """Last sequence by producer; belongs to the shard's committer."""
+    """Last sequence by producer; belongs to the shard's committer. `holds` is for any thread."""
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         self._producers_max = producers_max
-        self._sequences: dict[bytes, int] = {}
+        self._sequences: OrderedDict[bytes, int] = OrderedDict()
 
     def holds(self, producer: bytes, sequence: int) -> bool:
         """Say whether this call was stored before."""
@@ -34,10 +35,11 @@ class ProducerTable:
     def apply(self, encoded: bytes | memoryview) -> None:
         """Take over what a frame carries."""
         for producer, sequence in PRODUCER.iter_unpack(encoded):
-            self._sequences.pop(producer, None)
+            # It is never absent in between: other threads ask.
             self._sequences[producer] = sequence
+            self._sequences.move_to_end(producer)
         while len(self._sequences) > self._producers_max:
-            del self._sequences[next(iter(self._sequences))]
+            self._sequences.popitem(last=False)
 
     def encode(self) -> bytes:
         """Return the whole table, the least recently used first."""

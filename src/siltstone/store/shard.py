@@ -1,15 +1,15 @@
 """One writer thread: gathers calls, decides when to flush, commits them in order, turns generations
 over.
 
-State has two owners: the queue is shared under one condition, everything else belongs to the
-thread.
+State has two owners: the queue and what producers owe are shared under one condition, everything
+else belongs to the thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Container
 from itertools import groupby
 from threading import Condition, Thread
 from typing import Final
@@ -17,10 +17,10 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, RetryError, SiltstoneError
 from siltstone.segment.room import Room
+from siltstone.store.arrears import Arrears
 from siltstone.store.committer import Committer
 from siltstone.store.cook import Call
 from siltstone.store.outcome import Outcome, Ticket
-from siltstone.store.producers import PRODUCERS_MAX
 from siltstone.store.settings import DatabaseSettings
 
 _LOG: Final = logging.getLogger("siltstone.store")
@@ -73,8 +73,7 @@ class Shard:
         self._closing = False
         self._close_error: SiltstoneError | None = None
         self._taken: set[Ticket] = set()
-        # The sequence that a producer must send again before any later one is taken.
-        self._owed: dict[bytes, int] = {}
+        self._arrears = Arrears()
         self._written_at = 0.0
         # What kept the last housekeeping from its end.
         self._trouble: type[SiltstoneError] | None = None
@@ -106,16 +105,14 @@ class Shard:
             self._condition.notify_all()
 
     def owe(self, call: Call) -> None:
-        """Keep in mind that a producer must send this call, which was not stored, again; or one
-        before it. From any thread. Those that have not come again for the longest are forgotten.
+        """Keep in mind that a producer must send this call again, unless it is stored already,
+        before any later one is taken. From any thread.
         """
-        if not call.producer or self.committer.has_stored(call.producer, call.sequence):
+        if not call.producer:
             return
         with self._condition:
-            owed = self._owed.get(call.producer, call.sequence)
-            self._owed[call.producer] = min(call.sequence, owed)
-            if len(self._owed) > PRODUCERS_MAX:
-                del self._owed[next(iter(self._owed))]
+            if not self.committer.has_stored(call.producer, call.sequence):
+                self._arrears.add(call.producer, call.sequence)
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
         """Take a place for values at once; None where the segment must be rolled for it.
@@ -284,10 +281,14 @@ class Shard:
     def _commit(self, batch: list[Pending]) -> None:
         admitted: list[Pending] = []
         size = 0
+        # What producers owe may stand before their later calls in this very flush.
+        coming: defaultdict[bytes, set[int]] = defaultdict(set)
         for item in batch:
-            refusal = self._refusal(item[0], size)
+            call = item[0]
+            refusal = self._refusal(call, size, coming[call.producer])
             if refusal is None:
-                size += item[0].size_bytes
+                size += call.size_bytes
+                coming[call.producer].add(call.sequence)
                 admitted.append(item)
             else:
                 self._tell(item, refusal)
@@ -308,18 +309,21 @@ class Shard:
             self._written_at = self._clock.monotonic()
         self._look_after()
 
-    def _refusal(self, call: Call, size_bytes: int) -> SiltstoneError | None:
-        """Return why a call may not be stored behind so much else of its flush; None if it may."""
-        owed: int | None = None
+    def _refusal(
+        self, call: Call, size_bytes: int, coming: Container[int]
+    ) -> SiltstoneError | None:
+        """Return why a call may not be stored behind so much else of its flush, and these calls of
+        its producer; None if it may.
+        """
         if call.producer:
             with self._condition:
-                owed = self._owed.get(call.producer)
-        if owed is not None and call.sequence > owed:
-            # Stored now it would make the earlier one look like a repetition when it comes again.
-            return RetryError(
-                f"an earlier call of this producer was refused, send that again first: "
-                f"sequence={call.sequence} refused={owed}"
-            )
+                owed = self._arrears.first_before(call.producer, call.sequence, coming)
+            if owed is not None:
+                # Stored now it would make the earlier one look like a repetition when it comes.
+                return RetryError(
+                    f"an earlier call of this producer was refused, send that again first: "
+                    f"sequence={call.sequence} refused={owed}"
+                )
         try:
             return self._admit(size_bytes + call.size_bytes)
         except SiltstoneError as exc:
@@ -332,8 +336,7 @@ class Shard:
             self.owe(call)
         elif call.producer:
             with self._condition:
-                if call.sequence >= self._owed.get(call.producer, call.sequence + 1):
-                    del self._owed[call.producer]
+                self._arrears.settle(call.producer, call.sequence)
         self._taken.discard(ticket)
         ticket.resolve(outcome, rows)
 

@@ -114,3 +114,21 @@ def test_what_the_quota_refused_is_sent_again_before_anything_later(first: int) 
         sent = [is_stored(number) for number in (first + 1, first, first + 1, first)]
         assert (refused, sent) == ([False, False], [False, True, True, False])
         assert read_topics(database) == ["before", f"{first}", f"{first + 1}"]
+
+
+def test_each_call_that_was_refused_is_sent_again_before_a_later_one() -> None:
+    with new_database(**HELD) as database:
+        database.append(rows_on("before"))
+        database.sync()
+
+        def is_stored(number: int) -> bool:
+            ticket = database.append(rows_on(f"{number}"), producer=("p", number))
+            database.sync()
+            return ticket.error is None and not ticket.duplicate
+
+        database.configure(quota_bytes=1)
+        refused = [is_stored(number) for number in (1, 2)]
+        database.configure(quota_bytes=None)
+        sent = [is_stored(number) for number in (1, 3, 2, 3)]
+        assert (refused, sent) == ([False, False], [True, False, True, True])
+        assert read_topics(database) == ["before", "1", "2", "3"]

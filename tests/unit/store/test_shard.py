@@ -207,19 +207,17 @@ class TestBackPressure:
             submit(shard, call_on("c", producer=PRODUCER, sequence=2))
         assert topics_of(committer) == ["a" * 60, "b" * 60, "c"]
 
-    def test_of_too_many_producers_that_do_not_come_again_the_first_is_forgotten(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("siltstone.store.shard.PRODUCERS_MAX", 2)
+    def test_a_repetition_that_finds_no_room_holds_up_nothing_behind_what_is_queued(self) -> None:
         world = World()
-        committer = begun(world, **HELD)
+        committer = begun(world, pending_bytes_max=100, **HELD)
         with started(committer, world) as shard:
-            for number in range(3):
-                shard.owe(call_on("t", producer=b"%016d" % number, sequence=1))
-            later = [call_on("t", producer=b"%016d" % number, sequence=2) for number in range(3)]
-            tickets = [submit(shard, call) for call in later]
+            submit(shard, call_on("a" * 40, producer=PRODUCER, sequence=1))
+            submit(shard, call_on("b", producer=PRODUCER, sequence=2))
+            with pytest.raises(OverloadedError):
+                submit(shard, call_on("a" * 40, producer=PRODUCER, sequence=1), timeout=0)
             shard.sync()
-            assert [ticket.error is None for ticket in tickets] == [True, False, False]
+            submit(shard, call_on("c", producer=PRODUCER, sequence=3))
+        assert topics_of(committer) == ["a" * 40, "b", "c"]
 
     def test_a_call_larger_than_the_queue_gets_in_when_the_queue_is_empty(self) -> None:
         world = World()
