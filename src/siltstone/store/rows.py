@@ -162,15 +162,24 @@ def _qos(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
         return _constant(flags & QOS_MASK, pa.uint8(), piece.num_rows)
-    return pc.bit_wise_and(piece.chosen(flags), scalar(QOS_MASK, pa.uint8()))
+    return qos_of(piece.chosen(flags))
 
 
 def _retain(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
         return _constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
-    kept = pc.bit_wise_and(piece.chosen(flags), scalar(RETAIN, pa.uint8()))
-    return pc.not_equal(kept, scalar(0, pa.uint8()))
+    return retain_of(piece.chosen(flags))
+
+
+def qos_of(flags: pa.Array) -> pa.Array:
+    """Return the QoS in each row's flags."""
+    return pc.bit_wise_and(flags, scalar(QOS_MASK, pa.uint8()))
+
+
+def retain_of(flags: pa.Array) -> pa.Array:
+    """Return whether each row's flags say that it is retained."""
+    return pc.not_equal(pc.bit_wise_and(flags, scalar(RETAIN, pa.uint8())), scalar(0, pa.uint8()))
 
 
 def _serial(piece: Piece) -> pa.Array:
@@ -201,13 +210,14 @@ def make_rows(fields: Iterable[tuple[object, ...]]) -> list[Row]:
     Python's collector rests meanwhile: rows are no part of a cycle, and it would look through all
     objects of the process again and again because there are more of them.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    if not gc.isenabled():
+        # Who switched it off, another thread here or the program itself, switches it on again.
+        return list(map(_make_row, fields))
     try:
+        gc.disable()
         return list(map(_make_row, fields))
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 def _piece_rows(piece: Piece) -> list[Row]:

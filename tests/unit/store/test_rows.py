@@ -277,6 +277,24 @@ def test_the_collector_goes_on_when_rows_cannot_be_made() -> None:
         yield Row("s/a", b"")
         raise UsageError("broken")
 
-    with collector(enabled=True), pytest.raises(UsageError, match="broken"):
-        make_rows(broken())
-    assert gc.isenabled()
+    with collector(enabled=True):
+        with pytest.raises(UsageError, match="broken"):
+            make_rows(broken())
+        assert gc.isenabled()
+
+
+def test_who_finds_the_collector_off_leaves_it_to_who_switched_it_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_enabled = gc.isenabled
+
+    def found_off() -> bool:
+        # The other thread has made its rows a moment after this one looked.
+        gc.enable()
+        return False
+
+    with collector(enabled=True):
+        monkeypatch.setattr(gc, "isenabled", found_off)
+        assert make_rows([tuple(Row("s/a", b""))]) == [Row("s/a", b"")]
+        assert is_enabled()
+        monkeypatch.undo()
