@@ -23,4 +23,4 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return [*globals(), *import_module("siltstone.public").__all__]
+        return sorted({*globals(), *import_module("siltstone.public").__all__})

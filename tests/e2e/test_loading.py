@@ -45,6 +45,13 @@ def test_names_and_modules_are_there_at_the_first_word(statement: str) -> None:
     assert "siltstone.public" in loaded_by(statement)
 
 
+def test_the_version_is_told_without_any_command() -> None:
+    command = "from siltstone.cli.main import execute; assert execute(['--version']) == 0"
+    modules = loaded_by(command)
+    assert "siltstone.cli.main" in modules
+    assert not modules & {"pyarrow", "siltstone.cli.pub", "siltstone.cli.db", "siltstone.database"}
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -60,7 +67,7 @@ def test_the_store_is_not_loaded_for_those_who_do_not_use_it(statement: str) -> 
 
 
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not there to be loaded")
-def test_reads_do_not_load_pandas(tmp_path: Path) -> None:
+def test_reads_of_streams_do_not_load_pandas(tmp_path: Path) -> None:
     modules = loaded_by(READS, str(tmp_path))
     assert "pyarrow" in modules
     assert "pandas" not in modules

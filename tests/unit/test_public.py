@@ -10,10 +10,10 @@ from siltstone.directory import open_store
 
 def test_the_package_offers_the_public_names() -> None:
     assert siltstone.__all__ == public.__all__
-    assert set(dir(siltstone)) >= set(public.__all__)
     for name in public.__all__:
         assert getattr(siltstone, name) is getattr(public, name)
         assert vars(siltstone)[name] is getattr(public, name)
+    assert [name for name in dir(siltstone) if name in public.__all__] == sorted(public.__all__)
     assert siltstone.Database is Database
     assert siltstone.open is open_store
 

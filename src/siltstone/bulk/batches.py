@@ -70,18 +70,16 @@ def _column(pieces: Sequence[Piece], field: pa.Field) -> pa.Array:
 
 
 def _gathered(rows: Gathered, field: pa.Field) -> pa.Array:
-    match field.name:
-        case name if name == LEVELS:
-            return _split(rows.column("topic"), field.type)
-        case name if name == PAYLOAD:
-            return decode_payload(rows.column("value"), field.type)
-        case "properties" if rows.has_properties():
-            return property_maps(rows.column("properties"), field.type)
-        case "properties":
-            return empty_maps(rows.num_rows, field.type)
-        case name:
-            # The same bits with a sign, where they are a number without.
-            return rows.column(name).view(field.type)
+    if field.name == LEVELS:
+        return _split(rows.column("topic"), field.type)
+    if field.name == PAYLOAD:
+        return decode_payload(rows.column("value"), field.type)
+    if field.name != "properties":
+        # The same bits with a sign, where they are a number without.
+        return rows.column(field.name).view(field.type)
+    if rows.has_properties():
+        return property_maps(rows.column("properties"), field.type)
+    return empty_maps(rows.num_rows, field.type)
 
 
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:

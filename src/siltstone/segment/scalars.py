@@ -20,6 +20,7 @@ _PACKERS: Final = {
         (pa.int32(), "<i"),
         (pa.int64(), "<q"),
         (pa.uint8(), "<B"),
+        (pa.uint16(), "<H"),
         (pa.uint32(), "<I"),
         (pa.uint64(), "<Q"),
     )

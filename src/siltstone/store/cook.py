@@ -303,7 +303,8 @@ class Cook:
         stream = self.structure.find_plain(topic)
         if stream is None:
             return -1
-        self._remember(topic, stream)
+        if self._unaided == 0:
+            self._remember(topic, stream)
         return stream.number
 
     def _learn_stream(self, topic: bytes) -> int:

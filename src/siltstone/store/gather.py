@@ -13,10 +13,8 @@ from itertools import accumulate
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from siltstone.segment.scalars import scalar
-from siltstone.store.rows import QOS_MASK, RETAIN, SCHEMA, Piece, integers
+from siltstone.store.rows import SCHEMA, Piece, integers, qos_of, retain_of
 
 # From so many rows a frame on, Arrow is faster.
 ROWS_FEW: Final = 64
@@ -136,21 +134,12 @@ def _numbers(numbers: array[int], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _qos(rows: Gathered) -> pa.Array:
-    return pc.bit_wise_and(rows.flags(), scalar(QOS_MASK, pa.uint8()))
-
-
-def _retain(rows: Gathered) -> pa.Array:
-    kept = pc.bit_wise_and(rows.flags(), scalar(RETAIN, pa.uint8()))
-    return pc.not_equal(kept, scalar(0, pa.uint8()))
-
-
 _READERS: Final[dict[str, Callable[[Gathered], pa.Array]]] = {
     "topic": Gathered.topics,
     "timestamp": Gathered.timestamps,
     "publisher": Gathered.publishers,
-    "qos": _qos,
-    "retain": _retain,
+    "qos": lambda rows: qos_of(rows.flags()),
+    "retain": lambda rows: retain_of(rows.flags()),
     "properties": Gathered.properties,
     "value": Gathered.values,
     "shard": lambda rows: rows.slabs(lambda piece: piece.slab.shard),

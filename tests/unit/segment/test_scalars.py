@@ -16,6 +16,7 @@ from siltstone.segment.scalars import scalar
         (2**31 - 1, pa.int32()),
         (-(2**63), pa.int64()),
         (255, pa.uint8()),
+        (65_535, pa.uint16()),
         (2**32 - 1, pa.uint32()),
         (2**64 - 1, pa.uint64()),
         ("", pa.string()),
