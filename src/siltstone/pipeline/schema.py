@@ -26,12 +26,17 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -52,6 +57,11 @@ _TYPES: Final[dict[str, DataType]] = {
     "stream": LongType(),
     "serial": LongType(),
 }
+# What is read from JSON, beside arrays and structs of these.
+_DECODED: Final = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType),
+    *(DecimalType, StringType, BinaryType, TimestampType, TimestampNTZType),
+)
 
 
 def spark_schema(columns: Sequence[str], payload: DataType | None = None) -> StructType:
@@ -102,6 +112,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name} cannot be read as {field.dataType.simpleString()}; "
                 f"it is {_TYPES[field.name].simpleString()}"
             )
+        if field.name == PAYLOAD:
+            _check_decoded(PAYLOAD, field.dataType)
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -109,3 +121,18 @@ def _fits(name: str, kind: DataType) -> bool:
     if name == PAYLOAD and isinstance(kind, StringType | StructType):
         return True
     return type(kind) is type(_TYPES[name]) and kind.simpleString() == _TYPES[name].simpleString()
+
+
+def _check_decoded(name: str, kind: DataType) -> None:
+    """Refuse a type that payloads are not decoded to. Raises: UsageError."""
+    match kind:
+        case StructType():
+            for field in kind.fields:
+                _check_decoded(f"{name}.{field.name}", field.dataType)
+        case ArrayType():
+            _check_decoded(name, kind.elementType)
+        case _ if not isinstance(kind, _DECODED):
+            raise UsageError(
+                f"{name} cannot be read from JSON as {kind.simpleString()}: read it as STRING and "
+                "cast that, or decode the whole with decode=utf8 and from_json"
+            )

@@ -5,6 +5,9 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
     DoubleType,
     IntegerType,
     LongType,
@@ -96,3 +99,15 @@ def test_a_declared_payload_may_be_decoded(kind: BinaryType | StringType | Struc
 def test_a_declared_schema_must_be_one_that_can_be_read(field: StructField, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arrow_schema(StructType([field]))
+
+
+@pytest.mark.parametrize("kind", [DateType(), DayTimeIntervalType(), MapType(StringType(), POINT)])
+def test_what_json_is_not_decoded_to_is_refused_wherever_it_stands(kind: DataType) -> None:
+    inner = StructType([StructField("when", ArrayType(kind))])
+    payload = StructType([StructField("x", DoubleType()), StructField("of", inner)])
+    with pytest.raises(UsageError) as caught:
+        arrow_schema(StructType([StructField("payload", payload)]))
+    assert str(caught.value) == (
+        f"payload.of.when cannot be read from JSON as {kind.simpleString()}: read it as STRING "
+        "and cast that, or decode the whole with decode=utf8 and from_json"
+    )
