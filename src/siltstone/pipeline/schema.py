@@ -125,14 +125,13 @@ def _fits(name: str, kind: DataType) -> bool:
 
 def _check_decoded(name: str, kind: DataType) -> None:
     """Refuse a type that payloads are not decoded to. Raises: UsageError."""
-    match kind:
-        case StructType():
-            for field in kind.fields:
-                _check_decoded(f"{name}.{field.name}", field.dataType)
-        case ArrayType():
-            _check_decoded(name, kind.elementType)
-        case _ if not isinstance(kind, _DECODED):
-            raise UsageError(
-                f"{name} cannot be read from JSON as {kind.simpleString()}: read it as STRING and "
-                "cast that, or decode the whole with decode=utf8 and from_json"
-            )
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            _check_decoded(f"{name}.{field.name}", field.dataType)
+    elif isinstance(kind, ArrayType):
+        _check_decoded(name, kind.elementType)
+    elif not isinstance(kind, _DECODED):
+        raise UsageError(
+            f"{name} cannot be read from JSON as {kind.simpleString()}: read it as STRING and "
+            "cast that, or decode the whole with decode=utf8 and from_json"
+        )

@@ -67,6 +67,12 @@ class SegmentHandle:
         """Return the mapped segment with its index. Raises: CorruptionError."""
         if self._segment is None:
             segment = open_segment(self._fs, self.path)
+            if segment.header.base_serial != self.base_serial:
+                raise CorruptionError(
+                    "segment has the name of another: "
+                    f"it begins with serial {segment.header.base_serial}",
+                    path=self.path,
+                )
             if self.summary is None:
                 self._edges = segment.follow()
             elif not self._load_index(segment):
@@ -122,7 +128,7 @@ class SegmentHandle:
             if segment.damage is not None:
                 return
             end = max(end, segment.reserved_serial)
-        if problem := order_problem(end, base_serial):
+        if problem := order_problem(self.base_serial, end, base_serial):
             raise CorruptionError(problem, path=self.path)
 
     def mark_sealed(self) -> bool:
@@ -208,12 +214,12 @@ class Chain:
         return []
 
 
-def order_problem(reached: int, next_base: int) -> str:
-    """Return what is wrong where a segment reaches up to a serial and the next one begins at
-    another; nothing where they adjoin. One serial is left out where an empty segment was too small
-    for the next frame.
+def order_problem(base: int, reached: int, next_base: int) -> str:
+    """Return what is wrong where a segment that begins at base reaches up to a serial and the next
+    one begins at another; nothing where they adjoin. One serial is left out behind a segment that
+    has none, because that one's name is taken.
     """
-    if next_base > reached + 1:
+    if next_base > reached + (reached == base):
         return f"a segment is missing: serial {reached} should follow, not {next_base}"
     if next_base < reached:
         return f"its serials reach to {reached}, but {next_base} begins the next"

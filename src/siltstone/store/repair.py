@@ -5,6 +5,7 @@ are given up are in quarantine, durably, before anything takes their place; so a
 leaves damage that the next repair finds again, and nothing is ever lost twice.
 
 - A damaged frame becomes a hole, which keeps its serials; see `restore.py`.
+- A file that has the name of another gets its own; see `misplaced.py`.
 - A damaged header of a segment is written anew, from the manifest and the name of the file.
 - A file in which no frame is whole, or a missing one, becomes a segment with one hole.
 - An index is made anew from its segment.
@@ -47,6 +48,7 @@ from siltstone.store.findings import (
     uncounted_loss,
 )
 from siltstone.store.manifest import Manifest, SlabRecord, SlabState, read_manifest
+from siltstone.store.misplaced import put_back
 from siltstone.store.opening import identity_of, slab_directory
 from siltstone.store.quarantine import Quarantine
 from siltstone.store.restore import Restorer
@@ -114,6 +116,7 @@ class _SlabMender:
         self._record = record
         self._identity = identity_of(manifest, record.id)
         self._segment_bytes = manifest.settings.segment_bytes
+        self._quarantine_directory = quarantine
         self._quarantine = Quarantine(fs, quarantine, self._identity)
         self._rules = TopicRules()
         self._state = _NO_STATE
@@ -131,6 +134,7 @@ class _SlabMender:
         """Repair all segments; return where the last one ends."""
         if not self._fs.exists(self._place):
             create_directories(self._fs, self._place)
+        self.findings += put_back(self._fs, self._place, self._identity, self._quarantine_directory)
         listed = self._fs.list(self._place)
         lost = lost_segments(self._fs, self._place, listed)
         bases = [int(PurePath(entry.name).stem) for entry in list_segments(listed)[0]]
@@ -141,8 +145,9 @@ class _SlabMender:
         number = 0
         while True:
             stop = bases[number] if number < len(bases) else next_base
-            # One serial may be left out behind a segment that was empty and too small.
-            if stop is not None and stop > self._reached + min(number, 1):
+            # Behind a segment without rows one serial is left out: its name is taken.
+            left_out = int(number > 0 and bases[number - 1] == self._reached)
+            if stop is not None and stop > self._reached + left_out:
                 self._bridge(self._reached, stop)
                 bases.insert(number, self._reached)
             elif number == len(bases):

@@ -198,7 +198,7 @@ class _Check:
                 self.bytes += survey.segment.index.end_position
             before = survey.end()
             if before is not None and expected.next_base is not None:
-                problem = order_problem(before.next_serial, expected.next_base)
+                problem = order_problem(bases[number], before.next_serial, expected.next_base)
                 if problem:
                     self._find(path, problem)
         if bases and bases[0] != record.first_serial:

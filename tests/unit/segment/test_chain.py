@@ -360,16 +360,30 @@ class TestHandle:
         patch(fs, PATH, store(writer, rows_frame({1: [b"a"]})), b"X")
         handle(fs, sealed=False).check_reaches(1000)
 
-    @pytest.mark.parametrize("next_base", [1, 2])
-    def test_rows_reach_to_the_next_segment_but_for_one_serial(self, next_base: int) -> None:
+    def test_rows_reach_to_the_next_segment(self) -> None:
         fs = slab_fs()
         store(start(new_chain(fs)), rows_frame({1: [b"a"]}))
+        handle(fs, sealed=False).check_reaches(1)
+
+    @pytest.mark.parametrize("next_base", [0, 1])
+    def test_behind_a_segment_without_rows_one_serial_may_be_left_out(self, next_base: int) -> None:
+        fs = slab_fs()
+        start(new_chain(fs))
         handle(fs, sealed=False).check_reaches(next_base)
+
+    def test_a_segment_under_the_name_of_another_is_corruption(self) -> None:
+        fs = slab_fs()
+        start(new_chain(fs))
+        fs.rename(PATH, segment_path(PATH.parent, 3))
+        found = SegmentHandle(fs, segment_path(PATH.parent, 3))
+        with pytest.raises(CorruptionError, match="name of another: it begins with serial 0"):
+            found.segment()
 
     @pytest.mark.parametrize(
         ("next_base", "reason"),
         [
             (0, "its serials reach to 1, but 0 begins the next"),
+            (2, "a segment is missing: serial 1 should follow, not 2"),
             (3, "a segment is missing: serial 1 should follow, not 3"),
         ],
     )
