@@ -111,6 +111,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         raise UsageError("endTime lies before startTime")
     if parsed.payload_schema and parsed.decode != "json":
         raise UsageError("payloadSchema needs decode=json")
+    if (parsed.rows_to_wait_for or 0) > (parsed.rows_per_trigger or parsed.rows_to_wait_for or 0):
+        raise UsageError("minRowsPerTrigger is more than maxRowsPerTrigger, so no batch would do")
     return parsed
 
 

@@ -6,7 +6,7 @@ beside each other become one run; a frame that is too large for a partition is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -181,27 +181,37 @@ def _partition(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a shard has between where a query stands and where the shard ends."""
+    """What a shard has between where a query stands and where the shard ends; `find` returns the
+    serials of a frame that are wanted, within a range.
+    """
 
     serials: range
     frames: Iterator[FramePlace]
+    find: Callable[[FramePlace, range], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Where each shard is to be read up to, and how many rows of frames that is, at most."""
+    """Where each shard is to be read up to, and how many rows that is, at most."""
 
     ends: dict[int, int]
     rows: int
 
 
 def admit(
-    backlogs: Mapping[int, Backlog], *, rows_max: int | None, bytes_max: int | None
+    backlogs: Mapping[int, Backlog],
+    *,
+    rows_max: int | None,
+    bytes_max: int | None,
+    counts: bool = False,
 ) -> Admitted:
     """Take frames from the shards, in proportion to their backlogs, until a limit is met.
 
-    Rows are never more than rows_max; at least one frame is taken, however large it is.
+    Rows are never more than rows_max; at least one frame with rows is taken, however large it is.
+    Frames without any that is wanted are passed over. Once there is one, frames are taken for
+    whole, unless rows have a limit or are counted.
     """
+    counts = counts or rows_max is not None
     rows_left = 1 << 62 if rows_max is None else rows_max
     bytes_left = 1 << 62 if bytes_max is None else bytes_max
     waiting = {shard: next(backlog.frames, None) for shard, backlog in backlogs.items()}
@@ -219,13 +229,16 @@ def admit(
         serials = backlogs[shard].serials
         start = max(place.first_serial, serials.start)
         stop = min(place.stop_serial, serials.stop)
-        size = place.end - place.position
+        within = range(start, stop)
+        found = backlogs[shard].find(place, within) if counts or not rows else within
+        size = place.end - place.position if found else 0
         if rows and size > bytes_left:
             break
-        taken = min(stop - start, rows_left)
-        ends[shard] = start + taken
+        taken = min(len(found), rows_left)
         rows, rows_left, bytes_left = rows + taken, rows_left - taken, bytes_left - size
-        if start + taken == stop:
+        if taken < len(found):
+            ends[shard] = found[taken]
+        else:
             waiting[shard] = following = next(backlogs[shard].frames, None)
             # What lies between has nothing that is wanted, and is passed over with it.
             ends[shard] = serials.stop if following is None else following.first_serial

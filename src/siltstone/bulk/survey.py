@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import PurePath
 from typing import Final, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import absolute_path
+from siltstone.store.manifest import SlabId
 from siltstone.store.selection import Choice, FramePlace, SlabExtent, Wanted
 
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
@@ -175,31 +175,38 @@ def admit_from(
     """Say how far a step of a stream goes that may read these serials of each shard."""
     extents = database.extents()
     backlogs = {
-        shard: Backlog(serials=serials, frames=_frames(database, options, shard, serials, extents))
+        shard: _backlog(database, options, shard, serials, extents)
         for shard, serials in sought.items()
     }
-    return admit(backlogs, rows_max=rows_max, bytes_max=bytes_max)
+    counts = options.rows_to_wait_for is not None
+    return admit(backlogs, rows_max=rows_max, bytes_max=bytes_max, counts=counts)
 
 
-def _frames(
+def _backlog(
     database: Database,
     options: ReadOptions,
     shard: int,
     sought: range,
     extents: Sequence[SlabExtent],
-) -> Iterator[FramePlace]:
-    """Yield the frames of a shard that may hold what is wanted, slab after slab."""
-    own = [extent for extent in extents if extent.slab.shard == shard]
-    return chain.from_iterable(
-        choice.frames
-        for extent in sorted(own, key=lambda extent: extent.serials.start)
-        for serials in [
-            wanted_serials(extent, options, {shard: sought.start}, {shard: sought.stop})
-        ]
-        if serials
-        for choice in [choose(database, options, extent, serials)]
-        if choice is not None
-    )
+) -> Backlog:
+    """Return the frames of a shard that may hold what is wanted, slab after slab."""
+    choices: dict[SlabId, Choice] = {}
+
+    def frames() -> Iterator[FramePlace]:
+        for extent in sorted(extents, key=lambda extent: extent.serials.start):
+            between = {shard: sought.start}, {shard: sought.stop}
+            serials = wanted_serials(extent, options, *between)
+            if extent.slab.shard != shard or not serials:
+                continue
+            choice = choose(database, options, extent, serials)
+            if choice is not None:
+                choices[extent.slab] = choice
+                yield from choice.frames
+
+    def find(place: FramePlace, within: range) -> Sequence[int]:
+        return choices[place.slab].find(place, within)
+
+    return Backlog(serials=sought, frames=frames(), find=find)
 
 
 def wanted_serials(

@@ -8,7 +8,7 @@ wants of the streams it is told, as values. A row that several filters match is 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ from siltstone.segment.segment import Segment, open_segment, segment_path
 from siltstone.segment.view import FrameView
 from siltstone.store.manifest import SlabId
 from siltstone.store.opening import slab_directory
-from siltstone.store.rows import Piece
+from siltstone.store.rows import Piece, integers
 from siltstone.store.scan import (
     Selector,
     Span,
@@ -95,12 +95,14 @@ class SlabExtent:
 class Choice:
     """What filters ask of a slab, the frames that may hold it, and how much there is in all.
 
-    The frames are listed as they are asked for, from the index alone. `whole_share` is the part of
-    the slab's rows that are in streams wanted whole.
+    The frames are listed as they are asked for, from the index alone; `find` returns the serials of
+    one of them that are wanted, within a range. `whole_share` is the part of the slab's rows that
+    are in streams wanted whole.
     """
 
     wanted: Wanted
     frames: Iterator[FramePlace]
+    find: Callable[[FramePlace, range], Sequence[int]]
     frame_count: int
     stream_count: int
     size_bytes: int
@@ -147,6 +149,7 @@ def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serial
     return Choice(
         wanted=wanted,
         frames=list_frames(slab, wanted, span, serials),
+        find=_Finder(slab, PieceReader(wanted, span)).find,
         frame_count=frame_count,
         stream_count=len(rows),
         size_bytes=size_bytes,
@@ -297,6 +300,41 @@ class PieceReader:
                 )
             parts.append((begin, end, picked))
         return _joined(run.slab, frame, parts)
+
+
+class _Finder:
+    """Finds the serials of a slab's frames that are wanted."""
+
+    def __init__(self, slab: Slab, pieces: PieceReader) -> None:
+        self._slab = slab
+        self._pieces = pieces
+
+    def find(self, place: FramePlace, within: range) -> Sequence[int]:
+        """Return the serials of a frame that are wanted, in order. Raises: CorruptionError."""
+        if place.complete:
+            return within
+        handles = self._slab.handles()
+        handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
+        segment = handle.segment()
+        frame = segment.frame(segment.index.frame_at_serial(place.first_serial))
+        run = Run(
+            slab=place.slab,
+            base_serial=place.base_serial,
+            position=place.position,
+            end=place.end,
+            first_serial=place.first_serial,
+            start_serial=within.start,
+            stop_serial=within.stop,
+            complete=False,
+        )
+        piece = self._pieces.piece(run, frame)
+        if piece is None:
+            return range(0)
+        first = place.first_serial + piece.start
+        if piece.picked is None:
+            return range(first, first + piece.num_rows)
+        # Streams stand one after the other, each in its own order.
+        return sorted(first + number for number in integers(piece.picked))
 
 
 class RunReader:

@@ -165,3 +165,10 @@ def test_a_stream_has_no_end() -> None:
     with pytest.raises(UsageError, match="endingOffsets is for batch queries"):
         parse(endingOffsets='{"version":1,"shards":{"0":5}}').stream_start()
     assert parse(startingOffsets="latest").stream_start() == AT_LATEST
+
+
+def test_a_batch_cannot_be_waited_for_that_is_larger_than_any() -> None:
+    given = {"path": "/d", "minRowsPerTrigger": "10", "maxRowsPerTrigger": "9"}
+    with pytest.raises(UsageError, match="minRowsPerTrigger is more than maxRowsPerTrigger"):
+        parse_options(given)
+    assert parse_options(given | {"maxRowsPerTrigger": "10"}).rows_to_wait_for == 10

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import pytest
 from hypothesis import given
@@ -184,8 +184,15 @@ def test_a_plan_says_how_many_frames_and_bytes_it_covers() -> None:
     assert (done.frames, done.size_bytes) == (2, 1200)
 
 
-def backlog(places: list[FramePlace], serials: range) -> Backlog:
-    return Backlog(serials=serials, frames=iter(places))
+def backlog(
+    places: list[FramePlace], serials: range, wanted: Container[int] = EVERYTHING
+) -> Backlog:
+    """Return frames of which the rows with these serials are wanted."""
+
+    def find(_: FramePlace, within: range) -> Sequence[int]:
+        return [serial for serial in within if serial in wanted]
+
+    return Backlog(serials=serials, frames=iter(places), find=find)
 
 
 def test_without_limits_everything_is_admitted() -> None:
@@ -223,6 +230,40 @@ def test_frames_without_anything_wanted_are_passed_over_and_cost_nothing() -> No
     assert admit({0: backlog(places, range(60))}, rows_max=20, bytes_max=None) == Admitted(
         ends={0: 60}, rows=20
     )
+
+
+def test_rows_that_are_not_wanted_are_not_counted_and_end_no_step() -> None:
+    wanted = range(7, 100, 20)
+    ends = []
+    start = 0
+    while start < 100:
+        places = [place for place in frames(*[(10, 500)] * 10) if place.stop_serial > start]
+        some = {0: backlog(places, range(start, 100), wanted)}
+        admitted = admit(some, rows_max=2, bytes_max=None)
+        start = admitted.ends[0]
+        ends.append((start, admitted.rows))
+    # A step ends before the next row that is wanted, or where a frame does.
+    assert ends == [(30, 2), (70, 2), (100, 1)]
+
+
+def test_a_step_without_a_limit_looks_for_a_first_row_and_no_further() -> None:
+    looked_at: list[int] = []
+    places = frames(*[(10, 500)] * 5)
+
+    def find(place: FramePlace, within: range) -> Sequence[int]:
+        looked_at.append(place.first_serial)
+        return [serial for serial in within if serial == 15]
+
+    for counts, rows in ((False, 31), (True, 1)):
+        some = {0: Backlog(serials=range(50), frames=iter(places), find=find)}
+        admitted = admit(some, rows_max=None, bytes_max=None, counts=counts)
+        assert admitted == Admitted(ends={0: 50}, rows=rows)
+    assert looked_at == [0, 10, 0, 10, 20, 30, 40]
+
+
+def test_frames_in_which_nothing_is_found_take_no_bytes() -> None:
+    some = {0: backlog(frames(*[(10, 500)] * 5), range(50), range(30, 50))}
+    assert admit(some, rows_max=None, bytes_max=500) == Admitted(ends={0: 40}, rows=10)
 
 
 @pytest.mark.parametrize(("bytes_max", "end"), [(1, 10), (499, 10), (999, 10), (1000, 20)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -137,6 +138,21 @@ def test_rows_are_admitted_up_to_the_limit() -> None:
         assert steps == [at(0), at(2), at(4), at(5)]
         # Once, Spark asks for everything, whatever the options say.
         assert stream.latestOffset(at(0), ALL) == at(5)
+
+
+def test_rows_that_do_not_match_are_not_counted_and_start_no_step() -> None:
+    world = World()
+    with world.database(thresholds=(0,)) as database:
+        for _ in range(3):
+            append(database, *"abcabcabca")
+        stream = stream_of(world, filters=("b",), rows_per_trigger=4)
+        limit = stream.getDefaultReadLimit()
+        steps = [at(0)]
+        while (end := stream.latestOffset(steps[-1], limit)) != steps[-1]:
+            steps.append(end)
+        found = [rows_in(stream, stream.partitions(*step)) for step in pairwise(steps)]
+        assert [len(some) for some in found] == [4, 4, 1]
+        assert by_place([row for some in found for row in some]) == stored_rows(database, ["b"])
 
 
 def test_bytes_are_admitted_by_whole_frames() -> None:
