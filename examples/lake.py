@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
@@ -28,32 +28,41 @@ class LiveCount:
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-m", "examples.lake", str(directory)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        assert self._process.stdout is not None
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        self._ended = Event()
         # The first count waits for Spark to start.
-        self._lines = self._process.stdout
-        self.counts = [int(self._lines.readline())]
-        self._thread = Thread(target=self._read)
+        self.counts = [self._ask()]
+        self._thread = Thread(target=self._count)
         self._thread.start()
 
-    def _read(self) -> None:
-        for line in self._lines:
-            self.counts.append(int(line))
+    def _ask(self) -> int:
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        print("count", file=asked, flush=True)
+        return int(told.readline())
+
+    def _count(self) -> None:
+        while not self._ended.is_set():
+            self.counts.append(self._ask())
 
     def stop(self) -> list[int]:
         """End it; return the counts that differ, in order."""
-        self._process.terminate()
-        self._process.wait()
+        self._ended.set()
         self._thread.join()
+        self._process.communicate()
         return list(dict.fromkeys(self.counts))
 
 
 def count_live(directory: str) -> None:
-    """Print how many rows there are, until somebody ends this."""
+    """Print how many rows there are, for each line that comes in."""
     spark = start_session(master="local[2]")
-    while True:
+    for _ in sys.stdin:
         rows = spark.read.format("siltstone").option("database", DATABASE).load(directory)
         print(rows.count(), flush=True)
+    spark.stop()
 
 
 def show_lake(console: Console, directory: Path) -> list[tuple[str, str]]:
@@ -96,7 +105,8 @@ def _plot_means(console: Console, spark: Any, directory: Path) -> None:
         for site, step, mean in means:
             lines.setdefault(site, []).append((step, mean))
     path = directory.parent / "temperature.png"
-    path.write_bytes(plot(dict(sorted(lines.items()))))
+    title = "mean temperature of each site in degrees, by step"
+    path.write_bytes(plot(title, dict(sorted(lines.items()))))
     key = "  ".join(
         f"[rgb({colour[0]},{colour[1]},{colour[2]})]━━[/] {site}"
         for site, colour in zip(sorted(lines), COLOURS, strict=False)

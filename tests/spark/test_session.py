@@ -18,7 +18,7 @@ def test_the_script_drops_one_flag_and_hides_spark_from_the_driver_alone(tmp_pat
     fake.chmod(0o755)
     scratch = make_scratch(
         PosixFileSystem(), PurePath(tmp_path), Java(executable=PurePath(fake), major=17)
-    )
+    ).path
 
     def run(*arguments: str) -> list[str]:
         shim = str(scratch / "java" / "bin" / "java")
@@ -37,9 +37,10 @@ def test_the_script_drops_one_flag_and_hides_spark_from_the_driver_alone(tmp_pat
 def test_scratch_is_for_its_owner_only(tmp_path: Path) -> None:
     scratch = make_scratch(
         PosixFileSystem(), PurePath(tmp_path), Java(executable=PurePath("/java"), major=17)
-    )
+    ).path
     assert Path(scratch).stat().st_mode & 0o777 == 0o700
     assert sorted(str(file.relative_to(scratch)) for file in Path(scratch).rglob("*")) == [
+        "LOCK",
         "conf",
         "conf/log4j2.properties",
         "java",

@@ -39,7 +39,7 @@ appender.console.layout.pattern = %m%n
 def spark_cluster(directory: Path, *, workers: int) -> Iterator[str]:
     """Run a cluster with a core and 1 GiB for each worker; yield its address."""
     fs = PosixFileSystem()
-    scratch = Path(make_scratch(fs, directory, find_java(fs, os.environ)))
+    scratch = Path(make_scratch(fs, directory, find_java(fs, os.environ)).path)
     (scratch / "conf" / "log4j2.properties").write_text(_LOGGING, "utf-8")
     environment = os.environ | spark_environment(os.environ, master="local", scratch=scratch)
     environment |= {

@@ -9,10 +9,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import PurePath
 from typing import Final
@@ -20,10 +19,11 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.fs.publish import create_directories, remove_tree
+from siltstone.fs.publish import create_directories
 from siltstone.pipeline.java import Java, find_java
+from siltstone.pipeline.scratch import Scratch, sweep_scratch
 from siltstone.pipeline.source import register
 
 _LOGGING: Final = b"""\
@@ -70,22 +70,22 @@ def start_session(
     check_pandas(metadata.version("pandas"))
     fs = PosixFileSystem()
     java = find_java(fs, os.environ)
-    scratch = make_scratch(fs, PurePath(os.environ.get("TMPDIR") or "/tmp"), java)  # noqa: S108 - a name of its own below it
+    scratch = _new_scratch(fs, java)
     chosen = session_settings(
-        master=master, memory=memory, java_options=java_options, java=java, scratch=scratch
+        master=master, memory=memory, java_options=java_options, java=java, scratch=scratch.path
     )
     builder = SparkSession.Builder().appName(name).master(master)
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
-    changes = spark_environment(os.environ, master=master, scratch=scratch)
+    changes = spark_environment(os.environ, master=master, scratch=scratch.path)
     changes |= worker_environment(sys.path, os.getcwd())
     try:
         with _environment(changes):
             spark = builder.getOrCreate()
     except BaseException:
-        remove_tree(fs, scratch)
+        scratch.remove()
         raise
-    atexit.register(_end, fs, scratch)
+    atexit.register(_end, scratch)
     register(spark)
     # It writes a page of JSON for every query that is wrong; the error says the same in a line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -101,12 +101,11 @@ def spark_process() -> Iterator[dict[str, str]]:
     check_pandas(metadata.version("pandas"))
     fs = PosixFileSystem()
     java = find_java(fs, os.environ)
-    scratch = make_scratch(fs, PurePath(os.environ.get("TMPDIR") or "/tmp"), java)  # noqa: S108 - a name of its own below it
+    scratch = _new_scratch(fs, java)
     try:
-        yield spark_environment(os.environ, master="local", scratch=scratch)
+        yield spark_environment(os.environ, master="local", scratch=scratch.path)
     finally:
-        with suppress(SiltstoneError):
-            remove_tree(fs, scratch)
+        scratch.remove()
 
 
 def check_pandas(version: str) -> None:
@@ -172,20 +171,25 @@ def worker_environment(search: Sequence[str], directory: str) -> dict[str, str]:
     return {} if {"", directory} & set(search) else {"PYTHONSAFEPATH": "1"}
 
 
-def make_scratch(fs: PosixFileSystem, parent: PurePath, java: Java) -> PurePath:
+def _new_scratch(fs: PosixFileSystem, java: Java) -> Scratch:
+    parent = PurePath(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - a name of its own below it
+    sweep_scratch(fs, parent)
+    return make_scratch(fs, parent, java)
+
+
+def make_scratch(fs: PosixFileSystem, parent: PurePath, java: Java) -> Scratch:
     """Make the directory of this process, with the files that Spark starts with."""
-    scratch = parent / f"siltstone-{secrets.token_hex(8)}"
-    create_directories(fs, scratch)
-    fs.set_mode(scratch, 0o700)
-    create_directories(fs, scratch / "tmp")
+    scratch = Scratch(fs, parent)
+    place = scratch.path
+    create_directories(fs, place / "tmp")
     for path, data in (
-        (scratch / "java" / "bin" / "java", java.shim(scratch / "tmp")),
-        (scratch / "conf" / "log4j2.properties", _LOGGING),
+        (place / "java" / "bin" / "java", java.shim(place / "tmp")),
+        (place / "conf" / "log4j2.properties", _LOGGING),
     ):
         create_directories(fs, path.parent)
         with fs.create(path) as file:
             file.write(data)
-    fs.set_mode(scratch / "java" / "bin" / "java", 0o755)
+    fs.set_mode(place / "java" / "bin" / "java", 0o755)
     return scratch
 
 
@@ -204,10 +208,8 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _end(fs: PosixFileSystem, scratch: PurePath) -> None:
+def _end(scratch: Scratch) -> None:
     active = SparkSession.getActiveSession()
     if active is not None:
         active.stop()
-    # The JVM may remove its own files at the same time.
-    with suppress(SiltstoneError):
-        remove_tree(fs, scratch)
+    scratch.remove()
