@@ -320,8 +320,10 @@ class TestSaved:
         [
             (
                 0,
-                StreamRef(database="d", slab=SlabId(3, 7), stream_id=9, pattern="a/+"),
-                [b"SS", 1, 3, 7, 9, "d", "a/+"],
+                StreamRef(
+                    database="d", slab=SlabId(3, 7), stream_id=9, pattern="a/+", identity="5eed"
+                ),
+                [b"SS", 2, 3, 7, 9, "d", "5eed", "a/+"],
             ),
             (
                 1,
@@ -332,8 +334,9 @@ class TestSaved:
                     next_serial=11,
                     since_us=-5,
                     filter=TopicFilter.parse("a/#"),
+                    identity="5eed",
                 ),
-                [b"SI", 1, 3, 7, 9, 11, -5, "d", "a/#"],
+                [b"SI", 2, 3, 7, 9, 11, -5, "d", "5eed", "a/#"],
             ),
         ],
     )

@@ -8,7 +8,7 @@ Everything may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -24,15 +24,15 @@ from siltstone.feed.reader import FeedReader
 from siltstone.feed.reading import StoreSource
 from siltstone.fs.api import FileSystem
 from siltstone.store.again import again_when_dropped
-from siltstone.store.arguments import require_kind, require_number, require_span
+from siltstone.store.arguments import require_kind, require_number
 from siltstone.store.block_log import BlockLogs
 from siltstone.store.cook import Call
 from siltstone.store.cursor import read_in_time_order
 from siltstone.store.info import Hole, SlabInfo, StreamInfo, holes_of, slab_info, stream_infos
-from siltstone.store.iterator import StreamIterator, StreamRef
+from siltstone.store.iterator import StreamIterator, StreamRef, require_place, require_times
 from siltstone.store.manifest import SlabId
 from siltstone.store.opening import RecoveryReport
-from siltstone.store.outcome import Ticket
+from siltstone.store.outcome import Ticket, seconds_to_wait
 from siltstone.store.partition import Columns, columns_of, may_hold, shard_of, split_call
 from siltstone.store.producers import producer_key
 from siltstone.store.readable_slabs import ReadableSlabs
@@ -70,17 +70,14 @@ class Database:
         else:
             self._slabs = ReadableSlabs(fs, directory)
         self._feeds = Feeds(self._slabs)
+        # What tells this database from any other, also from a later one of the same name.
+        salt = f"{self._slabs.manifest.salt}/{self.name}"
+        self.identity = blake2b(salt.encode(), digest_size=16).hexdigest()
 
     @property
     def name(self) -> str:
         """The database's name."""
         return self._slabs.manifest.database
-
-    @property
-    def identity(self) -> str:
-        """What tells this database from any other, also from a later one of the same name."""
-        salt = f"{self._slabs.manifest.salt}/{self.name}"
-        return blake2b(salt.encode(), digest_size=16).hexdigest()
 
     @property
     def closed(self) -> bool:
@@ -120,6 +117,7 @@ class Database:
         """
         if durability not in DURABILITIES:
             raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
+        seconds = seconds_to_wait(timeout)
         slabs = self._writable()
         if slabs.manifest.logs:
             raise UsageError(f"database {self.name!r} holds topic logs, rows are sent to these")
@@ -131,7 +129,7 @@ class Database:
         ticket = Ticket(columns.count, len(parts), waits=durability != "none")
         for number, part in enumerate(parts):
             try:
-                slabs.shard(part.shard).submit(part.call, ticket, part.rows, timeout)
+                slabs.shard(part.shard).submit(part.call, ticket, part.rows, seconds)
             except SiltstoneError as exc:
                 # No shard may take a later call of the producer before this one comes again.
                 for rest in parts[number + 1 :]:
@@ -146,10 +144,10 @@ class Database:
 
     def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
         """Tell whether rows of a topic and publisher were stored by this call of a producer."""
-        name, sequence = _producer(producer)
+        name_key, sequence = _producer(producer)
         key = topic if self.settings.shard_by == "topic" else publisher
         shard = self._writable().shard(shard_of(key, self.settings.shards))
-        return shard.committer.has_stored(producer_key(name), sequence)
+        return shard.committer.has_stored(name_key, sequence)
 
     @again_when_dropped
     def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
@@ -157,7 +155,7 @@ class Database:
         first.
         """
         parsed = TopicFilter.parse(topic_filter)
-        require_number("since_us", since_us)
+        require_times(since_us)
         self._slabs.refresh()
         found: list[StreamRef] = []
         for slab in self._overlapping(since_us, None):
@@ -171,6 +169,7 @@ class Database:
                     slab=slab.id,
                     stream_id=match.stream.id,
                     pattern=match.stream.pattern.decode(),
+                    identity=self.identity,
                 )
                 for match in matches
             ]
@@ -185,9 +184,8 @@ class Database:
         Raises: SlabDroppedError, NotFoundError.
         """
         require_kind("stream", stream, StreamRef, "one that streams() returned")
-        require_number("since_us", since_us)
-        if stream.database != self.name:
-            raise UsageError(f"stream belongs to database {stream.database!r}")
+        require_times(since_us)
+        require_place(stream, database=self.name, identity=self.identity)
         slab = self._slabs.slab(stream.slab)
         if slab.stream(stream.stream_id) is None:
             self._slabs.refresh()
@@ -200,6 +198,7 @@ class Database:
             next_serial=0,
             since_us=since_us,
             filter=TopicFilter.parse(topic_filter),
+            identity=self.identity,
         )
 
     @again_when_dropped
@@ -208,13 +207,15 @@ class Database:
     ) -> Read:
         """Read on from a position: up to rows_max matching rows, all before until_us.
 
+        The status is MORE where rows_max ended the read, LIMIT where until_us did.
         Raises: SlabDroppedError, UsageError, CorruptionError.
         """
         require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
         require_number("rows_max", rows_max)
-        require_span(iterator.since_us, until_us)
-        if iterator.database != self.name:
-            raise UsageError(f"iterator belongs to database {iterator.database!r}")
+        require_times(iterator.since_us, until_us)
+        require_place(iterator, database=self.name, identity=self.identity)
+        if not iterator.identity:
+            iterator = replace(iterator, identity=self.identity)
         if rows_max < 1:
             raise UsageError(f"rows_max must be at least 1: rows_max={rows_max}")
         span = Span(since_us=iterator.since_us, until_us=until_us)
@@ -254,7 +255,7 @@ class Database:
         The end is where the database ended when the read began.
         """
         schema_of(columns)
-        require_span(since_us, until_us)
+        require_times(since_us, until_us)
         if rows_max is not None:
             require_number("rows_max", rows_max)
             if rows_max < 0:
@@ -273,7 +274,7 @@ class Database:
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> int:
         """Count what matches, from the index wherever whole frames match."""
-        require_span(since_us, until_us)
+        require_times(since_us, until_us)
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -310,6 +311,7 @@ class Database:
 
         Raises: SlabDroppedError, NotFoundError, CorruptionError.
         """
+        require_times(since_us, until_us)
         parsed = [TopicFilter.parse(text) for text in topic_filters]
         span = Span(since_us=since_us, until_us=until_us)
         return choose_frames(self._slabs.slab(slab), parsed, span, serials)
@@ -326,8 +328,11 @@ class Database:
         that come; in order of serials for each shard, each once. A StreamIterator goes on in its
         shard, with its filter. No more than `credit` rows wait unacknowledged.
 
-        Raises: UsageError, ClosedError.
+        Raises: UsageError, SlabDroppedError, ClosedError.
         """
+        require_times(since_us)
+        if isinstance(wanted, StreamIterator):
+            require_place(wanted, database=self.name, identity=self.identity)
         return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
 
     def end_position(self) -> FeedPosition:
@@ -359,7 +364,7 @@ class Database:
     @again_when_dropped
     def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
         """Return what reads between two times pass over, because repair could not save it."""
-        require_span(since_us, until_us)
+        require_times(since_us, until_us)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
         return [
@@ -430,15 +435,16 @@ def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | Non
             f"too much for one append, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
         )
     if producer is not None:
-        name, sequence = _producer(producer)
-        if not 0 <= sequence < 1 << 64:
-            raise UsageError(f"a producer's sequence is 0 or more, of 64 bits: sequence={sequence}")
-        call.producer = producer_key(name)
-        call.sequence = sequence
+        call.producer, call.sequence = _producer(producer)
 
 
-def _producer(producer: object) -> tuple[str, int]:
+def _producer(producer: object) -> tuple[bytes, int]:
     match producer:
         case (str(name), int(sequence)) if not isinstance(sequence, bool):
-            return name, sequence
+            if not 0 <= sequence < 1 << 64:
+                raise UsageError(f"a producer's sequence has 64 bits: sequence={sequence}")
+            try:
+                return producer_key(name), sequence
+            except UnicodeEncodeError as exc:
+                raise UsageError(f"a producer's name is not valid Unicode: {producer!r}") from exc
     raise UsageError(f"producer must be a name and a number, as ('loader', 1): {producer!r}")

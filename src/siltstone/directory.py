@@ -318,10 +318,18 @@ class Store:
 def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
     """Open a data directory: for writing, which locks and if need be creates it, or for reading.
 
-    Raises: LockedError when another process writes it, NotFoundError when there is nothing to read.
+    Raises: LockedError when another process writes it, NotFoundError when there is nothing to read,
+    UsageError when there can be no such path.
     """
     if not isinstance(path, str | PurePath):
         raise UsageError(f"path must be that of a directory: type={type(path).__name__}")
+    try:
+        # Names of files that are no UTF-8 come with escapes for their bytes.
+        encoded = str(path).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc
+    if 0 in encoded:
+        raise UsageError(f"path has a zero character: path={str(path)!r}")
     return Store(absolute_path(path), read_only=read_only)
 
 

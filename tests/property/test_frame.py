@@ -316,7 +316,9 @@ FILTERS = (
     .map(TopicFilter.parse)
 )
 SLABS = st.builds(SlabId, U32, U32)
-STREAMS = st.builds(StreamRef, database=NAMES, slab=SLABS, stream_id=U64, pattern=NAMES)
+STREAMS = st.builds(
+    StreamRef, database=NAMES, slab=SLABS, stream_id=U64, pattern=NAMES, identity=NAMES
+)
 ITERATORS = st.builds(
     StreamIterator,
     database=NAMES,
@@ -325,6 +327,7 @@ ITERATORS = st.builds(
     next_serial=U64,
     since_us=I64,
     filter=FILTERS,
+    identity=NAMES,
 )
 
 
@@ -354,7 +357,7 @@ class TestSaved:
     @given(st.binary(max_size=80))
     def test_any_other_bytes_are_refused_as_a_mistake_of_the_caller(self, data: bytes) -> None:
         for noun in (StreamRef, StreamIterator):
-            for prefix in (b"", b"SS\1", b"SI\1"):
+            for prefix in (b"", b"SS\1", b"SI\1", b"SS\2", b"SI\2"):
                 try:
                     found = noun.from_bytes(prefix + data)
                 except UsageError:

@@ -161,6 +161,10 @@ class TestProducer:
                 database.append(rows_on("t"), producer=("p", sequence)).wait()
             database.append(rows_on("t"), producer=("p", (1 << 64) - 1)).wait()
 
+    def test_a_name_that_is_no_unicode_is_refused(self) -> None:
+        with new_database() as database, pytest.raises(UsageError, match="not valid Unicode"):
+            database.append(rows_on("t"), producer=("\ud800", 0))
+
 
 class TestTicket:
     @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -427,19 +431,16 @@ class TestRead:
             database.append(rows_on("c", "a")).wait()
             database.seal()
             database.append(rows_on("d")).wait()
-            assert [topic for batch in batches for topic in batch["topic"].to_pylist()] == [
-                "a",
-                "b",
-            ]
+            topics = [topic for batch in batches for topic in batch["topic"].to_pylist()]
+            assert topics == ["a", "b"]
             assert read_topics(database) == ["a", "b", "c", "a", "d"]
 
     def test_only_the_columns_asked_for_are_read(self) -> None:
         with new_database() as database:
             database.append(rows_on("a", "b")).wait()
             (batch,) = database.read(columns=["value", "topic"])
-        assert batch == pa.RecordBatch.from_pydict(
-            {"value": [b"0", b"1"], "topic": ["a", "b"]}, schema=batch.schema
-        )
+        wanted = {"value": [b"0", b"1"], "topic": ["a", "b"]}
+        assert batch == pa.RecordBatch.from_pydict(wanted, schema=batch.schema)
         assert batch.schema.names == ["value", "topic"]
 
     def test_an_unknown_column_and_a_bad_filter_are_refused_before_the_first_batch(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 from threading import Thread
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from siltstone.database import Database
-from siltstone.directory import COMMITS_SETTINGS, VERSION, Store
+from siltstone.directory import COMMITS_SETTINGS, VERSION, Store, open_store
 from siltstone.errors import (
     ClosedError,
     CorruptionError,
@@ -17,12 +18,15 @@ from siltstone.errors import (
     LockedError,
     NotFoundError,
     PoisonedError,
+    SlabDroppedError,
     UsageError,
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.kv.memory import MemoryEngine
+from siltstone.store.iterator import StreamIterator, StreamRef
+from siltstone.topic.grammar import TopicFilter
 from siltstone.tx.settings import KeyValueSettings
 from tests.support.builders import HELD, NAME, PATH, World, read_topics, rows_on, settings_of
 
@@ -88,6 +92,13 @@ class TestLayout:
             file.write(b"siltstone 2\n")
         with pytest.raises(UsageError, match="was written by another version of Siltstone"):
             world.store(read_only=read_only)
+
+    @pytest.mark.parametrize("path", ["\0", "a\0b", "\ud800"])
+    @pytest.mark.parametrize("read_only", [True, False])
+    def test_what_can_be_no_path_is_refused(self, path: str, *, read_only: bool) -> None:
+        for given in (path, PurePath(path)):
+            with pytest.raises(UsageError, match=r"^path (has a zero|is not valid)"):
+                open_store(given, read_only=read_only)
 
 
 class TestLock:
@@ -345,6 +356,35 @@ class TestDrop:
             store.drop(NAME)
             with pytest.raises(NotFoundError, match=f"there is no database '{NAME}'"):
                 store.drop(NAME)
+
+    def test_what_was_saved_of_it_is_refused_by_a_later_one_of_its_name(self) -> None:
+        with World().store() as store:
+            first = store.create(NAME, settings_of())
+            first.append(rows_on("t", "t", "t")).wait()
+            stream = first.streams()[0]
+            found = first.next(first.iterator(stream), 2).iterator
+            assert first.identity == stream.identity == found.identity
+            store.drop(NAME)
+            later = store.create(NAME, settings_of())
+            later.append(rows_on("t", "t", "t", "t")).wait()
+            position = StreamIterator.from_bytes(found.to_bytes())
+            for refused in (
+                lambda: later.next(position),
+                lambda: later.feed(position),
+                lambda: later.iterator(StreamRef.from_bytes(stream.to_bytes())),
+            ):
+                with pytest.raises(SlabDroppedError, match="another database that was called"):
+                    refused()
+
+    def test_what_was_saved_without_an_identity_is_taken_by_name_and_gets_one(self) -> None:
+        with World().store() as store:
+            database = store.create(NAME, settings_of())
+            database.append(rows_on("t", "t")).wait()
+            old = replace(database.iterator(database.streams()[0]), identity="")
+            read = database.next(StreamIterator.from_bytes(old.to_bytes()))
+            assert (len(read.batch), read.iterator.identity) == (2, database.identity)
+            ended = database.next(replace(old, filter=TopicFilter.parse("other")))
+            assert (len(ended.batch), ended.iterator.identity) == (0, database.identity)
 
     def test_one_that_is_not_open_is_dropped_too(self) -> None:
         world = World()

@@ -35,7 +35,7 @@ def read_in_time_order(
     merged = sources[0] if len(sources) == 1 else _merge(sources)
     left = rows_max
     for table in merged:
-        taken = table if left is None else table.slice(0, left)
+        taken = table if left is None else table.slice(0, min(left, table.num_rows))
         yield from taken.select(wanted).combine_chunks().to_batches()
         if left is not None:
             left -= taken.num_rows

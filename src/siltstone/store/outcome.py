@@ -7,10 +7,22 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
 from typing import Self
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
+
+
+def seconds_to_wait(timeout: object) -> float | None:
+    """Return for how long to wait, None for ever. Raises: UsageError."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise UsageError(f"timeout must be a number of seconds: type={type(timeout).__name__}")
+    # Put so that what is not a number fails it too.
+    if not timeout >= 0:
+        raise UsageError(f"timeout must be 0 seconds or more: timeout={timeout}")
+    return timeout if timeout < TIMEOUT_MAX else None
 
 
 class RowPlaces:
@@ -90,10 +102,11 @@ class Ticket:
         """Wait for the outcome and return the ticket; at once where the caller chose durability
         none.
 
-        Raises: OutcomeUnknownError when time runs out; the error that befell the call.
+        Raises: OutcomeUnknownError when time runs out; the error that befell the call; UsageError.
         """
+        seconds = seconds_to_wait(timeout)
         if self._waits:
-            self._settle(timeout)
+            self._settle(seconds)
         return self
 
     def _settle(self, timeout: float | None = None) -> None:

@@ -5,17 +5,19 @@ for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
 from siltstone.errors import UsageError
 from siltstone.store.cook import ROW_OVERHEAD, Call, measure_column
-from siltstone.store.rows import QOS_MASK, RETAIN, Row
+from siltstone.store.rows import RETAIN, Row
 from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 
 _QOS: Final = (0, 1, 2)
+_FLAGS: Final = bytes([*_QOS, *(RETAIN | qos for qos in _QOS)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,21 @@ def columns_of(rows: Iterable[Row]) -> Columns:
     for number, row in enumerate(listed):
         if not isinstance(row, Row):
             raise UsageError(f"not a Row: row={number} type={type(row).__name__}")
-        if row.qos not in _QOS:
+        if not _is_number(row.qos) or row.qos not in _QOS:
             raise UsageError(f"qos must be 0, 1 or 2: row={number} qos={row.qos}")
+        if not isinstance(row.retain, bool):
+            raise UsageError(f"retain must be a bool: row={number} retain={row.retain!r}")
         columns.topics.append(_encoded(row.topic, "topic", number))
         columns.values.append(_as_bytes(row.value, "value", number))
         columns.publisher.append(_encoded(row.publisher, "publisher", number))
-        columns.flags.append(row.qos & QOS_MASK | (RETAIN if row.retain else 0))
+        columns.flags.append(row.qos | (RETAIN if row.retain else 0))
         columns.properties.append(_as_bytes(row.properties, "properties", number))
     return columns
+
+
+def _is_number(value: object) -> bool:
+    """Say whether a value is a whole number; to Python a bool is one too."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _encoded(text: str, name: str, number: int) -> bytes:
@@ -151,6 +160,10 @@ def _check(columns: Columns) -> int:
             size_bytes += measure_column(column, name, count, size_max)
     if not isinstance(publishers, bytes | list):
         raise UsageError(f"publisher must be bytes: type={type(publishers).__name__}")
+    if isinstance(publishers, bytes) and len(publishers) > TOPIC_SIZE_MAX:
+        raise UsageError(
+            f"publisher is too large: size_bytes={len(publishers)} max={TOPIC_SIZE_MAX}"
+        )
     _check_flags(columns.flags, count)
     names = publishers if isinstance(publishers, list) else [publishers]
     for item in set(names):
@@ -163,20 +176,23 @@ def _check(columns: Columns) -> int:
 
 
 def _check_flags(flags: object, count: int) -> None:
-    """Refuse flags that are no bytes. Raises: UsageError."""
-    if isinstance(flags, int) and 0 <= flags <= 255:
-        return
+    """Refuse flags that are more than a QoS and retain. Raises: UsageError."""
     if not isinstance(flags, list):
-        raise UsageError(f"flags are not a byte: flags={flags!r}")
+        if not _is_legal(flags):
+            raise UsageError(f"flags are a QoS of 0 to 2, and retain: flags={flags!r}")
+        return
     if len(flags) != count:
         raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
-    try:
+    with suppress(TypeError, ValueError):
         # All at once: the rows are looked at one by one only to name the culprit.
-        bytes(flags)
-    except (TypeError, ValueError) as exc:
-        for row, item in enumerate(flags):
-            if not isinstance(item, int) or not 0 <= item <= 255:
-                raise UsageError(f"flags are not a byte: row={row} flags={item!r}") from exc
+        if not bytes(flags).translate(None, _FLAGS):
+            return
+    row = next(row for row, item in enumerate(flags) if not _is_legal(item))
+    raise UsageError(f"flags are a QoS of 0 to 2, and retain: row={row} flags={flags[row]!r}")
+
+
+def _is_legal(flags: object) -> bool:
+    return _is_number(flags) and flags in tuple(_FLAGS)
 
 
 def _call(columns: Columns, rows: list[int] | None) -> Call:

@@ -278,7 +278,10 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
         raise UsageError(f"columns must be a list of names: type={type(columns).__name__}")
     if unknown := [str(name) for name in columns if name not in COLUMNS]:
         raise UsageError(f"no such column: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
-    return pa.schema([SCHEMA.field(name) for name in columns])
+    names = list(columns)
+    if repeated := [name for name in COLUMNS if names.count(name) > 1]:
+        raise UsageError(f"a column is read once: {', '.join(repeated)}")
+    return pa.schema([SCHEMA.field(name) for name in names])
 
 
 @lru_cache(maxsize=256)

@@ -30,12 +30,18 @@ _NONE: Final = pa.nulls(0, pa.uint64())
 
 
 class Status(Enum):
-    """Why a read ended where it did."""
+    """Why a read ended where it did.
 
-    MORE = "more"  # as many rows as were asked for; there may be more
-    LIMIT = "limit"  # everything before the time that was given
-    CAUGHT_UP = "caught up"  # everything there is so far
-    END = "end"  # everything there will ever be in this stream
+    MORE       as many rows as rows_max allows, or all before damage: read on
+    LIMIT      everything before until_us, the limit of time; it says nothing of rows_max
+    CAUGHT_UP  everything there is so far
+    END        everything there will ever be in this stream
+    """
+
+    MORE = "more"
+    LIMIT = "limit"
+    CAUGHT_UP = "caught up"
+    END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,12 @@ def test_the_columns_are_those_asked_for_though_time_decides_the_order(
     assert part.combine_chunks() == whole.select(list(columns)).combine_chunks()
 
 
+@pytest.mark.parametrize("rows_max", [12, 2**63, 2**100])
+def test_more_rows_may_be_asked_for_than_any_store_has(rows_max: int) -> None:
+    plans = [plan(committer) for committer in interleaved(World())]
+    assert seen(plans, rows_max=rows_max) == INTERLEAVED
+
+
 def test_no_shards_are_no_batches() -> None:
     assert list(read_in_time_order([], Span(), COLUMNS, None)) == []
 

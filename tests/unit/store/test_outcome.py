@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from math import inf, nan
+from threading import TIMEOUT_MAX
+from typing import Any
 
 import pytest
 
 from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError, UsageError
-from siltstone.store.outcome import Outcome, RowPlaces, Ticket
+from siltstone.store.outcome import Outcome, RowPlaces, Ticket, seconds_to_wait
+from tests.support.builders import new_database, rows_on
 
 
 def outcome(
@@ -171,3 +175,47 @@ class TestCallbacks:
         ticket.on_done(lambda done: seen.append(done.serials()))
         ticket.resolve(outcome(), None)
         assert seen == [[50, 51]]
+
+
+NO_TIMEOUTS = [
+    (nan, "timeout must be 0 seconds or more: timeout=nan"),
+    (-0.5, "timeout must be 0 seconds or more: timeout=-0.5"),
+    (-inf, "timeout must be 0 seconds or more: timeout=-inf"),
+    (-1, "timeout must be 0 seconds or more: timeout=-1"),
+    ("x", "timeout must be a number of seconds: type=str"),
+    (True, "timeout must be a number of seconds: type=bool"),
+    (1j, "timeout must be a number of seconds: type=complex"),
+]
+
+
+class TestTimeout:
+    @pytest.mark.parametrize("timeout", [0, 0.0, 1, 2.5, 1e9])
+    def test_a_number_of_seconds_is_waited_for(self, timeout: float) -> None:
+        assert seconds_to_wait(timeout) == timeout
+        assert resolved(outcome()).wait(timeout).done
+
+    @pytest.mark.parametrize("timeout", [None, inf, 1e30, 10**400, TIMEOUT_MAX])
+    def test_more_than_a_thread_can_wait_for_is_for_ever(self, timeout: float | None) -> None:
+        assert seconds_to_wait(timeout) is None
+        assert resolved(outcome()).wait(timeout).done
+
+    @pytest.mark.parametrize(("timeout", "message"), NO_TIMEOUTS)
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_anything_else_is_refused_also_where_nothing_is_waited_for(
+        self, timeout: Any, message: str, *, waits: bool
+    ) -> None:
+        with pytest.raises(UsageError) as caught:
+            resolved(outcome(), waits=waits).wait(timeout)
+        assert str(caught.value) == message
+
+    @pytest.mark.parametrize(("timeout", "message"), NO_TIMEOUTS)
+    def test_an_append_refuses_it_at_once_though_there_is_room(
+        self, timeout: Any, message: str
+    ) -> None:
+        with new_database() as database:
+            with pytest.raises(UsageError) as caught:
+                database.append(rows_on("t"), timeout=timeout)
+            assert str(caught.value) == message
+            assert database.count() == 0
+            database.append(rows_on("t"), timeout=inf).wait()
+            assert database.count() == 1

@@ -73,6 +73,12 @@ def test_rows_become_columns() -> None:
         (None, "not a Row: row=1 type=NoneType"),
         (Row("t", b"", qos=3), "qos must be 0, 1 or 2: row=1 qos=3"),
         (Row("t", b"", qos=-1), "qos must be 0, 1 or 2: row=1 qos=-1"),
+        (Row("t", b"", qos=1.0), "qos must be 0, 1 or 2: row=1 qos=1.0"),  # type: ignore[arg-type]
+        (Row("t", b"", qos=True), "qos must be 0, 1 or 2: row=1 qos=True"),
+        (Row("t", b"", retain="x"), "retain must be a bool: row=1 retain='x'"),  # type: ignore[arg-type]
+        (Row("t", b"", retain=None), "retain must be a bool: row=1 retain=None"),  # type: ignore[arg-type]
+        (Row("t", b"", retain=2.5), "retain must be a bool: row=1 retain=2.5"),  # type: ignore[arg-type]
+        (Row("t", b"", retain=1), "retain must be a bool: row=1 retain=1"),  # type: ignore[arg-type]
         (Row(b"t", b""), "topic must be text: row=1 type=bytes"),  # type: ignore[arg-type]
         (Row("t", "text"), "value must be bytes: row=1 type=str"),  # type: ignore[arg-type]
         (Row("t", bytearray(1)), "value must be bytes: row=1 type=bytearray"),  # type: ignore[arg-type]
@@ -114,6 +120,10 @@ BAD_COLUMNS: list[tuple[dict[str, Any], str]] = [
         f"topics has too large an item: row=1 size_bytes={TOPIC_SIZE_MAX + 1} max={TOPIC_SIZE_MAX}",
     ),
     ({"publisher": b"\xff"}, "publisher is not valid UTF-8"),
+    (
+        {"publisher": bytes(TOPIC_SIZE_MAX + 1)},
+        f"publisher is too large: size_bytes={TOPIC_SIZE_MAX + 1} max={TOPIC_SIZE_MAX}",
+    ),
 ]
 
 
@@ -142,6 +152,32 @@ def test_flags_that_are_no_byte_are_refused_before_they_reach_a_shard(
     columns = Columns([b"a", b"b"], [b"1", b"2"], [ON_SHARD[0], ON_SHARD[1]], flags)
     with pytest.raises(UsageError, match="flags"):
         measured(columns, shards)
+
+
+@pytest.mark.parametrize("flags", [3, 7, 8, 12, 255, True])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_flags_are_a_qos_and_retain_and_nothing_else(flags: int, shards: int) -> None:
+    keys = [ON_SHARD[0], ON_SHARD[1]]
+    message = "flags are a QoS of 0 to 2, and retain:"
+    with pytest.raises(UsageError) as caught:
+        measured(Columns([b"a", b"b"], [b"1", b"2"], keys, flags), shards)
+    assert str(caught.value) == f"{message} flags={flags}"
+    if flags > 1:
+        with pytest.raises(UsageError) as caught:
+            measured(Columns([b"a", b"b"], [b"1", b"2"], keys, [6, flags]), shards)
+        assert str(caught.value) == f"{message} row=1 flags={flags}"
+
+
+@pytest.mark.parametrize("flags", [1.0, "1", None, [1], b"1"])
+def test_flags_of_a_row_that_are_no_number_are_refused_by_number(flags: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        measured(Columns([b"a", b"b"], [b"1", b"2"], b"", [6, flags]), 1)
+    assert str(caught.value) == f"flags are a QoS of 0 to 2, and retain: row=1 flags={flags!r}"
+
+
+def test_the_largest_publisher_that_may_be_in_a_list_may_stand_for_all_rows() -> None:
+    name = b"p" * TOPIC_SIZE_MAX
+    assert parts_of(Columns([b"a"], [b"1"], name)) == [(0, None, [b"1"])]
 
 
 def measured(columns: Columns, shards: int) -> list[int]:

@@ -232,6 +232,14 @@ def test_schema_of_names_the_columns_that_do_not_exist_and_those_that_do() -> No
     assert str(caught.value) == f"no such column: payload, time; there are {', '.join(COLUMNS)}"
 
 
+def test_schema_of_names_the_columns_that_are_asked_for_twice() -> None:
+    with pytest.raises(UsageError) as caught:
+        schema_of(["value", "topic", "serial", "value", "topic"])
+    assert str(caught.value) == "a column is read once: topic, value"
+    with new_database() as database, pytest.raises(UsageError, match="a column is read once"):
+        database.read(columns=["topic", "topic"])
+
+
 def test_schema_of_picks_in_the_order_that_was_asked_for() -> None:
     assert schema_of(["value", "topic"]) == pa.schema(
         [SCHEMA.field("value"), SCHEMA.field("topic")]
