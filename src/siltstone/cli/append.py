@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -21,8 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from siltstone.cli.opening import note_recovery, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
-from siltstone.cli.output import counted, note, say, show_json
+from siltstone.cli.output import counted, note, say, show_json, were
 from siltstone.cli.records import BadLines, gather, read_csv, read_json_lines
+from siltstone.cli.streams import standard_input
 from siltstone.database import Database, Durability
 from siltstone.errors import UsageError
 from siltstone.store.outcome import Ticket
@@ -175,27 +176,37 @@ def append(
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
     done = Load()
-    with open_writing(data) as store, _opened(source) as file:
+    with (
+        open_writing(data) as store,
+        _opened(source) as file,
+        closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
+    ):
         database = store.database(name)
         note_recovery(database)
-        records = read_csv(file) if chosen is Format.CSV else read_json_lines(file)
         started = time.monotonic()
-        try:
-            with _progress(file, source) as progress:
-                load(
-                    database,
-                    gather(records, batch, bad),
-                    done,
-                    durability=durability.value,
-                    producer=producer,
-                    progress=progress,
-                )
-        except UsageError as exc:
-            raise UsageError(f"{exc}; {counted(done.rows, 'row')} before it were stored") from exc
-        except BaseException:
-            note(f"stopped after {counted(done.rows, 'row')}, which were stored")
-            raise
+        with _told(done), _progress(file, source) as progress:
+            load(
+                database,
+                gather(records, batch, bad),
+                done,
+                durability=durability.value,
+                producer=producer,
+                progress=progress,
+            )
     _report(done, bad or BadLines(), time.monotonic() - started, json)
+
+
+@contextmanager
+def _told(done: Load) -> Iterator[None]:
+    """Let whatever ends a load tell how many rows were stored before."""
+    try:
+        yield
+    except UsageError as exc:
+        stored = f"{counted(done.rows, 'row')} before it {were(done.rows)} stored"
+        raise UsageError(f"{exc}; {stored}") from exc
+    except BaseException:
+        note(f"stopped after {counted(done.rows, 'row')}, which {were(done.rows)} stored")
+        raise
 
 
 def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
@@ -222,7 +233,7 @@ def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
 @contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
     if source == "-":
-        yield sys.stdin.buffer
+        yield standard_input()
     else:
         with Path(source).open("rb") as file:
             yield file

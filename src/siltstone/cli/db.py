@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +12,7 @@ from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
-    ask,
-    counted,
+    confirm_drop,
     facts,
     say,
     show,
@@ -22,12 +20,12 @@ from siltstone.cli.output import (
     table,
 )
 from siltstone.cli.quantities import format_size
-from siltstone.cli.settings import named_options, parse_changes, shown_settings
+from siltstone.cli.settings import SETTINGS, named_options, parse_changes, shown_settings
 from siltstone.cli.slabs import slab_document, slab_table
 from siltstone.database import Database
-from siltstone.errors import UsageError
+from siltstone.errors import SiltstoneError, UsageError
 from siltstone.store.info import SlabInfo
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.settings import FIXED, DatabaseSettings
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, look at, change and drop databases.")
 
@@ -82,11 +80,29 @@ def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
     with named_options("--"):
         settings = DatabaseSettings.from_json(given)
     with siltstone.open(data) as store:
-        store.create(name, settings)
+        exists = name in store.names()
+        try:
+            store.create(name, settings)
+        except SiltstoneError as exc:
+            if not exists:
+                _take_back(store, name, exc)
+            raise
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:
         say(f"created database {name} in {data}")
+
+
+def _take_back(store: siltstone.Store, name: str, failure: SiltstoneError) -> None:
+    """Drop a database that came to be but could not be opened: after a failure nobody expects it.
+    Where that fails too, as without a file left to open, the failure says so.
+    """
+    try:
+        if name in store.names():
+            store.drop(name)
+    except SiltstoneError:
+        hint = f"database {name!r} may exist all the same; drop it with 'siltstone db drop'"
+        failure.args = (f"{failure}; {hint}", *failure.args[1:])
 
 
 @app.command("list")
@@ -190,20 +206,13 @@ def drop(
     """Delete a database with all its rows."""
     with open_writing(data) as store:
         if name in store.names() and not yes:
-            _confirm(store.database(name))
+            rows = sum(slab.rows for slab in store.database(name).slabs())
+            confirm_drop(f"database {name!r}", rows)
         store.drop(name)
     if json:
         show_json({"dropped": name})
     else:
         say(f"dropped database {name}")
-
-
-def _confirm(database: Database) -> None:
-    """Ask before rows are lost. Raises: UsageError where nobody can answer; Exit for a no."""
-    rows = counted(sum(slab.rows for slab in database.slabs()), "row")
-    if not sys.stdin.isatty():
-        raise UsageError(f"database {database.name!r} has {rows}; pass --yes to drop it unasked")
-    ask(f"Drop database {database.name!r} with {rows}?")
 
 
 @app.command("set")
@@ -221,9 +230,20 @@ def set_settings(
     with open_writing(data) as store:
         database = store.database(name)
         note_recovery(database)
+        _refuse_fixed(database.settings, parsed)
         with named_options(""):
             settings = database.configure(**parsed)
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:
         show(facts(shown_settings(settings)))
+
+
+def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:
+    """Tell what to do about a setting that stays as it is. Raises: UsageError."""
+    for field in sorted(FIXED & changes.keys()):
+        if changes[field] != getattr(settings, field):
+            raise UsageError(
+                f"{SETTINGS[field].option} cannot change, it is chosen when a database is created; "
+                f"create another one with 'siltstone db create'"
+            )

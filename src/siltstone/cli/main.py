@@ -18,8 +18,11 @@ from typing import Annotated, Final
 
 import typer
 
+from siltstone.cli.options import plain_complaint
 from siltstone.cli.output import note
+from siltstone.cli.streams import standard_streams
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.fs.posix import raise_file_limit
 from siltstone.version import __version__, form
 
 # Where each command is. Only the one that is asked for is imported: the others take their time.
@@ -52,7 +55,8 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 
 # What a disk says of a file that is open: of one that we write, for we name those that we open.
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+# The last is said of an output that was closed before we began.
+_UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 def build(args: Sequence[str]) -> typer.Typer:
@@ -97,13 +101,13 @@ def execute(args: Sequence[str]) -> int:
     except BrokenPipeError:
         return _pipe_gone()
     except typer.TyperException as exc:
-        return _refuse(exc.format_message(), 2, getattr(exc, "ctx", None))
+        return _refuse(plain_complaint(exc), 2, getattr(exc, "ctx", None))
     except UsageError as exc:
         return _refuse(str(exc), 2)
     except SiltstoneError as exc:
         return _refuse(str(exc), 3)
     except OSError as exc:
-        if exc.errno in _NO_ROOM and exc.filename is None:
+        if exc.errno in _UNWRITABLE and exc.filename is None:
             return _refuse(f"the output cannot be written: {exc.strerror or exc}", 3)
         # Files that the user named; the store's own disk speaks in SiltstoneErrors.
         named = f": {exc.filename}" if exc.filename is not None else ""
@@ -145,14 +149,13 @@ def _flush_output() -> bool:
 
 def run() -> None:
     """Run the command line of this process."""
-    # What PYTHONUNBUFFERED gives loses the rest of a write that the pipe takes a part of.
-    sys.stdout = open(  # noqa: SIM115 - it lives as long as the process
-        sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False
-    )
-    status = execute(sys.argv[1:])
-    if not sys.stdout.closed and not _flush_output():
-        status = status or _refuse("the output cannot be written", 3)
-    sys.exit(status)
+    # A segment, read or written, is an open file: a store of any age has many.
+    raise_file_limit()
+    with standard_streams():
+        status = execute(sys.argv[1:])
+        if not sys.stdout.closed and not _flush_output():
+            status = status or _refuse("the output cannot be written", 3)
+        sys.exit(status)
 
 
 if __name__ == "__main__":

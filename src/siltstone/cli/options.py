@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -39,3 +39,30 @@ def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:
             raise typer.BadParameter(str(exc)) from exc
 
     return convert
+
+
+def plain_complaint(exc: typer.TyperException) -> str:
+    """Return a complaint of typer; that of the library it checks values with in plain words."""
+    # Loaded already where it complains, and otherwise not worth its time.
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    if isinstance(exc, typer.BadParameter) and isinstance(exc.__cause__, ValidationError):
+        found = exc.__cause__.errors(include_url=False)[0]
+        exc.message = _plain(found["type"], found.get("ctx", {}), found["input"]) or exc.message
+    return exc.format_message()
+
+
+def _plain(kind: str, facts: Mapping[str, Any], value: object) -> str | None:
+    match kind:
+        case "greater_than_equal":
+            return f"it must be at least {facts['ge']:.15g}, not {value}"
+        case "less_than_equal":
+            return f"it must be at most {facts['le']:.15g}, not {value}"
+        case "int_parsing" | "int_parsing_size":
+            return f"{value!r} is no whole number"
+        case "float_parsing":
+            return f"{value!r} is no number"
+        case "value_error":
+            return str(facts["error"])
+        case _:
+            return None

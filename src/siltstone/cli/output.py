@@ -13,6 +13,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from siltstone.cli.streams import is_terminal
+from siltstone.errors import UsageError
+
 # Lines that go to a file or a pipe are never cut to a width.
 _UNBOUNDED: Final = 100_000
 
@@ -51,6 +54,14 @@ def show_json(document: Any) -> None:
 def note(text: str) -> None:
     """Tell something beside the answer."""
     sys.stderr.write(f"siltstone: {printable(text)}\n")
+
+
+def confirm_drop(what: str, rows: int) -> None:
+    """Ask before rows are lost. Raises: UsageError where nobody can answer; Exit for a no."""
+    lost = counted(rows, "row")
+    if not is_terminal():
+        raise UsageError(f"{what} has {lost}; pass --yes to drop it unasked")
+    ask(f"Drop {what} with {lost}?")
 
 
 def ask(question: str) -> None:
@@ -102,3 +113,8 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the right form."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def were(number: int) -> str:
+    """Return the verb that goes with so many."""
+    return "was" if number == 1 else "were"

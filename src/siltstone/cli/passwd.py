@@ -7,7 +7,6 @@ arguments, where others could read it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from getpass import getpass
@@ -28,6 +27,7 @@ from siltstone.broker.passwords import (
     without_user,
 )
 from siltstone.cli.output import note, say
+from siltstone.cli.streams import is_terminal, standard_input
 from siltstone.errors import LockedError, NotFoundError, UsageError
 from siltstone.fs.api import FileSystem, Lock
 from siltstone.fs.posix import PosixFile, PosixFileSystem
@@ -146,7 +146,7 @@ def _take_lock(fs: FileSystem, file: Path) -> Lock:
 
 def _read_password() -> bytes:
     # One byte more than is allowed, and a line end: enough to tell that it is too long.
-    password = sys.stdin.buffer.read(PASSWORD_SIZE_MAX + 3)
+    password = standard_input().read(PASSWORD_SIZE_MAX + 3)
     password = password.removesuffix(b"\n").removesuffix(b"\r")
     if b"\n" in password:
         raise UsageError("standard input must hold the password and nothing else, in one line")
@@ -154,7 +154,7 @@ def _read_password() -> bytes:
 
 
 def _ask_password(user: str) -> bytes:
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise UsageError("there is no terminal to ask for the password on; pass --stdin")
     try:
         password = getpass(f"Password for {user}: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ from siltstone.cli.client_options import (
     plan,
     takes_client_options,
 )
-from siltstone.cli.output import counted, say
+from siltstone.cli.output import counted, say, were
+from siltstone.cli.streams import standard_input
 from siltstone.client.lines import LineFeed
 from siltstone.client.outgoing import Publication
 from siltstone.client.packet_ids import PACKET_ID_MAX
@@ -184,7 +184,7 @@ def _payload(message: str | None, file: Path | None, *, stdin: bool) -> bytes:
     if file is not None:
         return file.read_bytes()
     if stdin:
-        return sys.stdin.buffer.read()
+        return standard_input().read()
     return (message or "").encode(errors="surrogateescape")
 
 
@@ -209,10 +209,11 @@ def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> 
             raise UsageError(f"cannot publish all of stdin: {words}") from publisher.error
         _conclude(session, status, started if verbose else None)
     except SiltstoneError as exc:
-        left = f", {outgoing.unacknowledged:,} were not" if outgoing.unacknowledged else ""
+        waiting, completed = outgoing.unacknowledged, outgoing.completed
+        left = f", {waiting:,} {were(waiting)} not" if waiting else ""
         verb = "acknowledged" if publication.qos else "sent"
-        done = counted(outgoing.completed, "message")
-        exc.args = (f"{exc}; {done} were {verb}{left}", *exc.args[1:])
+        done = f"{counted(completed, 'message')} {were(completed)}"
+        exc.args = (f"{exc}; {done} {verb}{left}", *exc.args[1:])
         raise
 
 
@@ -230,7 +231,8 @@ def _conclude(session: ClientSession, status: int, started: float | None) -> Non
 
 def stdin_reader() -> Callable[[int], bytes]:
     """Return a way to read stdin that holds no lock, for its thread may never come back."""
-    file: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+    buffer = standard_input()
+    file: BinaryIO = getattr(buffer, "raw", buffer)
 
     def read(size: int) -> bytes:
         chunk: bytes | None = file.read(size)

@@ -12,11 +12,11 @@ and the next one is read.
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, BinaryIO, Final, NamedTuple, Never
@@ -78,7 +78,7 @@ class BadLines:
             self.first.append(line)
 
 
-def read_json_lines(lines: Iterable[bytes]) -> Iterator[Record | BadLine]:
+def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None, None]:
     """Yield a row or a complaint for each line that is not blank."""
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -91,8 +91,11 @@ def read_json_lines(lines: Iterable[bytes]) -> Iterator[Record | BadLine]:
             yield BadLine(number, _reason(exc))
 
 
-def read_csv(file: BinaryIO) -> Iterator[Record | BadLine]:
-    """Yield a row or a complaint for each line below the header. Raises: UsageError for that."""
+def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
+    """Yield a row or a complaint for each line below the header; close it before the file.
+
+    Raises: UsageError for the header.
+    """
     # Bytes that are no UTF-8 pass through a value unharmed; elsewhere they are refused.
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(VALUE_BYTES_MAX)
@@ -151,7 +154,7 @@ def _columns(group: list[Record]) -> Columns:
 
 
 def _from_json(line: bytes) -> Record:
-    document = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
+    document = _parsed(line)
     if not isinstance(document, dict):
         raise UsageError(f"it must be a JSON object, not {type(document).__name__}")
     if unknown := document.keys() - _KNOWN:
@@ -164,14 +167,24 @@ def _from_json(line: bytes) -> Record:
         raise UsageError(f"qos must be 0, 1 or 2, not {qos!r}")
     if not isinstance(retain, bool):
         raise UsageError(f"retain must be true or false, not {retain!r}")
-    properties = document.get("properties_base64", "")
     return Record(
         _checked(topic),
         _json_value(document),
         _publisher(publisher),
         qos | (RETAIN if retain else 0),
-        _decoded(properties) if properties else b"",
+        _decoded(document.get("properties_base64", "")),
     )
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
+    except (json.JSONDecodeError, UnicodeError):
+        raise
+    except ValueError as exc:
+        # Python reads no longer ones: the time it takes grows with the square of their length.
+        digits_max = sys.get_int_max_str_digits()
+        raise UsageError(f"it has a number of more than {digits_max} digits") from exc
 
 
 def _publisher(text: str) -> bytes:
@@ -203,7 +216,7 @@ def _decoded(text: object) -> bytes:
         raise UsageError("base64 must be text")
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as exc:
+    except ValueError as exc:
         raise UsageError(f"it is no base64: {exc}") from exc
 
 
@@ -233,6 +246,8 @@ def _csv_header(reader: Iterator[list[str]]) -> list[str]:
             f"the first line must name the columns, topic and value among them: "
             f"there are {', '.join(FIELDS)}, not {', '.join(unknown or header)!r}"
         )
+    if repeated := [name for name in header if header.count(name) > 1]:
+        raise UsageError(f"the first line names column {repeated[0]!r} twice")
     return header
 
 
@@ -254,7 +269,7 @@ def _from_csv(header: list[str], fields: list[str]) -> Record:
     return Record(
         _checked(row["topic"]),
         value,
-        row.get("publisher", "").encode(),
+        _publisher(row.get("publisher", "")),
         qos | (RETAIN if retain else 0),
         _decoded(row.get("properties_base64", "")),
     )

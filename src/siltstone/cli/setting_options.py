@@ -64,7 +64,15 @@ Retain = Annotated[
 RetainBytes = Annotated[
     int | None, _option("retain_bytes", "SIZE", "Drop the oldest sealed slabs beyond this size.")
 ]
-Quota = Annotated[int | None, _option("quota_bytes", "SIZE", "Refuse appends beyond this size.")]
+Quota = Annotated[
+    int | None,
+    _option(
+        "quota_bytes",
+        "SIZE",
+        "Refuse appends beyond this size. Allocated disk space counts, so the last step of "
+        "allocation may pass it.",
+    ),
+]
 Reserve = Annotated[
     int | None, _option("reserve_bytes", "SIZE", "Refuse appends when the disk has less left.")
 ]

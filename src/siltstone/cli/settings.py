@@ -121,10 +121,8 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
             names = ", ".join(setting.option for setting in SETTINGS.values())
             raise UsageError(f"{assignment!r} is no setting; write NAME=VALUE with one of {names}")
         try:
-            changes[field] = None if text == "none" else SETTINGS[field].parse(text)
+            is_none = text == "none" and getattr(DatabaseSettings(), field) is None
+            changes[field] = None if is_none else SETTINGS[field].parse(text)
         except UsageError as exc:
             raise UsageError(f"{SETTINGS[field].option}: {exc}") from exc
-    if changes.get("compression", "") is None:
-        # Here alone "none" is a word of the setting's own.
-        changes["compression"] = "none"
     return changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
-    ask,
+    confirm_drop,
     counted,
     note,
     say,
@@ -116,16 +115,14 @@ def drop(
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Delete a sealed slab with all its rows; on a terminal it asks before."""
+    """Delete a sealed slab with all its rows; it asks before."""
     wanted = parse_slab(slab)
     with open_writing(data) as store:
         database = store.database(name)
         note_recovery(database)
-        if not yes and sys.stdin.isatty():
-            for found in database.slabs():
-                if found.slab == wanted:
-                    rows = counted(found.rows, "row")
-                    ask(f"Drop slab {wanted} of database {name!r} with {rows}?")
+        for found in () if yes else database.slabs():
+            if found.slab == wanted and found.state != "current":
+                confirm_drop(f"slab {wanted} of database {name!r}", found.rows)
         database.drop_slab(wanted)
     if json:
         show_json({"database": name, "dropped": str(wanted)})

@@ -12,6 +12,7 @@ from siltstone import spool
 from siltstone.cli.options import Json
 from siltstone.cli.output import add_row, facts, say, show, show_json, table
 from siltstone.cli.quantities import format_size
+from siltstone.cli.streams import standard_input
 from siltstone.errors import UsageError
 from siltstone.spool import Entry, Source, Spool
 
@@ -66,8 +67,10 @@ def put(
     json: Json = False,
 ) -> None:
     """Store files, all with one sync of their names; they are on disk when this returns."""
-    sources: list[tuple[Source, str | None]] = [(sys.stdin.buffer, metadata)]
-    if files:
+    sources: list[tuple[Source, str | None]]
+    if not files:
+        sources = [(standard_input(), metadata)]
+    else:
         sources = [(file, Path(file.name).name if metadata is None else metadata) for file in files]
     with spool.open(directory) as opened:
         stored = opened.store_many(sources)

@@ -14,6 +14,7 @@ import typer
 from siltstone.cli.options import Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.quantities import format_size
+from siltstone.cli.streams import standard_input
 from siltstone.errors import UsageError
 from siltstone.topiclog.client import DEFAULT_PORT, TopicLogClient
 from siltstone.topiclog.subscription import Message
@@ -86,7 +87,7 @@ def send(
                 stored = client.send_many(topic, chunk)
                 sent = range(sent.start if sent else stored.start, stored.stop)
         else:
-            value = sys.stdin.buffer.read() if message is None else message.encode()
+            value = standard_input().read() if message is None else message.encode()
             sent = client.send_many(topic, [value])
     document = {"topic": topic, "count": len(sent), "first_offset": sent.start}
     behind = f" from offset {sent.start} on" if sent else ""
@@ -94,7 +95,7 @@ def send(
 
 
 def _chunks() -> Iterator[list[bytes]]:
-    source = iter(sys.stdin.buffer)
+    source = iter(standard_input())
     while chunk := [line.rstrip(b"\r\n") for line in islice(source, _LINES_AT_ONCE)]:
         yield chunk
 

@@ -84,6 +84,12 @@ def test_a_bad_line_stops_the_load_before_its_batch(metrics: CommandLine) -> Non
     assert values(metrics) == [str(i) for i in range(8)]
 
 
+def test_the_verb_agrees_with_the_number_of_rows_that_were_stored(metrics: CommandLine) -> None:
+    stdin = LINES.splitlines(keepends=True)[0] + b"?\n"
+    outcome = metrics("append", "metrics", "--batch", "1", stdin=stdin)
+    assert outcome.err.endswith("; 1 row before it was stored\n")
+
+
 def test_bad_lines_are_passed_over_when_asked_and_counted(metrics: CommandLine) -> None:
     stdin = b'{"topic":"#","value":1}\n' + LINES + b"?\n"
     outcome = metrics("append", "metrics", "--skip-bad", "--json", stdin=stdin)
@@ -123,6 +129,19 @@ def test_a_publisher_that_is_too_long_is_a_bad_line(metrics: CommandLine) -> Non
     line = b'{"topic": "t", "value": "", "publisher": "' + b"p" * 65_536 + b'"}\n'
     outcome = metrics("append", "metrics", stdin=LINES + line)
     assert (outcome.status, "line 11" in outcome.err) == (2, True)
+
+
+def test_a_publisher_that_is_too_long_is_passed_over_in_csv(metrics: CommandLine) -> None:
+    stdin = b"topic,value,publisher\na,1,p\na,2," + b"p" * 65_536 + b"\na,3,p\n"
+    outcome = metrics("append", "metrics", "--format", "csv", "--skip-bad", stdin=stdin)
+    assert (outcome.status, outcome.err) == (
+        0,
+        (
+            "siltstone: line 3 is bad: publisher has 65536 bytes, at most 65535 are allowed\n"
+            "siltstone: 1 bad line passed over\n"
+        ),
+    )
+    assert values(metrics) == ["1", "3"]
 
 
 def test_nothing_is_created_for_a_database_that_is_missing(siltstone: CommandLine) -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from siltstone.errors import DiskError
 from siltstone.store.settings import DatabaseSettings
-from tests.support.command_line import CommandLine
+from tests.support.command_line import DATA, CommandLine
 
 EVERY_OPTION = {
     "--shards": "2",
@@ -75,6 +76,56 @@ def test_a_database_is_created_once(siltstone: CommandLine) -> None:
         "",
         "siltstone: database 'metrics' exists already\n",
     )
+
+
+def test_a_database_that_cannot_be_opened_is_not_left_behind(
+    siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise DiskError(DATA, "map", "Too many open files", errno=24)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("siltstone.directory.Database", fail)
+        outcome = siltstone("db", "create", "metrics", "--segment-bytes", "64KiB")
+    assert (outcome.status, outcome.out, outcome.err) == (
+        3,
+        "",
+        "siltstone: map failed: Too many open files: path=/data errno=24\n",
+    )
+    assert siltstone("db", "list", "--json").document == []
+
+
+def test_a_database_that_cannot_be_taken_back_is_told_of(
+    siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise DiskError(DATA, "open", "Too many open files", errno=24)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("siltstone.directory.Database", fail)
+        patch.setattr("siltstone.directory.Store.drop", fail)
+        outcome = siltstone("db", "create", "metrics", "--segment-bytes", "64KiB")
+    assert (outcome.status, outcome.out, outcome.err) == (
+        3,
+        "",
+        (
+            "siltstone: open failed: Too many open files: path=/data errno=24; database 'metrics' "
+            "may exist all the same; drop it with 'siltstone db drop'\n"
+        ),
+    )
+    assert len(siltstone("db", "list", "--json").document) == 1
+
+
+def test_a_database_that_was_there_is_never_dropped_by_a_create_that_fails(
+    metrics: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise DiskError(DATA, "exists", "I/O error", errno=5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("siltstone.directory.Store.create", fail)
+        assert metrics("db", "create", "metrics").status == 3
+    assert [each["rows"] for each in metrics("db", "list", "--json").document] == [2]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +269,13 @@ def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("shards=3", "settings that cannot change once a database exists: shards"),
+        (
+            "shards=3",
+            (
+                "shards cannot change, it is chosen when a database is created; "
+                "create another one with 'siltstone db create'"
+            ),
+        ),
         ("quota=-1", "quota: '-1' is no size; write a number with B, KiB, MiB, GiB, kB, MB or GB"),
         ("quota=0", "quota must be above 0, or none: quota=0"),
     ],

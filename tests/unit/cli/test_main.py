@@ -106,8 +106,21 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
     [
         (("frobnicate",), "No such command 'frobnicate'; see 'siltstone --help'"),
         (("read",), "Missing argument 'NAME'; see 'siltstone read --help'"),
-        (("read", "x", "--limit", "0"), "see 'siltstone read --help'"),
-        (("append", "x", "--durability", "maybe"), "see 'siltstone append --help'"),
+        (
+            ("read", "x", "--limit", "0"),
+            "'--limit': it must be at least 1, not 0; see 'siltstone read --help'",
+        ),
+        (
+            ("append", "x", "--batch", "1000001"),
+            "'--batch': it must be at most 1000000, not 1000001; see 'siltstone append --help'",
+        ),
+        (("read", "x", "--limit", "x"), "'--limit': 'x' is no whole number; see"),
+        (("topic", "poll", "t", "--wait", "-1"), "it must be at least 0, not -1; see"),
+        (("topic", "poll", "t", "--wait", "x"), "'x' is no number; see"),
+        (
+            ("append", "x", "--durability", "maybe"),
+            "'--durability': 'maybe' is not one of 'synced', 'written', 'none'; see",
+        ),
         (("db", "list", "--frob"), "No such option: --frob"),
     ],
 )

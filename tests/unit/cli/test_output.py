@@ -16,6 +16,7 @@ from siltstone.cli.output import (
     show,
     show_json,
     table,
+    were,
 )
 
 
@@ -85,3 +86,7 @@ def test_a_note_goes_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_a_noun_agrees_with_its_number(number: int, text: str) -> None:
     assert counted(number, "row") == text
+
+
+def test_a_verb_agrees_with_its_number() -> None:
+    assert [were(number) for number in (0, 1, 2)] == ["were", "was", "were"]

@@ -177,10 +177,22 @@ def test_a_message_too_large_for_the_server_is_status_2(
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "sent", "told"),
+    [
+        (b"1\n2\n3", [b"1", b"2"], "2 messages were acknowledged"),
+        (b"1\n2", [b"1"], "1 message was acknowledged"),
+    ],
+)
 def test_input_that_breaks_is_told_after_what_was_sent(
-    siltstone: CommandLine, network: Network, monkeypatch: pytest.MonkeyPatch
+    siltstone: CommandLine,
+    network: Network,
+    monkeypatch: pytest.MonkeyPatch,
+    given: bytes,
+    sent: list[bytes],
+    told: str,
 ) -> None:
-    chunks = iter([b"1\n2\n3"])
+    chunks = iter([given])
 
     def read(_size: int) -> bytes:
         for chunk in chunks:
@@ -191,12 +203,9 @@ def test_input_that_breaks_is_told_after_what_was_sent(
     outcome = siltstone("pub", "-t", "t", "-l", "-q", "1")
     assert (outcome.status, outcome.err) == (
         2,
-        (
-            "siltstone: cannot publish all of stdin: input/output error; "
-            "2 messages were acknowledged\n"
-        ),
+        f"siltstone: cannot publish all of stdin: input/output error; {told}\n",
     )
-    assert network.server.delivered == [b"1", b"2"]
+    assert network.server.delivered == sent
 
 
 def test_an_interrupt_says_goodbye_and_is_status_130(

@@ -84,6 +84,15 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
         ('{"topic":"a","value_base64":"?"}', "it is no base64: Only base64 data is allowed"),
         ('{"topic":"a","value_base64":1}', "base64 must be text"),
         ('{"topic":"a","value":"x","properties_base64":[1]}', "base64 must be text"),
+        *(
+            (f'{{"topic":"a","value":"x","properties_base64":{odd}}}', "base64 must be text")
+            for odd in ("5", "0", "null", "false", "{}")
+        ),
+        (
+            '{"topic":"a","value_base64":"ü"}',
+            "it is no base64: string argument should contain only ASCII characters",
+        ),
+        ('{"topic":"a","value":' + "7" * 4301 + "}", "it has a number of more than 4300 digits"),
         ('{"topic":"a","value":NaN}', "NaN is no JSON"),
         ('{"topic":"a","value":1,"value":2}', "field 'value' is there twice"),
         ('{"topic":"a","value":{"t":1,"t":1}}', "field 't' is there twice"),
@@ -172,6 +181,21 @@ def test_a_bad_csv_line_says_why_and_the_next_is_read(line: str, reason: str) ->
 def test_a_bad_csv_header_is_refused(header: str) -> None:
     with pytest.raises(UsageError, match="the first line"):
         from_csv(f"{header}\n1,2,3\n")
+
+
+@pytest.mark.parametrize("header", ["topic,topic,value", "value,topic, value"])
+def test_a_column_that_is_named_twice_is_refused(header: str) -> None:
+    repeated = header.split(",", 1)[0]
+    with pytest.raises(UsageError) as caught:
+        from_csv(f"{header}\n1,2,3\n")
+    assert str(caught.value) == f"the first line names column {repeated!r} twice"
+
+
+def test_a_publisher_that_is_too_long_is_a_bad_line_of_csv() -> None:
+    assert from_csv(f"topic,value,publisher\na,x,{'p' * 65_536}\nb,y,p\n") == [
+        BadLine(2, "publisher has 65536 bytes, at most 65535 are allowed"),
+        Record(b"b", b"y", b"p"),
+    ]
 
 
 def test_an_empty_file_holds_no_rows() -> None:

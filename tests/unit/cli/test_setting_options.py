@@ -23,3 +23,11 @@ def test_every_setting_of_a_database_has_an_option_that_shows_its_default() -> N
         f"--{SETTINGS[field.name].option}": shown_default(field.name)
         for field in fields(DatabaseSettings)
     }
+
+
+def test_the_quota_says_what_is_counted_and_that_it_may_be_passed() -> None:
+    option = get_args(setting_options.Quota)[1]
+    assert option.help == (
+        "Refuse appends beyond this size. Allocated disk space counts, so the last step of "
+        "allocation may pass it."
+    )

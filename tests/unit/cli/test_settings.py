@@ -28,7 +28,7 @@ def test_settings_are_shown_by_option_and_with_units() -> None:
         ("max-items", "20000"),
         ("sync-interval", "1s"),
         ("pending-bytes", "64 MiB"),
-        ("topic-cache", "200000"),
+        ("topic-cache", "8192"),
         ("rotate", "1h30m"),
         ("rotate-bytes", "none"),
         ("retain", "none"),
@@ -77,6 +77,10 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
     [
         ("max-items=many", "max-items: 'many' is no whole number"),
         ("threshold=1,,2", "threshold: '1,,2' is no list of numbers; write one a level, as 100,10"),
+        (
+            "flush-interval=none",
+            "flush-interval: 'none' is no duration; write a number with ms, s, m, h, d or w",
+        ),
         ("retain=1y", "retain: '1y' is no duration; write a number with ms, s, m, h, d or w"),
     ],
 )

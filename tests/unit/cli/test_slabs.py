@@ -93,10 +93,12 @@ def test_sealing_begins_a_new_generation(metrics: CommandLine) -> None:
 
 def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
     metrics("seal", "metrics")
-    assert metrics("drop", "metrics", "0/1").out == "dropped slab 0/1 of database metrics\n"
+    assert (
+        metrics("drop", "metrics", "0/1", "--yes").out == "dropped slab 0/1 of database metrics\n"
+    )
     assert shown(metrics) == [("0/2", "current", 0, 0)]
     metrics("seal", "metrics")
-    outcome = metrics("drop", "metrics", "0/2", "--json")
+    outcome = metrics("drop", "metrics", "0/2", "--yes", "--json")
     assert outcome.document == {"database": "metrics", "dropped": "0/2"}
 
 
@@ -145,6 +147,17 @@ def test_a_person_is_asked_before_a_slab_is_dropped(
         "Drop slab 0/1 of database 'metrics' with 2 rows? [y/N] ",
     )
     assert [slab for slab, *_ in shown(metrics)] == slabs
+
+
+def test_a_slab_is_not_dropped_where_nobody_can_be_asked(metrics: CommandLine) -> None:
+    metrics("seal", "metrics")
+    outcome = metrics("drop", "metrics", "0/1", stdin=b"y\n")
+    assert (outcome.status, outcome.out, outcome.err) == (
+        2,
+        "",
+        "siltstone: slab 0/1 of database 'metrics' has 2 rows; pass --yes to drop it unasked\n",
+    )
+    assert [slab for slab, *_ in shown(metrics)] == ["0/1", "0/2"]
 
 
 def test_with_yes_nobody_is_asked_before_a_slab_is_dropped(metrics: CommandLine) -> None:
