@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +15,7 @@ import pytest
 
 import siltstone
 from siltstone import (
+    CorruptionError,
     DatabaseSettings,
     InvalidTopicError,
     LockedError,
@@ -171,3 +174,16 @@ def test_a_tree_that_may_only_be_read_is_read(tmp_path: Path) -> None:
             for entry in tree:
                 entry.chmod(0o755 if entry.is_dir() else 0o644)
     assert (done.stdout, done.stderr) == (f"31 31\nrefused {errno.EACCES}\n", "")
+
+
+def test_a_database_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    with siltstone.open(tmp_path) as store:
+        store.create("one", replace(SMALL, shards=4))
+    (segment,) = (tmp_path / "data" / "one" / "3" / "1").glob("*.seg")
+    segment.write_bytes(b"KA")
+    with siltstone.open(tmp_path) as store:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(CorruptionError):
+                store.database("one")
+        assert len(os.listdir("/proc/self/fd")) == before

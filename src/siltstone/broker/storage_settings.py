@@ -100,7 +100,7 @@ class Storage(Settings):
     quota_bytes: OptionalSize = Field(
         default=_DEFAULTS.quota_bytes,
         gt=0,
-        description="Refuse publishes beyond this size.",
+        description="Refuse publishes beyond this size on the disk, passed by a step at most.",
     )
 
     def database_settings(self) -> DatabaseSettings:

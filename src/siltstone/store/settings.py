@@ -50,7 +50,7 @@ class DatabaseSettings:
     max_items: int = 20_000
     sync_interval: float = 1.0
     pending_bytes_max: int = 64 * 1024 * 1024
-    topic_cache: int = 200_000
+    topic_cache: int = 8192
     rotate_seconds: float | None = None
     rotate_bytes: int | None = None
     retain_seconds: float | None = None

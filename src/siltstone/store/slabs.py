@@ -74,11 +74,23 @@ class WritableSlabs:
         self._configure_lock = Lock()
         self._shards: list[Shard] = []
         self._listeners: tuple[OnStored, ...] = ()
-        committers = [self._reopen(number) for number in range(self.manifest.settings.shards)]
-        self._shards = [self._start(committer) for committer in committers]
+        self._shards = [self._start(committer) for committer in self._reopen_all()]
         with suppress(CorruptionError):
             # Retention tells of a damaged mark, and drops nothing.
             self.adopt_tiered()
+
+    def _reopen_all(self) -> list[Committer]:
+        """Come back to every shard; where one cannot be opened the others are closed again."""
+        committers: list[Committer] = []
+        try:
+            for number in range(self.manifest.settings.shards):
+                committers.append(self._reopen(number))  # noqa: PERF401 - what is open is needed
+        except BaseException:
+            for committer in committers:
+                with suppress(SiltstoneError):
+                    committer.close()
+            raise
+        return committers
 
     @property
     def manifest(self) -> Manifest:
