@@ -7,6 +7,7 @@ from threading import Lock
 
 from siltstone.errors import (
     CorruptionError,
+    NotFoundError,
     SlabDroppedError,
 )
 from siltstone.fs.api import FileSystem
@@ -57,7 +58,7 @@ class ReadableSlabs:
         """Look at the disk; what was sealed is known before its last rows are looked for."""
         check_open(closed=self.closed)
         with self._lock:
-            self._adopt(read_manifest(self._fs, self._directory))
+            self._adopt(self._manifest_now())
             for slab in self._slabs.values():
                 if slab.follows:
                     ended = slab.record.state is not SlabState.CURRENT
@@ -65,12 +66,22 @@ class ReadableSlabs:
                     slab.follows = not ended
         return True
 
+    def _manifest_now(self) -> Manifest:
+        manifest = read_manifest(self._fs, self._directory)
+        if manifest.salt != self.manifest.salt:
+            # Their slabs have the same names.
+            raise NotFoundError(
+                f"database {manifest.database!r} was dropped, and another has its name now: "
+                "open that one"
+            )
+        return manifest
+
     def _follow(self, slab: Slab) -> None:
         """Look at one slab, unless its writer drops it at this moment."""
         try:
             slab.refresh()
         except (SlabDroppedError, CorruptionError):
-            self._adopt(read_manifest(self._fs, self._directory))
+            self._adopt(self._manifest_now())
             if slab.id in self._slabs:
                 raise
 
