@@ -376,20 +376,6 @@ class TestDrop:
                 with pytest.raises(SlabDroppedError, match="another database that was called"):
                     refused()
 
-    def test_a_reader_that_has_it_open_is_told_of_a_later_one_of_its_name(self) -> None:
-        world = World()
-        with world.store() as store:
-            store.create(NAME, settings_of()).append(rows_on("old")).wait()
-            with world.reader() as reader:
-                assert reader.count() == 1
-                store.drop(NAME)
-                store.create(NAME, settings_of()).append(rows_on("new", "new")).wait()
-                for _ in range(2):
-                    with pytest.raises(
-                        NotFoundError, match="was dropped, and another has its name"
-                    ):
-                        reader.count()
-
     def test_what_was_saved_without_an_identity_is_taken_by_name_and_gets_one(self) -> None:
         with World().store() as store:
             database = store.create(NAME, settings_of())

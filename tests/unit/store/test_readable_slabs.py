@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.errors import (
-    SlabDroppedError,
-)
+from siltstone.errors import NotFoundError, SlabDroppedError
 from siltstone.store.manifest import (
     SlabId,
 )
 from siltstone.store.readable_slabs import ReadableSlabs
 from siltstone.store.slabs import WritableSlabs
-from tests.support.builders import World
+from tests.support.builders import NAME, World, rows_on, settings_of
 from tests.support.slabs import HOME, append, opened
 
 
@@ -62,3 +60,16 @@ def test_a_reader_is_told_the_end_of_a_slab_with_its_last_rows() -> None:
         reader.refresh()
         assert reader.ended(SlabId(0, 1)) is True
         assert reader.slab(SlabId(0, 1)).row_count() == 1
+
+
+def test_a_reader_is_told_of_a_later_database_of_the_name_of_its_own() -> None:
+    world = World()
+    with world.store() as store:
+        store.create(NAME, settings_of()).append(rows_on("old")).wait()
+        with world.reader() as reader:
+            assert reader.count() == 1
+            store.drop(NAME)
+            store.create(NAME, settings_of()).append(rows_on("new", "new")).wait()
+            for _ in range(2):
+                with pytest.raises(NotFoundError, match="was dropped, and another has its name"):
+                    reader.count()
