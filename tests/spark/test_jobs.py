@@ -5,30 +5,38 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import siltstone
+from siltstone.bulk.offsets import Loss
+from siltstone.cli.main import execute
 from siltstone.clock import ManualClock, SystemClock
 from siltstone.database import Database
 from siltstone.directory import Store
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline import lake_table
+from siltstone.pipeline.jobs.audit import audit
 from siltstone.pipeline.jobs.import_files import ImportSettings, import_files
 from siltstone.pipeline.jobs.learn import learn
 from siltstone.pipeline.jobs.project import write_project
 from siltstone.pipeline.jobs.replay import ReplaySettings, replay
 from siltstone.pipeline.jobs.rollup import RollupSettings, rollup, stream_rollup
+from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from tests.support.builders import NOW_US, settings_of
-from tests.support.lake import tier_all
+from tests.support.lake import lake_of, tables_of, tier_all
 from tests.support.rows import rows_of
 
 
@@ -67,8 +75,35 @@ def test_structure_is_learned_from_history_and_begins_the_next_generation(
         "metrics/+/cpu/+"
     ]
     assert database.settings.thresholds == (100, 10, 10, 1)
+    with pytest.raises(UsageError, match="no level varies"):
+        learn(spark, path, thresholds=(-1,))
     with pytest.raises(UsageError, match="history has no column topic; it has id"):
         learn(spark, path, history=spark.range(3))
+
+
+def patterns(spark: SparkSession, path: str, topics: list[str]) -> list[str]:
+    history = spark.createDataFrame([(topic,) for topic in topics], "topic STRING")
+    report = learn(spark, path, history=history, dry_run=True)
+    return [item.pattern for item in report.structures]
+
+
+def test_words_become_one_below_the_threshold_only_where_the_same_is_below_them(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    ovens = [f"plant/{plant}/oven/{oven}" for plant in range(40) for oven in range(20)]
+    doors = [f"site/{site}/door/{door}" for site in range(40) for door in range(20)]
+    others = [f"{word}/{word}/{word}" for word in map("word{}".format, range(30))]
+    # Of a hundred words that the root keeps apart there are 32: plants are no sites.
+    assert patterns(spark, path, [*ovens, *doors, *others]) == [
+        "plant/+/oven/+",
+        "site/+/door/+",
+        *sorted(others),
+    ]
+    rooms = [f"room{room}/{name}" for room in range(30) for name in ("temp", "hum")]
+    assert patterns(spark, path, rooms) == ["+/hum", "+/temp"]
+    # One that has something else, or nothing below them, and nobody knows that they are alike.
+    assert len(patterns(spark, path, [*rooms, "cellar/door"])) == 61
+    assert len(patterns(spark, path, [f"word{number}" for number in range(30)])) == 30
 
 
 def test_files_become_messages_once_however_often_they_are_imported(
@@ -98,6 +133,46 @@ def test_files_become_messages_once_however_often_they_are_imported(
         import_files(spark, ImportSettings(**_changed(settings, topic="a/{nothing}")))
     with pytest.raises(UsageError, match="PATH_NOT_FOUND"):
         import_files(spark, ImportSettings(**_changed(settings, source=str(tmp_path / "none"))))
+
+
+def test_a_file_with_a_bad_row_is_refused_by_its_name_or_goes_without_it(
+    spark: SparkSession, target: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "my files"
+    source.mkdir()
+    good = "site,sensor,at\nnorth,t1,2026-01-31\n"
+    (source / "0.csv").write_text(good)
+    settings = ImportSettings(
+        source=str(source),
+        topic="plant/{site}/{sensor}",
+        target={"path": str(target)},
+        format="csv",
+        options={"header": "true"},
+        timestamp="at",
+    )
+    for line, sentence in (
+        (",t2,2026-01-31", "column site is empty, and a part of the topic"),
+        ("south,a+b,", "column sensor has a wildcard or U+0000, as no topic may: a+b"),
+        ("south,t2,soon", "column at has no time: soon"),
+        (f"south,{'t' * 65536},", "topic is too long"),
+    ):
+        (source / "1 [b].csv").write_text(f"{good}{line}\n")
+        with pytest.raises(UsageError) as caught:
+            import_files(spark, settings)
+        assert str(caught.value) == (
+            f"{sentence}; nothing of this file is stored, --skip-bad leaves bad rows out: "
+            f"file={source}/1 [b].csv bad=1 rows=2"
+        )
+    assert [row.topic for row in stored(target)] == ["plant/north/t1"]
+    steps = import_files(spark, replace(settings, skips_bad=True))
+    assert [(step.rows, step.skipped) for step in steps] == [(1, 0), (1, 1)]
+    assert [row.topic for row in stored(target)] == ["plant/north/t1"] * 2
+
+
+def test_a_format_that_spark_does_not_know_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    settings = ImportSettings(source=str(tmp_path), topic="{a}", target={}, format="nosuch")
+    with pytest.raises(UsageError, match=r"^\[DATA_SOURCE_NOT_FOUND\] Failed to find .*: nosuch"):
+        import_files(spark, settings)
 
 
 def _changed(settings: ImportSettings, **changes: Any) -> dict[str, Any]:
@@ -136,8 +211,110 @@ def test_rows_are_replayed_in_order_at_their_pace_and_once(
         *((f"again/a/{number}", b"%d" % number, "p", 1) for number in range(5)),
         ("again/a/5", b"5", "", 0),
     ]
-    with pytest.raises(UsageError, match="speed must be above 0"):
-        replay(spark, ReplaySettings(path=path, target={}, speed=0.0), waited.append)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"speed": 0.0}, "speed must be a number above 0: speed=0.0"),
+        ({"speed": float("nan")}, "speed must be a number above 0: speed=nan"),
+        ({"speed": float("inf")}, "speed must be a number above 0: speed=inf"),
+        ({"prefix": "a/+/"}, "prefix has a wildcard or U+0000, which no topic may have"),
+    ],
+)
+def test_a_replay_that_cannot_work_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ReplaySettings(target={}, **changes)
+    assert sentence in str(caught.value)
+
+
+def test_rows_that_were_dropped_before_they_were_tiered_are_told_as_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "single")
+    with siltstone.open(path) as store:
+        database = store.create("messages", settings_of())
+
+        def append(count: int) -> None:
+            database.append([Row(f"a/{number % 3}", b"x") for number in range(count)]).wait()
+
+        append(30)
+        database.seal()
+        append(10)
+        tier_all(path)
+        append(5)
+        database.seal()
+        append(5)
+        database.drop_slab(SlabId(0, 2))
+        with pytest.raises(SlabDroppedError, match="shard 0, serials 40 to 44"):
+            tier_all(path)
+        assert tier_all(path, fails_on_loss=False) == 5
+        report = audit(spark, path)
+        assert report.losses == [Loss(shard=0, serials=range(40, 45))]
+        assert (report.is_sound, [slab.is_sound for slab in report.slabs]) == (False, [True] * 3)
+
+
+def test_serials_that_a_crash_left_out_at_the_end_of_a_slab_are_no_loss(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "crashed")
+    with siltstone.open(path) as store:
+        database = store.create("messages", settings_of(sync_interval=3600.0))
+        database.append([Row("a", b"1")]).wait()
+        tier_all(path)
+        database.append([Row("a", b"2")], durability="written").wait()
+        # What a kill leaves: nobody has closed it.
+        shutil.copytree(path, tmp_path / "left")
+    path = str(tmp_path / "left")
+    with siltstone.open(path) as store:
+        database = store.database("messages")
+        database.seal()
+        database.append([Row("a", b"3")]).wait()
+        assert database.extents()[-1].serials.start > 1000
+        tier_all(path)
+        assert audit(spark, path).is_sound
+        database.drop_slab(SlabId(0, 1))
+        report = audit(spark, path)
+    assert (report.is_sound, report.losses) == (True, [])
+
+
+def test_rows_that_others_put_into_the_lake_are_damage(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([Row("a/1", b"1")]).wait()
+    tier_all(path)
+    (table,) = (lake_of(path) / name for name in tables_of(path))
+    strange = DeltaTable(str(table)).to_pyarrow_table().select(["topic", "serial", "date"])
+    write_deltalake(str(table), strange, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(CorruptionError, match="1 rows of the lake do not say which slab they are"):
+        audit(spark, path)
+
+
+@pytest.fixture
+def kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """Return the session of all tests, which commands take for theirs, and cannot stop."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    return spark
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("selec x from", "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'. "),
+        ("", "[PARSE_EMPTY_STATEMENT] Syntax error, unexpected empty statement. "),
+        ("select nope", "[UNRESOLVED_COLUMN.WITHOUT_SUGGESTION] A column, "),
+        ("select 1 / 0", "[DIVIDE_BY_ZERO] Division by zero. "),
+        ("create table t (a int) using nosuch", "[DATA_SOURCE_NOT_FOUND] Failed to find "),
+    ],
+)
+@pytest.mark.usefixtures("kept", "database")
+def test_a_statement_that_spark_refuses_is_told_in_a_sentence(
+    path: str, capsys: pytest.CaptureFixture[str], statement: str, sentence: str
+) -> None:
+    assert execute(("sql", statement, "--data", path)) == 2
+    told = capsys.readouterr()
+    assert (told.out, len(told.err.splitlines())) == ("", 1)
+    assert told.err.startswith(f"siltstone: {sentence}")
 
 
 def reading(number: int) -> Row:
@@ -235,6 +412,15 @@ def test_a_stream_adds_each_window_once_when_it_is_past(
         ({"to": "no name"}, "a table's name has letters, digits and _: 'no name'"),
         ({"quantiles": (1.5,)}, "a quantile lies between 0 and 1: 1.5"),
         ({"topics": "x/{nothing}"}, "names no column: 'nothing'"),
+        ({"to": "plant_t"}, "table plant_t is for rows of topics; give the rollup one of its own"),
+        ({"to": "Plant_T"}, "table Plant_T is for rows of topics"),
+        ({"to": "plant_t_n1h"}, "table plant_t_n1h is for rows of topics"),
+        ({"to": "dead_letter"}, "table dead_letter is for rows of topics"),
+        ({"to": "other"}, "table other is for rows of topics"),
+        ({"to": "messages"}, "messages is the name of the database"),
+        ({"to": "unruled"}, "table unruled exists and holds rows of topics"),
+        ({"to": "foreign"}, "table foreign exists and holds what others have put there"),
+        ({"to": "Foreign"}, "give the rollup another table than Foreign"),
     ],
 )
 def test_a_rollup_that_cannot_work_is_refused(
@@ -244,10 +430,24 @@ def test_a_rollup_that_cannot_work_is_refused(
     database.append([reading(1)]).wait()
     with pytest.raises(NotFoundError, match="has the table 'plant_t'; tier it once"):
         rollup(spark, RollupSettings(path=path, table="plant_t"))
+    database.append([Row("plant/1/t/1h", b"{}"), Row("unruled", b"{}")]).wait()
     tier_all(path)
+    rules = lake_of(path) / "rules.toml"
+    rules.write_text(rules.read_text("utf-8").replace('"unruled"', '"renamed"'), "utf-8")
+    write_deltalake(str(lake_of(path) / "foreign"), pa.table({"x": [1]}))
+    before = files_below(lake_of(path))
+    settings = RollupSettings(**({"path": path, "table": "plant_t"} | changes))
     with pytest.raises(UsageError) as caught:
-        rollup(spark, RollupSettings(**({"path": path, "table": "plant_t"} | changes)))
+        rollup(spark, settings)
     assert sentence in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        stream_rollup(spark, settings, checkpoint=f"{path}/no", trigger={"availableNow": True})
+    assert sentence in str(caught.value)
+    assert files_below(lake_of(path)) == before
+
+
+def files_below(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 def written_project(path: str, tmp_path: Path) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -19,15 +20,27 @@ from pyspark.sql import SparkSession
 import siltstone
 from siltstone.bulk.schema import COLUMNS
 from siltstone.database import Database
-from siltstone.errors import LockedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.errors import (
+    CorruptionError,
+    LockedError,
+    NotFoundError,
+    SlabDroppedError,
+    UsageError,
+)
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline import lake_table, lake_tables, table
 from siltstone.pipeline.jobs.audit import audit
-from siltstone.pipeline.jobs.tier import tier
+from siltstone.pipeline.jobs.tier import report_of, tier
 from siltstone.pipeline.jobs.upkeep import compact_lake, describe_lake, vacuum_lake
+from siltstone.pipeline.lake.delta import ensure_table
+from siltstone.pipeline.lake.fields import FIELDS_MAX
+from siltstone.pipeline.lake.files import partition_schema
+from siltstone.pipeline.lake.names import WINDOW_COLUMNS
+from siltstone.pipeline.lake.rules import read_rules
 from siltstone.pipeline.sql import make_views, run
 from siltstone.store.rows import Row
 from tests.support.builders import settings_of
-from tests.support.lake import lake_of, tier_all, tiering
+from tests.support.lake import lake_of, read_table, tables_of, tier_all, tiered_rows, tiering
 from tests.support.pipeline import by_place, plain, stored_rows
 
 # The second and the last level of `reading` vary from the first topic on.
@@ -202,9 +215,173 @@ def test_rows_that_were_dropped_before_they_were_tiered_are_said(
         if info.state == "sealed" and info.rows:
             database.drop_slab(info.slab)
     database.append([Row("a", b"3")]).wait()
-    with pytest.raises(SlabDroppedError, match="rows are gone that the query asks for"):
+    with pytest.raises(SlabDroppedError, match="rows are gone that the query asks for") as caught:
         tier_all(path)
+    assert str(caught.value).endswith(
+        "; tier with --ignore-loss, or fails_on_loss=False, to go on without them"
+    )
     assert tier_all(path, fails_on_loss=False) == 1
+
+
+def test_rows_come_once_where_one_task_of_many_finds_a_new_field(
+    database: Database, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("siltstone.pipeline.jobs.tier._TASK_BYTES", 300)
+    database.configure(thresholds=VARYING)
+    database.append([reading(number) for number in range(20)]).wait()
+    tier_all(path)
+    database.append([Row("plant/1/oven/1", b"no document")]).wait()
+    database.append([reading(n, **({"new": 1} if n == 3 else {})) for n in range(20)]).wait()
+    with tiering(path) as job:
+        step = job.step()
+    assert step is not None
+    assert (step.rows, step.tables) == (21, {"plant_oven": 20, "dead_letter": 1})
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_odd_characters_in_topics_and_names_are_tiered_run_after_run(
+    database: Database, path: str
+) -> None:
+    odd = "\U0001f600\"\\'\x01\x7f\x85"
+    rows = [
+        Row(f"{odd}/{odd}", json.dumps({odd: {odd: 1, "x\0": 2}}).encode()),
+        Row("half", b'{"\\ud800": 1, "a": 2}'),
+    ]
+    for _ in range(3):
+        database.append(rows).wait()
+        tier_all(path)
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+    rules = read_rules((lake_of(path) / "rules.toml").read_text("utf-8"), "rules.toml")
+    assert rules.find(f"{odd}/{odd}").filter == f"{odd}/{odd}"
+    assert [field.path for field in rules.find(f"{odd}/{odd}").fields] == [
+        (odd, odd),
+        (odd, "x\0"),
+    ]
+
+
+def test_fields_that_have_no_column_are_told_and_those_that_have_one_go_on(
+    database: Database, path: str
+) -> None:
+    names = [f"f{number}" for number in range(FIELDS_MAX + 50)]
+    database.append([Row("wide", json.dumps(dict.fromkeys(names, 1)).encode())]).wait()
+    with tiering(path) as job:
+        first = job.step()
+        database.append(
+            [
+                Row("wide", json.dumps({names[0]: 5, names[-1]: 6, "one": 7}).encode()),
+                Row("wide", json.dumps({"two": 8}).encode()),
+                Row("small", b'{"a": 1}'),
+            ]
+        ).wait()
+        second = job.step()
+    assert first is not None
+    assert second is not None
+    assert (first.left_out, second.left_out) == ({"wide": 50}, {"wide": 3})
+    assert report_of("messages", [first, second]).left_out == {"wide": 50}
+    rows = read_table(path, "wide").sort_by("serial")
+    assert sum(name in names for name in rows.column_names) == FIELDS_MAX
+    assert rows.column("f0").to_pylist() == [1.0, 5.0, None]
+    assert [json.loads(payload) for payload in rows.column("payload").to_pylist()[1:]] == [
+        {"f0": 5, names[-1]: 6, "one": 7},
+        {"two": 8},
+    ]
+
+
+def windows_table(path: str, name: str) -> None:
+    columns = pa.schema([(column, pa.int64()) for column in WINDOW_COLUMNS])
+    place = PurePath(lake_of(path)) / name
+    ensure_table(PosixFileSystem(), place, columns, partition_schema("day"))
+
+
+def test_rows_never_go_to_a_table_of_a_rollup(database: Database, path: str) -> None:
+    for name in ("a", "other"):
+        windows_table(path, name)
+    database.append([Row("a", b"1")]).wait()
+    tier_all(path)
+    assert tables_of(path) == ["a", "a_2", "other"]
+    database.append([Row("a", b"2"), Row("b", b"3")]).wait()
+    rules = lake_of(path) / "rules.toml"
+    learned = rules.read_text("utf-8")
+    rules.write_text('[[rule]]\nfilter = "b"\ntable = "a"\n' + learned, "utf-8")
+    with pytest.raises(UsageError) as caught:
+        tier_all(path)
+    assert str(caught.value) == (
+        "rules.toml: the rule of 'b' needs another table than a: it holds windows of a rollup"
+    )
+    rules.write_text('[[rule]]\nfilter = "b"\ntable = "other"\n' + learned, "utf-8")
+    with pytest.raises(UsageError, match="than other: it holds windows of a rollup"):
+        tier_all(path)
+    assert [read_table(path, name).num_rows for name in tables_of(path)] == [0, 1, 0]
+
+
+def test_a_table_takes_nothing_but_what_it_holds(database: Database, path: str) -> None:
+    database.append([Row("a", b"1")]).wait()
+    tier_all(path)
+    with pytest.raises(UsageError) as caught:
+        windows_table(path, "a")
+    assert str(caught.value) == (
+        "table a holds rows of topics, and cannot take windows of a rollup; "
+        "give them another table, or move this one away"
+    )
+
+
+def test_a_column_of_another_type_is_told_by_plain_names(database: Database, path: str) -> None:
+    database.append([Row("a", b'{"v": 1, "w": [1]}')]).wait()
+    tier_all(path)
+    rules = lake_of(path) / "rules.toml"
+    text = rules.read_text("utf-8")
+    rules.write_text(text.replace('"array<double>"', '"array<string>"'), "utf-8")
+    database.append([Row("a", b'{"v": 1}')]).wait()
+    with pytest.raises(UsageError) as caught:
+        tier_all(path)
+    assert str(caught.value) == (
+        "column w of table a is array<double>, and cannot become array<string>; "
+        "give the field another column in rules.toml"
+    )
+
+
+def test_a_table_that_was_overwritten_is_damage_until_it_is_restored(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.configure(thresholds=VARYING)
+    database.append([reading(number) for number in range(20)]).wait()
+    tier_all(path)
+    place = str(lake_of(path) / "plant_oven")
+    delta = DeltaTable(place)
+    windows = pa.table({"rows": [20], "date": delta.to_pyarrow_table().column("date").slice(0, 1)})
+    write_deltalake(delta, windows, mode="overwrite", schema_mode="merge")
+    database.append([reading(number) for number in range(20, 30)]).wait()
+    sentence = "table plant_oven of the lake was overwritten with what are no rows of topics"
+    for job in (tier_all, compact_lake, vacuum_lake):
+        with pytest.raises(CorruptionError, match=sentence):
+            job(path)
+    for query in (table, audit, make_views):
+        with pytest.raises(CorruptionError, match=sentence):
+            query(spark, path)
+    DeltaTable(place).restore(delta.version() - 1)
+    assert tier_all(path) == 10
+    compact_lake(path)
+    vacuum_lake(path, hours=0)
+    assert rows_from(spark, path) == stored_rows(database, ["#"])
+
+
+def test_a_table_that_is_called_like_the_database_is_not_made_and_rows_have_the_name(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([Row("messages", b"1")]).wait()
+    tier_all(path)
+    assert tables_of(path) == ["messages_2"]
+    rules = lake_of(path) / "rules.toml"
+    rules.write_text(rules.read_text("utf-8").replace("messages_2", "Messages"), "utf-8")
+    database.append([Row("messages", b"2")]).wait()
+    with pytest.raises(UsageError, match="than Messages: it is the name of the database"):
+        tier_all(path)
+    # One that is there already is read on, but not by its name.
+    (lake_of(path) / "messages_2").rename(lake_of(path) / "Messages")
+    tier_all(path)
+    assert make_views(spark, path) == ["messages"]
+    answer = run(spark, "SELECT count(*), count(shard) FROM messages", rows_max=1)
+    assert answer.rows == [(2, 2)]
 
 
 def test_sql_knows_the_store_and_the_tables_by_name(

@@ -11,6 +11,7 @@ from siltstone.cli import pipeline_jobs
 from siltstone.cli.nodes import own_directory
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.pipeline_place import checked_directory
 from siltstone.cli.quantities import format_size
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
@@ -56,13 +57,14 @@ def tier(
     """Move rows into tables of the lake, one for each learned structure, exactly once."""
     jobs = pipeline("jobs.tier")
     settings = jobs.TierSettings(
-        path=own_directory(data),
+        path=checked_directory(data, database),
         database=database,
         partition=_one_of(partition, ("day", "hour"), "--partition"),
         decode=_decoders(decode or []),
         fails_on_loss=not ignore_loss,
     )
     steps: list[Any] = []
+    ended = False
     with session(master, memory) as spark:
         job = jobs.TierJob(settings, jobs.on_spark(spark))
         with counting("tiering") as tell:
@@ -74,14 +76,16 @@ def tier(
                     steps.append(step)
                     tell(step.rows, step.waiting)
             except KeyboardInterrupt:
+                # Nothing else ends a run that goes on: what is asked for is no failure.
                 if not continuous:
                     raise
+                ended = True
             finally:
                 job.close()
-    _show_tiered(jobs.report_of(job.database.name, steps), json=json)
+    _show_tiered(jobs.report_of(job.database.name, steps), ended=ended, json=json)
 
 
-def _show_tiered(report: Any, *, json: bool) -> None:
+def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
     if json:
         show_json(
             {
@@ -92,11 +96,13 @@ def _show_tiered(report: Any, *, json: bool) -> None:
                 "files": report.files,
                 "size_bytes": report.size_bytes,
                 "tables": dict(report.tables),
+                "left_out": dict(report.left_out),
             }
         )
         return
     if not report.rows:
-        say(f"nothing to tier: database {report.database} is in the lake")
+        said = "ended as asked, no rows came" if ended else "nothing to tier"
+        say(f"{said}: database {report.database} is in the lake")
         return
     listed = table("table", "rows", right=("rows",))
     for name, rows in report.tables.items():
@@ -106,6 +112,8 @@ def _show_tiered(report: Any, *, json: bool) -> None:
         f"{counted(report.rows, 'row')} in {counted(report.files, 'file')} of "
         f"{format_size(report.size_bytes)}, {report.dead:,} of them in dead_letter"
     )
+    for name, fields in report.left_out.items():
+        say(f"table {name} is full: {counted(fields, 'field')} stayed in the payload alone")
 
 
 @app.command()

@@ -12,7 +12,8 @@ from siltstone.bulk.survey import find_database
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
-from siltstone.cli.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.output import add_row, counted, note, say, show, show_json, table
+from siltstone.cli.pipeline_place import checked_directory
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
     Continuous,
@@ -53,7 +54,7 @@ def audit(
     json: Json = False,
 ) -> None:
     """Account for every row between store and lake; the status is 1 when one is amiss."""
-    path = own_directory(data)
+    path = checked_directory(data, database)
     with session(master, memory) as spark, waiting("comparing store and lake"):
         report = pipeline("jobs.audit").audit(spark, path, database=database)
     if html is not None:
@@ -75,9 +76,8 @@ def _show_audit(report: Any) -> None:
         cells = [slab.slab, f"{slab.expected:,}", stored, *(f"{count:,}" for count in counts)]
         add_row(listed, [*cells, "differs" if slab.differs else "same"])
     show(listed)
-    say(
-        "every row is accounted for" if report.is_sound else "rows are missing, double or different"
-    )
+    for sentence in report.findings() or ["every row is accounted for"]:
+        say(sentence)
 
 
 @takes_login
@@ -109,11 +109,14 @@ def learn(
     """Learn the structure of topics from history, for the next generation to begin with."""
     jobs = pipeline("jobs.learn")
     given = _numbers(thresholds) if thresholds else None
+    if given:
+        jobs.check_thresholds(given)
     node = login.options(url)
     if node and not dry_run:
         raise UsageError("by url this is a dry run: what is learned is kept in the data directory")
-    place = {} if node else {"path": own_directory(data)}
-    with session(master, memory) as spark, waiting("learning"):
+    place = {} if node else {"path": checked_directory(data, database)}
+    plain_errors = pipeline("answers").plain_errors
+    with session(master, memory) as spark, waiting("learning"), plain_errors():
         rows = None if history is None else spark.read.parquet(str(history))
         report = jobs.learn(
             spark,
@@ -189,6 +192,9 @@ def import_(
     name: Annotated[
         str, typer.Option("--name", help="Files of one name are imported once.")
     ] = "import",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over rows that give no message; count them.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Import files of any format that Spark reads; done again, it goes on where it ended."""
@@ -202,14 +208,17 @@ def import_(
         payload=payload,
         timestamp=timestamp,
         name=name,
+        skips_bad=skip_bad,
     )
     with session(master, memory) as spark, counting("importing") as tell:
         steps = jobs.import_files(spark, settings, lambda step: tell(step.rows, step.waiting))
-    rows = sum(step.rows for step in steps)
+    rows, bad = sum(step.rows for step in steps), sum(step.skipped for step in steps)
     if json:
-        show_json({"rows": rows, "files": len(steps)})
+        show_json({"rows": rows, "files": len(steps), "bad_rows": bad})
     else:
         say(f"{counted(rows, 'row')} of {counted(len(steps), 'file')} are stored")
+    if bad:
+        note(f"{counted(bad, 'bad row')} passed over")
 
 
 @takes_login
@@ -250,7 +259,7 @@ def replay(
     jobs = pipeline("jobs.replay")
     node = login.options(source_url) if source_url else {}
     settings = jobs.ReplaySettings(
-        path="" if node else own_directory(data),
+        path="" if node else checked_directory(data, database),
         node=node,
         database=database,
         target=_target(data, database, login.options(url) if url or not node else {}),
@@ -309,7 +318,7 @@ def rollup(
     """Roll a table up into windows of time: count, min, max, mean, quantiles, by its keys."""
     jobs = pipeline("jobs.rollup")
     settings = jobs.RollupSettings(
-        path=own_directory(data),
+        path=checked_directory(data, database),
         database=database,
         table=name,
         window=window,
@@ -336,15 +345,17 @@ def rollup(
 def _roll_on(
     jobs: Any, spark: Any, settings: Any, checkpoint: str, *, continuous: bool
 ) -> dict[str, Any]:
-    """Run a stream until it ends, or is interrupted; say what it has read."""
+    """Run a stream until it ends, or is interrupted if it goes on; say what it has read."""
     trigger = {"processingTime": "5 seconds"} if continuous else {"availableNow": True}
     query = jobs.stream_rollup(spark, settings, checkpoint=checkpoint, trigger=trigger)
     try:
         query.awaitTermination()
     except KeyboardInterrupt:
         query.stop()
+        if not continuous:
+            raise
     rows = sum(item.numInputRows for item in query.recentProgress)
-    return {"table": settings.to or settings.table, "rows": rows}
+    return {"table": settings.target_table, "rows": rows}
 
 
 def init(

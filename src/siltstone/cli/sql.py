@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
+from siltstone.cli.nodes import NodeLogin, SourceUrl, takes_login
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, note, show, show_json, table
+from siltstone.cli.pipeline_place import checked_directory
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
     DatabaseName,
@@ -49,19 +50,20 @@ def sql(
     json: Json = False,
 ) -> None:
     """Query the store: all rows by the database's name, tables of the lake by theirs."""
-    queries = pipeline("sql")
+    queries, answers = pipeline("sql"), pipeline("answers")
     node = login.options(url)
-    place = {} if node else {"path": own_directory(data)}
+    place = {} if node else {"path": checked_directory(data, database)}
     with session(master, memory) as spark:
-        queries.make_views(spark, database=database, since=since or None, **place, **node)
+        with answers.plain_errors():
+            queries.make_views(spark, database=database, since=since or None, **place, **node)
         try:
             with waiting("running the query"):
                 answer = queries.run(spark, statement, rows_max=limit)
         except UsageError as exc:
             told = str(exc).removesuffix(".")
             if node and _NOT_FOUND in told:
-                raise UsageError(f"{told}; {_NO_TABLES}") from exc
-            raise
+                told = f"{told}; {_NO_TABLES}"
+            raise UsageError(told) from exc
     if json:
         show_json([dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows])
     else:

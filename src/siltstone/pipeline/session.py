@@ -26,10 +26,17 @@ from siltstone.pipeline.java import Java, find_java
 from siltstone.pipeline.scratch import Scratch, sweep_scratch
 from siltstone.pipeline.source import register
 
+# What a task fails with is raised where the query was run, and need not be logged three times.
 _LOGGING: Final = b"""\
 rootLogger.level = error
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.tries.name = org.apache.spark.util.Utils
+logger.tries.level = off
 rootLogger.appenderRef.stderr.ref = stderr
 appender.console.type = Console
 appender.console.name = stderr

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import NumericType
 
 from siltstone.bulk.options import ReadOptions
-from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.answers import plain_errors
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import Moment, find_seam, lake_table, lake_tables, table
 
@@ -37,8 +36,10 @@ def make_views(
 ) -> list[str]:
     """Make a view for all rows, by the database's name, and one for each table of the lake.
 
-    Where a table has the name of the database, the rows win. By the `url` of a node there are no
-    tables, for a lake is read where the data directory is. Raises: UsageError.
+    Where a table has the name of the database, the rows have it, and the table is left out. By the
+    `url` of a node there are no tables, for a lake is read where the data directory is.
+
+    Raises: UsageError.
     """
     reached = find_node(path, node)
     if reached is not None:
@@ -47,7 +48,8 @@ def make_views(
         rows.createOrReplaceTempView(_quoted(name))
         return [name]
     seam = find_seam(PosixFileSystem(), ReadOptions(path=path, database=database))
-    names = lake_tables(path, database=database)
+    taken = seam.database.lower()
+    names = [name for name in lake_tables(path, database=database) if name.lower() != taken]
     for name in names:
         lake_table(spark, path, name, database=database).createOrReplaceTempView(name)
     rows = table(spark, path, database=database, since=since)
@@ -57,11 +59,9 @@ def make_views(
 
 def run(spark: SparkSession, statement: str, *, rows_max: int) -> Answer:
     """Run a statement. Raises: UsageError with what Spark says of it."""
-    try:
+    with plain_errors():
         frame = spark.sql(statement)
         rows = frame.limit(rows_max + 1).collect()
-    except (AnalysisException, ParseException) as exc:
-        raise UsageError(str(exc).partition(";")[0].partition("\n")[0]) from exc
     return Answer(
         columns=frame.columns,
         numbers=[isinstance(field.dataType, NumericType) for field in frame.schema.fields],

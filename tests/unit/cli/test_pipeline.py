@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,8 @@ class FakeTierJob:
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
+def fakes(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
+    siltstone.create("messages")
     return FakeJobs(monkeypatch, "pipeline")
 
 
@@ -102,7 +104,28 @@ def test_a_run_that_goes_on_ends_in_good_order_when_it_is_interrupted(
         "files": 6,
         "size_bytes": 4096,
         "tables": {"a": 12, "dead_letter": 2},
+        "left_out": {},
     }
+
+
+def test_fields_that_a_full_table_has_no_column_for_are_told(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    tiering(fakes, replace(STEP, left_out={"a": 50}), None)
+    done = siltstone("pipeline", "tier")
+    assert done.out.endswith("table a is full: 50 fields stayed in the payload alone\n")
+
+
+def test_a_run_that_goes_on_and_finds_nothing_says_that_it_ended(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiering(fakes, None)
+    monkeypatch.setattr("siltstone.cli.pipeline.wait", lambda seconds: None)
+    done = siltstone("pipeline", "tier", "--continuous")
+    assert (done.status, done.out) == (
+        0,
+        "ended as asked, no rows came: database messages is in the lake\n",
+    )
 
 
 def test_a_single_run_that_is_interrupted_says_so(siltstone: CommandLine, fakes: FakeJobs) -> None:

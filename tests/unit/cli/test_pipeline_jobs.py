@@ -7,10 +7,12 @@ from unittest.mock import ANY
 
 import pytest
 
+from siltstone.bulk.offsets import Loss
 from siltstone.cli import pipeline_jobs
+from siltstone.pipeline.answers import plain_errors
 from siltstone.pipeline.jobs.audit import AuditReport, SlabAudit
 from siltstone.pipeline.jobs.import_files import ImportSettings, ImportStep
-from siltstone.pipeline.jobs.learn import Learned, LearnReport
+from siltstone.pipeline.jobs.learn import Learned, LearnReport, check_thresholds
 from siltstone.pipeline.jobs.replay import ReplaySettings, ReplayStep
 from siltstone.pipeline.jobs.rollup import RollupReport, RollupSettings
 from tests.support.command_line import CommandLine
@@ -38,8 +40,11 @@ LEARNED = LearnReport(
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
-    return FakeJobs(monkeypatch, "pipeline_jobs")
+def fakes(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
+    siltstone.create("messages")
+    fakes = FakeJobs(monkeypatch, "pipeline_jobs")
+    fakes.put("answers", plain_errors=plain_errors)
+    return fakes
 
 
 def test_an_audit_that_finds_something_has_status_1(
@@ -51,6 +56,15 @@ def test_an_audit_that_finds_something_has_status_1(
     assert done.status == 1
     assert done.lines[2].split() == ["0/1", "10", "dropped", "9", "0", "1", "0", "0", "same"]
     assert done.lines[-1] == "rows are missing, double or different"
+    lost = AuditReport(
+        database="messages", slabs=[], tables={}, losses=[Loss(shard=0, serials=range(40, 50))]
+    )
+    fakes.put("jobs.audit", audit=lambda spark, path, database: lost)
+    done = siltstone("pipeline", "audit")
+    assert (done.status, done.lines[-1]) == (
+        1,
+        "rows are lost: shard 0, serials 40 to 49 are in neither store nor lake",
+    )
     sound = AuditReport(database="messages", slabs=[], tables={"a": 1})
     fakes.put("jobs.audit", audit=lambda spark, path, database: sound)
     done = siltstone("pipeline", "audit", "--json")
@@ -64,7 +78,7 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
         asked.append(given)
         return LEARNED
 
-    fakes.put("jobs.learn", learn=learn)
+    fakes.put("jobs.learn", learn=learn, check_thresholds=check_thresholds)
     done = siltstone("pipeline", "learn", "--threshold", "100,3")
     assert done.lines[-2].split() == ["a/+", "4", "9"]
     assert done.lines[-1] == "4 topics in 1 structure; the store has 5 streams, 4 are saved"
@@ -91,6 +105,10 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
     )
     refused = siltstone("pipeline", "learn", "--threshold", "many")
     assert refused.err == "siltstone: --threshold has numbers, one a level, as 100,10: 'many'\n"
+    started = len(fakes.masters)
+    refused = siltstone("pipeline", "learn", "--threshold=-1")
+    assert (refused.status, len(fakes.masters)) == (2, started)
+    assert refused.err.startswith("siltstone: with -1 no level varies, so there is nothing to lea")
 
 
 def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJobs) -> None:
@@ -123,10 +141,48 @@ def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJ
             options={"header": "true"},
         )
     ]
-    assert siltstone("pipeline", *arguments, "--json").document == {"rows": 3, "files": 1}
+    assert siltstone("pipeline", *arguments, "--json").document == {
+        "rows": 3,
+        "files": 1,
+        "bad_rows": 0,
+    }
     assert siltstone("pipeline", *arguments[:-1], "header").err == (
         "siltstone: --option is NAME=VALUE, as in header=true: 'header'\n"
     )
+
+
+def test_bad_rows_of_an_import_are_counted(siltstone: CommandLine, fakes: FakeJobs) -> None:
+    def import_files(spark: str, settings: ImportSettings, progress: Any) -> list[ImportStep]:
+        return [ImportStep(file="f", rows=3, waiting=0, skipped=2 if settings.skips_bad else 0)]
+
+    fakes.put("jobs.import_files", ImportSettings=ImportSettings, import_files=import_files)
+    arguments = ("pipeline", "import", "files", "--topic", "a/{b}", "--skip-bad")
+    done = siltstone(*arguments)
+    assert (done.out, done.err) == (
+        "3 rows of 1 file are stored\n",
+        "siltstone: 2 bad rows passed over\n",
+    )
+    assert siltstone(*arguments, "--json").document == {"rows": 3, "files": 1, "bad_rows": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--speed", "nan"), "speed must be a number above 0: speed=nan"),
+        (("--speed", "inf"), "speed must be a number above 0: speed=inf"),
+        (("--speed", "0"), "speed must be a number above 0: speed=0.0"),
+        (("--prefix", "a/+/"), "prefix has a wildcard or U+0000, which no topic may have: prefix="),
+        (("--since", "soon"), "since"),
+    ],
+    ids=str,
+)
+def test_a_replay_that_cannot_work_is_refused_before_spark_starts(
+    siltstone: CommandLine, fakes: FakeJobs, arguments: tuple[str, ...], sentence: str
+) -> None:
+    fakes.put("jobs.replay", ReplaySettings=ReplaySettings)
+    done = siltstone("pipeline", "replay", *arguments)
+    assert (done.status, fakes.masters) == (2, [])
+    assert done.err.startswith(f"siltstone: {sentence}")
 
 
 def test_a_replay_says_how_late_it_was(siltstone: CommandLine, fakes: FakeJobs) -> None:
@@ -188,11 +244,31 @@ def test_a_rollup_replaces_its_table_or_goes_on_from_a_checkpoint(
     )
     assert asked == [settings]
     done = siltstone("pipeline", "rollup", "a", "--checkpoint", "c", "--json")
-    assert done.document == {"table": "a", "rows": 3}
+    assert done.document == {"table": "a_1m", "rows": 3}
     assert asked[1:] == [{"checkpoint": "c", "trigger": {"availableNow": True}}]
     assert siltstone("pipeline", "rollup", "a", "--continuous").err == (
         "siltstone: --continuous needs --checkpoint, a directory to go on from\n"
     )
+
+
+def test_a_rollup_that_is_interrupted_ends_well_only_if_it_goes_on(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    stopped: list[bool] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def stream_rollup(spark: str, settings: RollupSettings, **given: Any) -> Any:
+        return SimpleNamespace(
+            awaitTermination=interrupted, stop=lambda: stopped.append(True), recentProgress=[]
+        )
+
+    fakes.put("jobs.rollup", RollupSettings=RollupSettings, stream_rollup=stream_rollup)
+    arguments = ("pipeline", "rollup", "a", "--checkpoint", "c")
+    assert siltstone(*arguments, "--continuous").status == 0
+    assert siltstone(*arguments).status == 130
+    assert stopped == [True, True]
 
 
 def test_a_project_is_written_for_the_database_there_is(
@@ -207,7 +283,9 @@ def test_a_project_is_written_for_the_database_there_is(
 
     fakes.put("jobs.project", write_project=write_project)
     monkeypatch.setattr(pipeline_jobs, "PosixFileSystem", lambda: "fs")
-    assert siltstone("pipeline", "init", "/p/mine", "--filter", "a/#").out == "/p/mine/README.md\n"
+    assert siltstone(
+        "pipeline", "init", "/p/mine", "--filter", "a/#", "--database", "metrics"
+    ).out == ("/p/mine/README.md\n")
     assert asked == [
         (
             "fs",

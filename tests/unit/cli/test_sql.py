@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
+from siltstone.pipeline.answers import plain_errors, spark_sentence
 from tests.support.command_line import CommandLine
 from tests.support.fake_jobs import FakeJobs
 
@@ -17,8 +18,14 @@ ROWS = [
 ]
 
 
+def put(monkeypatch: pytest.MonkeyPatch, **queries: Any) -> None:
+    fakes = FakeJobs(monkeypatch, "sql")
+    fakes.put("sql", **queries)
+    fakes.put("answers", plain_errors=plain_errors, spark_sentence=spark_sentence)
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def asked(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Answer every statement with the same rows; return what was asked."""
     asked: list[Any] = []
 
@@ -34,7 +41,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def make_views(spark: str, *, database: str, since: str | None, **place: str) -> None:
         asked.append((place, database, since))
 
-    FakeJobs(monkeypatch, "sql").put("sql", run=run, make_views=make_views)
+    siltstone.create("m")
+    put(monkeypatch, run=run, make_views=make_views)
     return asked
 
 
@@ -67,7 +75,8 @@ def test_tables_are_not_found_by_url_for_a_reason(
     def make_views(spark: str, **given: Any) -> None:
         pass
 
-    FakeJobs(monkeypatch, "sql").put("sql", run=run, make_views=make_views)
+    siltstone.create("m")
+    put(monkeypatch, run=run, make_views=make_views)
     told = "siltstone: [TABLE_OR_VIEW_NOT_FOUND] no plant_oven"
     assert siltstone("sql", "SELECT 1").err == f"{told}\n"
     assert siltstone("sql", "SELECT 1", "--url", "grpc://h").err == (

@@ -3,29 +3,42 @@
 Of rows that should be in the lake (those before the ledger's position) the store says how many
 there are and what they hold, as long as it has the slab; of a dropped slab the ledger says how many
 there were. The lake is counted as it is: rows, different rows, and a digest of all their columns.
+
+Serials may be left out: by a crash, and where repair has put a hole. Inside a slab such a gap is no
+loss, for the slab was read whole, and neither is one that the store still has the slab of. Between
+the rows of two slabs it is one, unless a batch has read from the one slab on into the next: a slab
+that is dropped before all of it is in the lake takes its last rows along.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePath
 from typing import Any, Final
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
+from siltstone.bulk.offsets import Loss, find_losses
 from siltstone.bulk.options import ReadOptions
 from siltstone.bulk.portion import Readable
 from siltstone.bulk.schema import table_schema
-from siltstone.bulk.survey import find_database, plan_batch
+from siltstone.bulk.survey import find_database, opened, plan_batch
 from siltstone.directory import Store
+from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.pipeline.lake.delta import list_row_files
+from siltstone.pipeline.answers import plain_errors
+from siltstone.pipeline.lake.delta import OFFSETS, list_row_files
 from siltstone.pipeline.lake.names import ROW_COLUMNS
 from siltstone.pipeline.schema import spark_schema
 from siltstone.pipeline.table import Seam, find_seam, tiered_files
+from siltstone.store.selection import SlabExtent
 
 _SIDE: Final = "side"
 
@@ -52,16 +65,25 @@ class SlabAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The slabs of a database, and the rows of each table."""
+    """The slabs of a database, the rows of each table, and the serials that nobody has."""
 
     database: str
     slabs: Sequence[SlabAudit]
     tables: Mapping[str, int]
+    losses: Sequence[Loss] = ()
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is missing, double or different."""
-        return all(slab.is_sound for slab in self.slabs)
+        """Whether nothing is missing, double, different or lost."""
+        return not self.findings()
+
+    def findings(self) -> list[str]:
+        """Return a sentence for each thing that is amiss."""
+        amiss = not all(slab.is_sound for slab in self.slabs)
+        told = ["rows are missing, double or different"] if amiss else []
+        return told + [
+            f"rows are lost: {loss} are in neither store nor lake" for loss in self.losses
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -71,6 +93,15 @@ class AuditReport:
             "missing": sum(slab.missing for slab in self.slabs),
             "duplicates": sum(slab.duplicates for slab in self.slabs),
             "waiting": sum(slab.waiting for slab in self.slabs),
+            "lost": sum(len(loss.serials) for loss in self.losses),
+            "losses": [
+                {
+                    "shard": loss.shard,
+                    "first_serial": loss.serials.start,
+                    "last_serial": loss.serials.stop - 1,
+                }
+                for loss in self.losses
+            ],
             "tables": dict(self.tables),
             "slabs": [
                 {
@@ -95,8 +126,24 @@ class Tally:
 
     rows: int = 0
     distinct: int = 0
-    span: int = 0
+    serials: range = range(0)
     digest: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Serials between what the lake has of two slabs, or behind the last; and what of them no slab
+    of the store has. `generations` are those of the slabs, and what lay between.
+    """
+
+    serials: range
+    generations: range
+    losses: Sequence[Loss]
+
+    def was_read_over(self, batch: range) -> bool:
+        """Say whether a batch has read the end of one slab and gone on with the next."""
+        neighbours = len(self.generations) == 2
+        return neighbours and batch.start < self.serials.start and self.serials.stop < batch.stop
 
 
 def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
@@ -108,14 +155,22 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
         name: sum(file.rows for file in files)
         for name, files in list_row_files(fs, seam.lake, seam.ledger.application).items()
     }
-    stored = store_rows(spark, options)
-    lake = tiered_files(spark, fs, seam)
-    sides = tally(
-        stored.withColumn(
-            _SIDE, F.when(_before(seam.position), F.lit("stored")).otherwise(F.lit("waiting"))
-        ).unionByName(lake.withColumn(_SIDE, F.lit("lake")))
-    )
-    return compare(seam, tables=tables, **sides)
+    with opened(fs, options) as store:
+        extents = store.extents()
+    with plain_errors(SiltstoneError):
+        stored = store_rows(spark, options)
+        lake = tiered_files(spark, fs, seam)
+        sides = tally(
+            stored.withColumn(
+                _SIDE, F.when(_before(seam.position), F.lit("stored")).otherwise(F.lit("waiting"))
+            ).unionByName(lake.withColumn(_SIDE, F.lit("lake"))),
+            seam.lake,
+        )
+    report = compare(seam, tables=tables, **sides)
+    gaps = find_gaps(seam, sides["lake"], report, extents)
+    # All commits of all tables are read for it, so only where there is something to explain.
+    batches = _batches(seam.lake, list(tables)) if gaps else {}
+    return replace(report, losses=lost_in(gaps, batches))
 
 
 def compare(
@@ -143,15 +198,64 @@ def compare(
                 tiered=there.rows,
                 missing=max(0, expected - there.distinct),
                 duplicates=there.rows - there.distinct,
-                gaps=there.span - there.distinct,
+                gaps=len(there.serials) - there.distinct,
                 differs=slab in stored and stored[slab].digest != there.digest,
             )
         )
     return AuditReport(database=seam.database, slabs=slabs, tables=tables)
 
 
-def tally(rows: DataFrame) -> dict[str, dict[str, Tally]]:
-    """Count rows by the side that they are of, and by slab."""
+def find_gaps(
+    seam: Seam, lake: Mapping[str, Tally], report: AuditReport, extents: Sequence[SlabExtent]
+) -> list[Gap]:
+    """Return what lies between the slabs of the lake, up to the ledger's position, and is neither
+    in the store nor counted as missing.
+    """
+    places = {_place(slab): counts.serials for slab, counts in lake.items()}
+    missing = {_place(slab.slab): slab.missing for slab in report.slabs}
+    gaps: list[Gap] = []
+    for shard, position in sorted(seam.position.items()):
+        # With its first row the lake began: what was dropped before that is no loss of its own.
+        ends = [(place[0], places[place]) for place in sorted(places) if place[1] == shard]
+        newest = max((place[0] for place in missing if place[1] == shard), default=0)
+        ends.append((newest, range(position, position)))
+        for (before, low), (after, high) in pairwise(ends):
+            generations = range(before, after + 1)
+            losses = find_losses({shard: low.stop}, {shard: high.start}, extents)
+            told = sum(missing.get((generation, shard), 0) for generation in generations)
+            if sum(len(loss.serials) for loss in losses) > told:
+                serials = range(low.stop, high.start)
+                gaps.append(Gap(serials=serials, generations=generations, losses=losses))
+    return gaps
+
+
+def lost_in(gaps: Sequence[Gap], batches: Mapping[int, Sequence[range]]) -> list[Loss]:
+    """Return what is lost, given the batches of each shard, as far as they are known."""
+    return [
+        loss
+        for gap in gaps
+        for loss in gap.losses
+        if not any(gap.was_read_over(batch) for batch in batches.get(loss.shard, ()))
+    ]
+
+
+def _batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
+    """Return the serials of each batch of each shard, as the commits of tables still tell them."""
+    batches: dict[int, list[range]] = {}
+    for table in tables:
+        for commit in DeltaTable(str(lake / table)).history():
+            if OFFSETS in commit:
+                told = json.loads(commit[OFFSETS])
+                for shard, start in told["start"].items():
+                    span = range(start, told["stop"].get(shard, start))
+                    batches.setdefault(int(shard), []).append(span)
+    return batches
+
+
+def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
+    """Count rows by the side that they are of, and by slab. Raises: CorruptionError for rows of
+    the lake that do not say their places.
+    """
     # Spark hashes no maps; as text they are the same when they are the same.
     hashed = [F.to_json(name) if name == "properties" else F.col(name) for name in ROW_COLUMNS]
     found = (
@@ -159,15 +263,25 @@ def tally(rows: DataFrame) -> dict[str, dict[str, Tally]]:
         .agg(
             F.count(F.lit(1)).alias("rows"),
             F.count_distinct("serial").alias("distinct"),
-            (F.max("serial") - F.min("serial") + 1).alias("span"),
+            F.min("serial").alias("first"),
+            F.max("serial").alias("last"),
             F.bit_xor(F.xxhash64(*hashed)).alias("digest"),
         )
         .collect()
     )
     sides: dict[str, dict[str, Tally]] = {"stored": {}, "waiting": {}, "lake": {}}
     for row in found:
+        if None in (row["shard"], row["generation"], row["first"]):
+            raise CorruptionError(
+                f"{row['rows']} rows of the lake do not say which slab they are of: others have "
+                "written to its tables; restore earlier versions of them",
+                path=lake,
+            )
         sides[row[_SIDE]][f"{row['shard']}/{row['generation']}"] = Tally(
-            rows=row["rows"], distinct=row["distinct"], span=row["span"], digest=row["digest"]
+            rows=row["rows"],
+            distinct=row["distinct"],
+            serials=range(row["first"], row["last"] + 1),
+            digest=row["digest"],
         )
     return sides
 

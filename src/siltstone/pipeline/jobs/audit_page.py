@@ -33,11 +33,10 @@ svg text {{ font-size: 12px; fill: #444 }}
 
 def audit_page(report: AuditReport) -> str:
     """Return the page."""
-    verdict = (
-        "Every row is accounted for: nothing is missing, double or different."
-        if report.is_sound
-        else "Rows are missing, double or different."
-    )
+    told = report.findings() or [
+        "every row is accounted for: nothing is missing, double, different"
+    ]
+    verdict = " ".join(f"{escape(text[0].upper() + text[1:])}." for text in told)
     key = "".join(
         f'<span style="background:{colour}"></span>{name}' for name, colour in _COLOURS.items()
     )

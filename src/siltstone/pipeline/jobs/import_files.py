@@ -2,7 +2,8 @@
 
 A topic is made from columns by a template, `plant/{site}/{sensor}`; the payload is one column, or
 the other columns as JSON. Files go one after the other, each as a write with a name of its own, so
-that an import that is done again stores no row twice and goes on where it was cut off.
+that an import that is done again stores no row twice and goes on where it was cut off. A file is
+looked through before it is written: one bad row, and nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from siltstone.errors import UsageError
+from siltstone.pipeline.answers import plain_errors
+from siltstone.topic.grammar import TOPIC_SIZE_MAX
 
 _PLACE: Final = re.compile(r"\{([^{}]*)\}")
+# What is wrong with a row, null where nothing is.
+_FAULT: Final = "fault"
+_FORBIDDEN: Final = "[+#\\x00]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
-    """What to read, and what becomes of it; `target` are the sink's options, path or url."""
+    """What to read, and what becomes of it; `target` are the sink's options, path or url.
+
+    A row that cannot be a message ends the import, unless bad ones are skipped.
+    """
 
     source: str
     topic: str
@@ -34,15 +43,17 @@ class ImportSettings:
     payload: str = ""
     timestamp: str = ""
     name: str = "import"
+    skips_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportStep:
-    """A file that is stored, its rows, and how many files wait."""
+    """A file that is stored, its rows, those that were left out, and how many files wait."""
 
     file: str
     rows: int
     waiting: int
+    skipped: int = 0
 
 
 def import_files(
@@ -50,42 +61,90 @@ def import_files(
     settings: ImportSettings,
     progress: Callable[[ImportStep], None] = lambda _: None,
 ) -> list[ImportStep]:
-    """Import every file of a source. Raises: UsageError."""
-    try:
+    """Import every file of a source. Raises: UsageError, also for a file with a bad row."""
+    with plain_errors():
         reader = spark.read.format(settings.format).options(**settings.options)
         source = reader.load(settings.source)
         files = sorted(source.inputFiles())
         messages(source, settings)
-    except AnalysisException as exc:
-        raise UsageError(_sentence(exc)) from exc
     steps: list[ImportStep] = []
     for number, file in enumerate(files, 1):
-        # The schema of all files holds for each: one alone might look different.
-        rows = messages(reader.schema(source.schema).load(file), settings)
-        count = rows.count()
-        write = rows.write.format("siltstone").mode("append").options(**settings.target)
-        write.option("writeId", write_id(settings.name, file)).save()
-        steps.append(ImportStep(file=file, rows=count, waiting=len(files) - number))
+        with plain_errors():
+            # The schema of all files holds for each: one alone might look different.
+            rows = messages(reader.schema(source.schema).load(_exactly(file)), settings)
+            found = _looked_through(rows)
+        if found["bad"] and not settings.skips_bad:
+            raise UsageError(
+                f"{found['first']}; nothing of this file is stored, --skip-bad leaves bad rows "
+                f"out: file={shown(file)} bad={found['bad']} rows={found['rows']}"
+            )
+        with plain_errors():
+            good = rows.where(F.col(_FAULT).isNull()).drop(_FAULT)
+            write = good.write.format("siltstone").mode("append").options(**settings.target)
+            write.option("writeId", write_id(settings.name, file)).save()
+        steps.append(
+            ImportStep(
+                file=file,
+                rows=found["rows"] - found["bad"],
+                waiting=len(files) - number,
+                skipped=found["bad"],
+            )
+        )
         progress(steps[-1])
     return steps
 
 
 def messages(rows: DataFrame, settings: ImportSettings) -> DataFrame:
-    """Return rows as the sink takes them. Raises: UsageError."""
+    """Return rows as the sink takes them, and what is wrong with each. Raises: UsageError."""
     parts = template_parts(settings.topic, rows.columns)
-    named = {name for is_column, name in parts if is_column}
-    topic = F.concat(
-        *(
-            F.col(f"`{name}`").cast("string") if is_column else F.lit(name)
-            for is_column, name in parts
-        )
-    )
-    columns = [topic.alias("topic"), _payload(rows, settings, named).alias("payload")]
+    named = {name: _column(name).cast("string") for is_column, name in parts if is_column}
+    topic = F.concat(*(named[name] if is_column else F.lit(name) for is_column, name in parts))
+    columns = [topic.alias("topic"), _payload(rows, settings, set(named)).alias("payload")]
+    faults = [_fault_of(name, value) for name, value in named.items()]
+    faults.append(F.when(F.octet_length(topic) > TOPIC_SIZE_MAX, F.lit("topic is too long")))
+    faults.append(F.when(F.octet_length(topic) == 0, F.lit("topic is empty")))
+    if settings.payload:
+        nothing = F.lit(f"column {settings.payload} is empty, and no payload")
+        faults.append(F.when(_column(settings.payload).isNull(), nothing))
     if settings.timestamp:
         _check_column(settings.timestamp, rows.columns, "--timestamp")
-        moment = F.col(f"`{settings.timestamp}`").cast("timestamp")
+        given = _column(settings.timestamp)
+        moment = given.try_cast("timestamp")
         columns.append(moment.alias("timestamp"))
-    return rows.select(*columns)
+        told = F.concat(F.lit(f"column {settings.timestamp} has no time: "), given.cast("string"))
+        faults.append(F.when(given.isNotNull() & moment.isNull(), told))
+    return rows.select(*columns, F.coalesce(*faults).alias(_FAULT))
+
+
+def _fault_of(name: str, value: Column) -> Column:
+    """Return why the value of a column can be no part of a topic; null where it can."""
+    empty = F.lit(f"column {name} is empty, and a part of the topic")
+    wild = F.concat(F.lit(f"column {name} has a wildcard or U+0000, as no topic may: "), value)
+    return F.when(value.isNull(), empty).when(value.rlike(_FORBIDDEN), wild)
+
+
+def _looked_through(rows: DataFrame) -> dict[str, Any]:
+    """Count the rows of a file and the bad ones, and say what is wrong with one of them."""
+    (found,) = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(_FAULT).alias("bad"),
+        F.first(_FAULT, ignorenulls=True).alias("first"),
+    ).collect()
+    return found.asDict()
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name}`")
+
+
+def _exactly(file: str) -> str:
+    """Return what makes Spark load the file of a URI: it takes paths, and patterns for them."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", unquote(file))
+
+
+def shown(file: str) -> str:
+    """Return the path of a file that Spark names by its URI."""
+    return unquote(re.sub(r"^file:/+", "/", file))
 
 
 def template_parts(template: str, columns: Sequence[str]) -> list[tuple[bool, str]]:
@@ -117,15 +176,11 @@ def write_id(name: str, file: str) -> str:
 def _payload(rows: DataFrame, settings: ImportSettings, named: set[str]) -> Column:
     if settings.payload:
         _check_column(settings.payload, rows.columns, "--payload")
-        return F.col(f"`{settings.payload}`").cast("binary")
+        return _column(settings.payload).cast("binary")
     left = [name for name in rows.columns if name not in named and name != settings.timestamp]
-    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in left))) if left else F.lit("{}")
+    return F.to_json(F.struct(*map(_column, left))) if left else F.lit("{}")
 
 
 def _check_column(name: str, columns: Sequence[str], where: str) -> None:
     if name not in columns:
         raise UsageError(f"{where} names no column: {name!r}; there are {', '.join(columns)}")
-
-
-def _sentence(exc: AnalysisException) -> str:
-    return str(exc).partition("\n")[0].partition(";")[0]

@@ -3,6 +3,10 @@
 A store learns as topics come, and keeps the first words of each level apart before it sees that
 the level varies. Whoever knows all topics sees it at once: level by level, a node whose words are
 more than the threshold of its level varies. Spark counts the words, on topics that are distinct.
+
+A threshold that is chosen lies below the first great jump in these numbers. It is lower than that
+of the database only where words that it would put together have the same below them: `north/temp`
+and `south/temp` may be `+/temp`; `plant/1/oven` and `site/1/door` have nothing in common.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import table
 from siltstone.store.marks import Seed, write_seed
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.settings import NEVER, THRESHOLD_MAX, DatabaseSettings
 
 # Fewer words than these are told apart, whatever the gap behind them.
 WORDS_MIN: Final = 8
@@ -76,6 +80,8 @@ def learn(
     are found by themselves where they are not given. By the `url` of a node it can only be a dry
     run. Raises: UsageError.
     """
+    if thresholds:
+        check_thresholds(thresholds)
     reached = find_node(path, node)
     if reached is not None and not dry_run:
         raise UsageError(
@@ -102,6 +108,19 @@ def learn(
         streams_before=streams_before,
         streams_after=len(found),
     )
+
+
+def check_thresholds(thresholds: Sequence[int]) -> None:
+    """Refuse thresholds that no database can have, or by which nothing is learned.
+
+    Raises: UsageError.
+    """
+    DatabaseSettings(thresholds=tuple(thresholds))
+    if all(value == NEVER for value in thresholds):
+        raise UsageError(
+            f"with {NEVER} no level varies, so there is nothing to learn; give a number for one "
+            f"level at least, from 0 to {THRESHOLD_MAX}"
+        )
 
 
 def structures(
@@ -155,6 +174,14 @@ def _generalised(
     if thresholds is None:
         fallback = defaults[min(level, len(defaults) - 1)]
         threshold = choose_threshold([row["count"] for row in found], fallback)
+        doubtful = [
+            path
+            for row in found
+            if is_doubtful(row["count"], chosen=threshold, otherwise=fallback)
+            for path in row["paths"]
+        ]
+        if doubtful and not _are_alike(nodes.where(F.col("path").isin(doubtful)), level):
+            threshold = fallback
     else:
         threshold = thresholds[min(level, len(thresholds) - 1)]
     limit = max(threshold, _FEWEST) if threshold >= 0 else 1 << 62
@@ -183,6 +210,34 @@ def choose_threshold(counts: Sequence[int], otherwise: int) -> int:
             return max(below, 1)
         below = max(below, count)
     return otherwise
+
+
+def is_doubtful(count: int, *, chosen: int, otherwise: int) -> bool:
+    """Say whether a threshold puts so many words together that the other one keeps apart."""
+    return count > chosen >= 0 and (otherwise < 0 or count <= otherwise)
+
+
+def _are_alike(nodes: DataFrame, level: int) -> bool:
+    """Say whether under each node all words of a level have the same below them, and have any."""
+    word = F.col("words")[level].alias("word")
+    below = F.expr(f"array_join(slice(words, {level + 2}, 1000000), '/')")
+    ends = F.size("words") == level + 1
+    # By number and digest, for one word may have millions of topics below it.
+    rest = nodes.select("path", word, F.when(~ends, below).alias("below")).distinct()
+    kinds = (
+        rest.groupBy("path", "word")
+        .agg(
+            F.count("below").alias("topics"),
+            F.bit_xor(F.xxhash64("below")).alias("digest"),
+            F.count(F.lit(1)).alias("all"),
+        )
+        .groupBy("path")
+        .agg(
+            F.count_distinct("topics", "digest", "all").alias("kinds"),
+            F.min("topics").alias("fewest"),
+        )
+    )
+    return kinds.where((F.col("kinds") > 1) | (F.col("fewest") == 0)).isEmpty()
 
 
 def _known(path: str, database: str) -> tuple[str, tuple[int, ...], int]:

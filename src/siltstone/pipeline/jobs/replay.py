@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +23,8 @@ from siltstone.pipeline.table import Moment, table, time_of
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Spark takes about this long for a write, so that shorter windows would only fall behind.
 WINDOW_SECONDS: Final = 1.0
+# All that a store can hold, at whatever speed.
+_WIDTH_MAX_US: Final = 1 << 62
 _COLUMNS: Final = ("topic", "timestamp", "publisher", "qos", "retain", "properties", "payload")
 
 
@@ -43,6 +46,18 @@ class ReplaySettings:
     prefix: str = ""
     name: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work. Raises: UsageError."""
+        if self.speed is not None and not (isfinite(self.speed) and self.speed > 0):
+            raise UsageError(f"speed must be a number above 0: speed={self.speed}")
+        if set(self.prefix) & set("+#\0"):
+            raise UsageError(
+                f"prefix has a wildcard or U+0000, which no topic may have: prefix={self.prefix!r}"
+            )
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None:
+                time_of(moment, name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
@@ -61,8 +76,6 @@ def replay(
     clock: Clock | None = None,
 ) -> list[ReplayStep]:
     """Replay rows; `wait` is called with seconds to wait. Raises: UsageError."""
-    if settings.speed is not None and settings.speed <= 0:
-        raise UsageError(f"speed must be above 0: speed={settings.speed}")
     used = clock or SystemClock()
     # What is replayed into the store that it comes from is not replayed again.
     since_us = 0 if settings.since is None else time_of(settings.since, "since")
@@ -95,7 +108,7 @@ def _windows(
         if count:
             yield chosen, count, 0.0, 0
         return
-    width_us = max(1, int(WINDOW_SECONDS * settings.speed * 1_000_000))
+    width_us = max(1, int(min(WINDOW_SECONDS * settings.speed * 1_000_000, _WIDTH_MAX_US)))
     window = F.floor(F.unix_micros("timestamp") / width_us)
     found = chosen.groupBy(window.alias("window")).count().orderBy("window").collect()
     for place, row in enumerate(found):

@@ -23,12 +23,24 @@ from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.jobs.import_files import template_parts
-from siltstone.pipeline.jobs.tier import RULES
 from siltstone.pipeline.jobs.upkeep import lake_of
-from siltstone.pipeline.lake.delta import add_files, ensure_table, replace_files
+from siltstone.pipeline.lake.delta import (
+    add_files,
+    content,
+    ensure_table,
+    list_tables,
+    replace_files,
+)
 from siltstone.pipeline.lake.files import MadeFile, partition_schema, write_file
-from siltstone.pipeline.lake.names import free_name, plain_name
-from siltstone.pipeline.lake.rules import Rule, read_rules
+from siltstone.pipeline.lake.names import (
+    CONTENTS,
+    DEAD_LETTER,
+    OTHER,
+    WINDOW_COLUMNS,
+    free_name,
+    plain_name,
+)
+from siltstone.pipeline.lake.rules import RULES, Rule, load_rules
 from siltstone.pipeline.table import table
 
 _WINDOW: Final = re.compile(r"(\d+)\s*(second|minute|hour|day|week)s?")
@@ -53,6 +65,14 @@ class RollupSettings:
     to: str = ""
     topics: str = ""
     target: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target_table(self) -> str:
+        """The table that windows go to. Raises: UsageError for a window that is none."""
+        match = _WINDOW.fullmatch(self.window.strip())
+        if match is None or int(match[1]) == 0:
+            raise UsageError(f"window must be like '5 minutes' or '1 hour': {self.window!r}")
+        return self.to or f"{self.table}_{match[1]}{match[2][0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,32 +140,51 @@ class _Rollup:
         self._settings = settings
         self._fs = PosixFileSystem()
         self.lake = lake_of(self._fs, settings.path, settings.database)
+        self._rules = load_rules(self._fs, self.lake)
         self.rule = self._find_rule()
         self.fields = self._numbers()
-        match = _WINDOW.fullmatch(settings.window.strip())
-        if match is None or int(match[1]) == 0:
-            raise UsageError(f"window must be like '5 minutes' or '1 hour': {settings.window!r}")
-        self.target = settings.to or f"{settings.table}_{match[1]}{match[2][0]}"
+        self.target = settings.target_table
         if plain_name(self.target, "") != self.target:
             raise UsageError(f"a table's name has letters, digits and _: {self.target!r}")
+        self._refuse_target()
         if bad := [item for item in settings.quantiles if not 0 < item < 1]:
             raise UsageError(f"a quantile lies between 0 and 1: {bad[0]}")
         if settings.topics:
             template_parts(settings.topics, [*self.rule.levels, "window_start"])
 
     def _find_rule(self) -> Rule:
-        path = self.lake / RULES
-        rules = (
-            read_rules(self._fs.read(path).decode(), str(path)) if self._fs.exists(path) else None
-        )
-        for rule in rules.rules if rules is not None else ():
+        for rule in self._rules.rules:
             if rule.table == self._settings.table:
                 if rule.decode != "json":
                     raise UsageError(f"payloads of {rule.table} are {rule.decode}, not json")
                 return rule
         raise NotFoundError(
-            f"no rule in {path} has the table {self._settings.table!r}; tier it once, or write one"
+            f"no rule in {self.lake / RULES} has the table {self._settings.table!r}; "
+            "tier it once, or write one"
         )
+
+    def _refuse_target(self) -> None:
+        """Refuse a table that is not a rollup's: it would lose what it has. Raises: UsageError."""
+        wanted = self.target.lower()
+        rows = {DEAD_LETTER, OTHER, *(rule.table.lower() for rule in self._rules.rules)}
+        if wanted in rows:
+            raise UsageError(
+                f"table {self.target} is for {CONTENTS['rows']}; give the rollup one of its own"
+            )
+        if wanted == self.lake.name.lower():
+            raise UsageError(
+                f"{self.target} is the name of the database, by which sql knows its rows; "
+                "give the rollup another table"
+            )
+        for name in list_tables(self._fs, self.lake):
+            if name.lower() != wanted:
+                continue
+            holds = content(self.lake / name)
+            if name != self.target or holds != "windows":
+                raise UsageError(
+                    f"table {name} exists and holds {CONTENTS[holds]}; "
+                    f"give the rollup another table than {self.target}"
+                )
 
     def _numbers(self) -> dict[str, tuple[str, ...]]:
         """Return the paths of the fields to roll up, by column."""
@@ -180,10 +219,10 @@ class _Rollup:
         )
 
     def _measures(self) -> list[Column]:
-        taken = ["window_start", "window_end", "rows", *self.rule.levels]
+        taken = [*WINDOW_COLUMNS, *self.rule.levels]
         measures: list[Column] = []
         for name, path in self.fields.items():
-            value = F.col(".".join(f"`{word}`" for word in ("payload", *path)))
+            value = F.col(".".join(_quoted(word) for word in ("payload", *path)))
             made = {
                 "count": F.count(value),
                 "min": F.min(value),
@@ -257,7 +296,11 @@ class _Rollup:
 
 def _ddl(tree: Mapping[str, Any]) -> str:
     inside = ", ".join(
-        f"`{name.replace('`', '``')}`: {_ddl(kind) if isinstance(kind, dict) else kind}"
+        f"{_quoted(name)}: {_ddl(kind) if isinstance(kind, dict) else kind}"
         for name, kind in tree.items()
     )
     return f"STRUCT<{inside}>"
+
+
+def _quoted(word: str) -> str:
+    return f"`{word.replace('`', '``')}`"

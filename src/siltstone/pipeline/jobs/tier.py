@@ -8,8 +8,9 @@ what the ledger says is in the lake may be dropped from the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -32,8 +33,15 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import replace_file
 from siltstone.pipeline.jobs.upkeep import locked_lake
-from siltstone.pipeline.lake.delta import add_files, ensure_table, last_batch
-from siltstone.pipeline.lake.fields import Path, extended
+from siltstone.pipeline.lake.delta import (
+    add_files,
+    content,
+    ensure_table,
+    last_batch,
+    list_tables,
+    refuse_overwritten,
+)
+from siltstone.pipeline.lake.fields import extended
 from siltstone.pipeline.lake.files import (
     WriteTask,
     Written,
@@ -49,15 +57,15 @@ from siltstone.pipeline.lake.ledger import (
     OpenBatch,
     Serials,
     lake_directory,
+    named,
     read_ledger,
     write_ledger,
 )
-from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
+from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
-from siltstone.pipeline.lake.rules import Partition, Rule, Rules, read_rules
+from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
 from siltstone.store.marks import write_tiered
 
-RULES: Final = "rules.toml"
 _SAMPLE_ROWS: Final = 200
 # A task has all its rows in memory, decoded, before it writes them.
 _TASK_BYTES: Final = 64 * 1024 * 1024
@@ -80,7 +88,10 @@ class TierSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStep:
-    """What one batch has done, and how many rows wait behind it."""
+    """What one batch has done, and how many rows wait behind it.
+
+    `left_out` has the tables that are full, with how many fields have stayed in the payload.
+    """
 
     batch: int
     rows: int
@@ -89,6 +100,7 @@ class TierStep:
     size_bytes: int
     tables: Mapping[str, int]
     waiting: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +117,10 @@ Runner = Callable[[Sequence[WriteTask]], Sequence[Written | TaskFailure]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierReport:
-    """What a run has done; tables have the rows that were added to them."""
+    """What a run has done; tables have the rows that were added to them.
+
+    `left_out` has, by table, how many fields were no columns in the batch with most of them.
+    """
 
     database: str
     batches: int
@@ -114,6 +129,17 @@ class TierReport:
     files: int
     size_bytes: int
     tables: Mapping[str, int]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def _with_own_option() -> Iterator[None]:
+    """Name the option of this job where the sentence is about one of the source."""
+    try:
+        yield
+    except SlabDroppedError as exc:
+        own = "tier with --ignore-loss, or fails_on_loss=False,"
+        raise SlabDroppedError(str(exc).replace("set failOnDataLoss=false", own)) from exc
 
 
 class TierJob:
@@ -138,6 +164,9 @@ class TierJob:
             self.lake = lake_directory(self._path, self.database.name)
             stack.enter_context(locked_lake(self._fs, self.lake))
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
+            self._contents: dict[str, Content] = {}
+            # What is added behind rows that are gone would go when they are brought back.
+            refuse_overwritten(self._fs, self.lake)
             # From now on the store keeps what is not in the lake yet.
             self._mark()
             self._closing = stack.pop_all()
@@ -154,6 +183,7 @@ class TierJob:
         """Let go of the lock."""
         self._closing.close()
 
+    @_with_own_option()
     def step(self) -> TierStep | None:
         """Tier one batch; None when there is nothing to tier. Raises: SiltstoneError."""
         opened = self._ledger.open
@@ -205,8 +235,10 @@ class TierJob:
             found = [item for part in written for item in part.found]
             if not found:
                 break
-            batch = replace(batch, rules=_with_fields(batch.rules, found))
+            batch = replace(batch, rules=batch.rules.with_fields(found))
             only = frozenset(rule for rule, _, _ in found)
+            # Tasks that found nothing have written rows of these rules, and will again.
+            kept = [part.without(only) for part in kept]
         return batch, kept
 
     def _write(
@@ -247,7 +279,7 @@ class TierJob:
                 made,
                 application=self._ledger.application,
                 batch=batch.number,
-                offsets={"start": _text(batch.start), "stop": _text(batch.stop)},
+                offsets={"start": named(batch.start), "stop": named(batch.stop)},
             )
         slabs: dict[str, int] = {}
         for part in written:
@@ -256,6 +288,9 @@ class TierJob:
         self._keep(self._ledger.closed(slabs))
         self._mark()
         tables = {table: rows_in(made) for table, made in by_table(files).items()}
+        left_out = Counter(
+            table for table, _ in {pair for part in written for pair in part.left_out}
+        )
         return TierStep(
             batch=batch.number,
             rows=sum(slabs.values()),
@@ -264,6 +299,7 @@ class TierJob:
             size_bytes=sum(file.size_bytes for file in files),
             tables=tables,
             waiting=self.waiting(),
+            left_out=dict(left_out),
         )
 
     def _prepare(self, batch: OpenBatch, written: Sequence[Written]) -> None:
@@ -293,8 +329,11 @@ class TierJob:
             < min(extent.serials.stop, stop.get(shard, 0))
         }
         patterns = {info.pattern for info in self.database.structure() if info.slab in slabs}
-        known = self._read_rules()
-        rules = known.with_patterns(patterns, self._settings.partition)
+        known = load_rules(self._fs, self.lake)
+        there = self._tables()
+        known.refuse_tables(there, self.database.name)
+        taken = [self.database.name, *(name for name in there if there[name] != "rows")]
+        rules = known.with_patterns(patterns, self._settings.partition, taken)
         old = {rule.filter for rule in known.rules}
         for rule in rules.rules:
             if rule.filter not in old:
@@ -321,15 +360,16 @@ class TierJob:
             return rule
         return replace(rule, fields=extended((), find_fields(payloads, decoder), rule.taken()))
 
-    def _read_rules(self) -> Rules:
-        path = self.lake / RULES
-        if not self._fs.exists(path):
-            return Rules()
-        return read_rules(self._fs.read(path).decode(), str(path))
+    def _tables(self) -> dict[str, Content]:
+        """Return what each table holds, which never changes."""
+        for name in list_tables(self._fs, self.lake):
+            if name not in self._contents:
+                self._contents[name] = content(self.lake / name)
+        return self._contents
 
     def _write_rules(self, rules: Rules) -> None:
         """Add what is new to the file, whatever users have changed in it meanwhile."""
-        there = self._read_rules()
+        there = load_rules(self._fs, self.lake)
         merged = there.merged(rules)
         if merged.to_json() != there.to_json():
             replace_file(self._fs, self.lake / RULES, merged.to_toml().encode())
@@ -362,19 +402,6 @@ def run_task(task: WriteTask, fs: FileSystem | None = None) -> Written | TaskFai
         return TaskFailure(kind=kind, sentence=str(exc))
 
 
-def _with_fields(rules: Rules, found: Sequence[tuple[str, Path, str]]) -> Rules:
-    """Return rules that name the fields which were found."""
-    for rule in rules.rules:
-        new = [(path, kind) for name, path, kind in found if name == rule.filter]
-        if new:
-            rules = rules.changed(replace(rule, fields=extended(rule.fields, new, rule.taken())))
-    return rules
-
-
-def _text(serials: Serials) -> dict[str, int]:
-    return {str(shard): serial for shard, serial in sorted(serials.items())}
-
-
 def tier(
     spark: SparkSession,
     path: str,
@@ -405,9 +432,12 @@ def tier(
 def report_of(database: str, steps: Sequence[TierStep]) -> TierReport:
     """Put the steps of a run together."""
     tables: dict[str, int] = {}
+    left_out: dict[str, int] = {}
     for step in steps:
         for table, rows in step.tables.items():
             tables[table] = tables.get(table, 0) + rows
+        for table, count in step.left_out.items():
+            left_out[table] = max(left_out.get(table, 0), count)
     return TierReport(
         database=database,
         batches=len(steps),
@@ -416,4 +446,5 @@ def report_of(database: str, steps: Sequence[TierStep]) -> TierReport:
         files=sum(step.files for step in steps),
         size_bytes=sum(step.size_bytes for step in steps),
         tables=dict(sorted(tables.items())),
+        left_out=dict(sorted(left_out.items())),
     )

@@ -22,6 +22,7 @@ from siltstone.pipeline.lake.delta import (
     compact,
     list_files,
     list_tables,
+    refuse_overwritten,
     vacuum,
 )
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory
@@ -77,21 +78,30 @@ def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
 def compact_lake(
     path: str, *, database: str = "", target_bytes: int = FILE_BYTES
 ) -> list[Compaction]:
-    """Put the small files of every table together. Raises: LockedError, RetryError."""
+    """Put the small files of every table together.
+
+    Raises: LockedError, RetryError, CorruptionError where others have overwritten a table of rows.
+    """
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)
     with locked_lake(fs, lake):
         refuse_open_batch(fs, lake)
+        refuse_overwritten(fs, lake)
         return [compact(fs, lake / name, target_bytes) for name in list_tables(fs, lake)]
 
 
 def vacuum_lake(
     path: str, *, database: str = "", hours: int = 168, dry_run: bool = False
 ) -> dict[str, list[str]]:
-    """Remove files that no version of the last hours has; return which, by table."""
+    """Remove files that no version of the last hours has; return which, by table.
+
+    Raises: LockedError, RetryError, CorruptionError where others have overwritten a table of rows,
+    whose files are needed to restore it.
+    """
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)
     with locked_lake(fs, lake):
+        refuse_overwritten(fs, lake)
         return {
             name: vacuum(lake / name, hours=hours, dry_run=dry_run)
             for name in list_tables(fs, lake)

@@ -16,16 +16,17 @@ from pathlib import PurePath
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from siltstone.clock import Clock
-from siltstone.errors import RetryError, StorageFullError, UsageError
+from siltstone.errors import CorruptionError, RetryError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.files import MadeFile
-from siltstone.pipeline.lake.names import PARTITION_COLUMNS
+from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
 
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
@@ -94,8 +95,8 @@ def has_table(fs: FileSystem, table: PurePath) -> bool:
 
 
 def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition: pa.Schema) -> None:
-    """Make a table, or add the columns that it lacks. Raises: UsageError for a column of another
-    type, RetryError.
+    """Make a table, or add the columns that it lacks. Raises: UsageError for a table of other
+    things or a column of another type, RetryError.
     """
     with _told(table):
         if not has_table(fs, table):
@@ -103,24 +104,33 @@ def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition:
             schema = Schema.from_arrow(pa.schema([*columns, *partition]))
             DeltaTable.create(str(table), schema, mode="ignore", partition_by=partition.names)
         delta = DeltaTable(str(table))
+        there, wanted = _content_of(delta), content_of(columns.names)
+        if there != wanted:
+            raise UsageError(
+                f"table {table.name} holds {CONTENTS[there]}, and cannot take {CONTENTS[wanted]}; "
+                "give them another table, or move this one away"
+            )
         laid_out = list(delta.metadata().partition_columns)
         if laid_out != partition.names:
             raise UsageError(
                 f"table {table.name} is laid out by {' and '.join(laid_out)}, which cannot change; "
                 "give the rule another table in rules.toml"
             )
-        known = {item.name.lower(): item for item in delta.schema().fields}
-        wanted = Schema.from_arrow(columns).fields
-        for item in wanted:
-            there = known.get(item.name.lower(), item)
-            if there.type != item.type:
-                raise UsageError(
-                    f"column {item.name} of table {table.name} is {there.type}, and cannot become "
-                    f"{item.type}; give the field another column in rules.toml"
-                )
-        missing = [item for item in wanted if item.name.lower() not in known]
-        if missing:
-            delta.alter.add_columns(missing)
+        _add_columns(delta, table, Schema.from_arrow(columns))
+
+
+def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
+    known = {item.name.lower(): item for item in delta.schema().fields}
+    for item in columns.fields:
+        there = known.get(item.name.lower(), item)
+        if there.type != item.type:
+            raise UsageError(
+                f"column {item.name} of table {table.name} is {_type_text(there.type)}, and cannot "
+                f"become {_type_text(item.type)}; give the field another column in rules.toml"
+            )
+    missing = [item for item in columns.fields if item.name.lower() not in known]
+    if missing:
+        delta.alter.add_columns(missing)
 
 
 def last_batch(fs: FileSystem, table: PurePath, application: str) -> int:
@@ -193,22 +203,60 @@ def sync_log(fs: FileSystem, table: PurePath) -> None:
 def list_files(table: PurePath) -> list[LakeFile]:
     """Return the files of a table as of now, with their bounds."""
     with _told(table):
-        return _files_of(table, DeltaTable(str(table)))
+        return _files_of(table, _additions_of(DeltaTable(str(table))))
 
 
 def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str, list[LakeFile]]:
-    """Return the files of all tables that rows of a store were added to, by table."""
+    """Return the files of all tables that rows of a store were added to, by table.
+
+    Raises: CorruptionError where others have put something else in the place of the rows.
+    """
     found: dict[str, list[LakeFile]] = {}
     for name in list_tables(fs, lake):
         with _told(lake / name):
             delta = DeltaTable(str(lake / name))
             if delta.transaction_version(application):
-                found[name] = _files_of(lake / name, delta)
+                actions = _additions_of(delta)
+                _refuse_strangers(lake / name, actions)
+                found[name] = _files_of(lake / name, actions)
     return found
 
 
-def _files_of(table: PurePath, delta: DeltaTable) -> list[LakeFile]:
-    actions = pa.table(delta.get_add_actions(flatten=True))
+def refuse_overwritten(fs: FileSystem, lake: PurePath) -> None:
+    """Raise CorruptionError where a table of rows has files that hold none: what it was can be
+    brought back only as long as its old files are there.
+    """
+    for name in list_tables(fs, lake):
+        with _told(lake / name):
+            delta = DeltaTable(str(lake / name))
+            if _content_of(delta) == "rows":
+                _refuse_strangers(lake / name, _additions_of(delta))
+
+
+def _refuse_strangers(table: PurePath, actions: pa.Table) -> None:
+    known = "min.serial" in actions.column_names
+    bounds = actions.column("min.serial") if known else pa.nulls(actions.num_rows)
+    # Every file of ours says its serials; one that does not is looked into.
+    for path in actions.column("path").filter(bounds.is_null()).to_pylist():
+        if not _has_serials(table / path):
+            raise CorruptionError(
+                f"table {table.name} of the lake was overwritten with what are no rows of topics; "
+                "restore an earlier version of it",
+                path=table / path,
+            )
+
+
+def _has_serials(path: PurePath) -> bool:
+    with pq.ParquetFile(path) as file:
+        known = "serial" in file.schema_arrow.names
+        return known and file.read(columns=["serial"]).column(0).null_count == 0
+
+
+def _additions_of(delta: DeltaTable) -> pa.Table:
+    return pa.table(delta.get_add_actions(flatten=True))
+
+
+def _files_of(table: PurePath, actions: pa.Table) -> list[LakeFile]:
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
     empty = [None] * actions.num_rows
 
@@ -273,6 +321,16 @@ def columns_of(table: PurePath) -> list[tuple[str, str]]:
         fields = DeltaTable(str(table)).schema().fields
     shown = [(item.name, _type_text(item.type)) for item in fields]
     return sorted(shown, key=lambda item: item[0] in PARTITION_COLUMNS)
+
+
+def content(table: PurePath) -> Content:
+    """Say what a table holds."""
+    with _told(table):
+        return _content_of(DeltaTable(str(table)))
+
+
+def _content_of(delta: DeltaTable) -> Content:
+    return content_of(item.name for item in delta.schema().fields)
 
 
 def _type_text(kind: Any) -> str:

@@ -99,12 +99,19 @@ def paths_of_type(kind: pa.StructType, above: Path = ()) -> Iterable[tuple[Path,
 def paths_of_value(value: Mapping[str, Any], above: Path = ()) -> Iterable[tuple[Path, str]]:
     """Yield the fields of one document that can be columns."""
     for name, item in value.items():
+        if not _is_text(name):
+            continue
         path = (*above, name)
         if isinstance(item, dict):
             if len(path) < DEPTH_MAX:
                 yield from paths_of_value(item, path)
         elif (found := _kind_of_value(item)) is not None:
             yield path, found
+
+
+def _is_text(name: str) -> bool:
+    # JSON may have half of a surrogate pair, which no file and no column can be named after.
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _kind_of_value(value: Any) -> str | None:

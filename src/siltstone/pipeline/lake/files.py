@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Final
@@ -83,11 +83,19 @@ class MadeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The files of a task, how many rows it read of each slab, and fields that no rule names."""
+    """The files of a task, how many rows it read of each slab, and fields that no rule names.
+
+    Fields that stayed in the payload because their rule is full come with their table.
+    """
 
     files: tuple[MadeFile, ...]
     slabs: Mapping[str, int]
     found: tuple[tuple[str, Path, str], ...]
+    left_out: tuple[tuple[str, Path], ...] = ()
+
+    def without(self, rules: frozenset[str]) -> Written:
+        """Return it without the files of some rules."""
+        return replace(self, files=tuple(file for file in self.files if file.rule not in rules))
 
 
 def rule_schema(rule: Rule) -> pa.Schema:
@@ -133,7 +141,12 @@ def write_portion(task: WriteTask, fs: FileSystem) -> Written:
     writer = _Writer(task, fs)
     for rule, parts in held.values():
         writer.write(rule, pa.Table.from_batches(parts).cast(ROW_SCHEMA))
-    return Written(files=tuple(writer.files), slabs=slabs, found=tuple(writer.found))
+    return Written(
+        files=tuple(writer.files),
+        slabs=slabs,
+        found=tuple(writer.found),
+        left_out=tuple(writer.left_out),
+    )
 
 
 @dataclass(slots=True)
@@ -144,16 +157,21 @@ class _Writer:
     fs: FileSystem
     files: list[MadeFile] = field(default_factory=list)
     found: list[tuple[str, Path, str]] = field(default_factory=list)
+    left_out: list[tuple[str, Path]] = field(default_factory=list)
 
     def write(self, rule: Rule, rows: pa.Table) -> None:
-        """Write the rows of one rule, unless there are fields of theirs that it does not name."""
+        """Write the rows of one rule, unless there are fields of theirs that it does not name and
+        could.
+        """
         chunks = [
             rows.slice(start, _CHUNK_ROWS).combine_chunks()
             for start in range(0, rows.num_rows, _CHUNK_ROWS)
         ]
         decoded = [_decode(chunk, rule) for chunk in chunks]
         found = chained(part.found for part in decoded)
-        if found and not self.task.settled:
+        if rule.is_full:
+            self.left_out += [(rule.table, path) for path, _ in found]
+        elif found and not self.task.settled:
             self.found += [(rule.filter, path, kind) for path, kind in found]
             return
         if rule.table not in self.task.skip:

@@ -79,15 +79,15 @@ class Ledger:
             "version": VERSION,
             "identity": self.identity,
             "batch": self.batch,
-            "position": _named(self.position),
+            "position": named(self.position),
             "slabs": dict(self.slabs),
             "open": None,
         }
         if self.open is not None:
             content["open"] = {
                 "batch": self.open.number,
-                "start": _named(self.open.start),
-                "stop": _named(self.open.stop),
+                "start": named(self.open.start),
+                "stop": named(self.open.stop),
                 "rules": self.open.rules.to_json(),
             }
         return json.dumps(content, indent=1).encode() + b"\n"
@@ -141,7 +141,8 @@ def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
     )
 
 
-def _named(serials: Serials) -> dict[str, int]:
+def named(serials: Serials) -> dict[str, int]:
+    """Return serials as JSON has them."""
     return {str(shard): serial for shard, serial in sorted(serials.items())}
 
 

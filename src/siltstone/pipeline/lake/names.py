@@ -7,9 +7,9 @@ others without looking at case: Spark and Delta do not look at it either.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import Final
+from typing import Final, Literal
 
 NAME_MAX: Final = 80
 DEAD_LETTER: Final = "dead_letter"
@@ -31,6 +31,14 @@ ROW_COLUMNS: Final = (
 # … and what its files have, so that nobody splits a topic for each row that is read.
 FILE_COLUMNS: Final = (*ROW_COLUMNS, "levels")
 PARTITION_COLUMNS: Final = ("date", "hour")
+# What every table that a rollup makes has.
+WINDOW_COLUMNS: Final = ("window_start", "window_end", "rows")
+Content = Literal["rows", "windows", "other"]
+CONTENTS: Final[Mapping[Content, str]] = {
+    "rows": "rows of topics",
+    "windows": "windows of a rollup",
+    "other": "what others have put there",
+}
 RESERVED_COLUMNS: Final = (*FILE_COLUMNS, *PARTITION_COLUMNS)
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
 
@@ -72,6 +80,16 @@ def level_columns(levels: Sequence[str]) -> list[str]:
         wanted = plain_name(word, f"level_{place}")
         names.append(free_name(wanted, [*RESERVED_COLUMNS, *names]))
     return names
+
+
+def content_of(columns: Iterable[str]) -> Content:
+    """Say what a table with these columns holds: rows of topics, windows of a rollup, or other
+    things. A payload may have a field window_start, but no rollup has a column serial.
+    """
+    known = {name.lower() for name in columns}
+    if known.issuperset(("topic", "serial")):
+        return "rows"
+    return "windows" if known.issuperset(WINDOW_COLUMNS) else "other"
 
 
 def field_column(path: Sequence[str], taken: Iterable[str]) -> str:

@@ -8,17 +8,22 @@ without a rule goes to the table `other`, as it is.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, Final, Literal
 
 from siltstone.errors import InvalidTopicError, UsageError
-from siltstone.pipeline.lake.fields import KINDS, Field
+from siltstone.fs.api import FileSystem
+from siltstone.pipeline.lake.fields import FIELDS_MAX, KINDS, Field, Path, extended
 from siltstone.pipeline.lake.names import (
+    CONTENTS,
     DEAD_LETTER,
     OTHER,
     RESERVED_COLUMNS,
+    Content,
     level_columns,
     plain_name,
     table_name,
@@ -26,6 +31,7 @@ from siltstone.pipeline.lake.names import (
 from siltstone.pipeline.lake.payloads import DECODERS, Decoder, text_columns
 from siltstone.topic.grammar import TopicFilter
 
+RULES: Final = "rules.toml"
 Partition = Literal["day", "hour"]
 PARTITIONS: Final[tuple[Partition, ...]] = ("day", "hour")
 TITLE: Final = """\
@@ -40,6 +46,9 @@ TITLE: Final = """\
 #
 # What was written stays where it is: a change holds for rows that are tiered from now on.
 """
+# The halves of a character as JSON escapes them, or any other escape, for one of a backslash may
+# stand before what looks like halves.
+_ESCAPES: Final = re.compile(r"\\(?:(ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,11 @@ class Rule:
     def level_places(self) -> list[int]:
         """Return which levels of a topic become columns."""
         return [place for place, level in enumerate(self.filter.split("/")) if level == "+"]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether fields that are new stay in the payload."""
+        return len(self.fields) >= FIELDS_MAX
 
     def taken(self) -> list[str]:
         """Return the names that no field may have as its column."""
@@ -110,8 +124,10 @@ class Rules:
         """Say whether every topic of a learned structure has a rule."""
         return any(_covers(rule.filter, pattern) for rule in self.rules)
 
-    def with_patterns(self, patterns: Iterable[str], partition: Partition) -> Rules:
-        """Return rules that cover these learned structures too."""
+    def with_patterns(
+        self, patterns: Iterable[str], partition: Partition, taken: Sequence[str] = ()
+    ) -> Rules:
+        """Return rules that cover these learned structures too, with tables that are not taken."""
         rules = list(self.rules)
         wide_first = sorted(set(patterns), key=lambda text: (-text.split("/").count("+"), text))
         for pattern in wide_first:
@@ -120,7 +136,7 @@ class Rules:
             levels = pattern.split("/")
             rule = Rule(
                 filter=pattern,
-                table=table_name(levels, [known.table for known in rules]),
+                table=table_name(levels, [*taken, *(known.table for known in rules)]),
                 levels=tuple(level_columns(levels)),
                 partition=partition,
                 learned=True,
@@ -136,6 +152,16 @@ class Rules:
     def changed(self, rule: Rule) -> Rules:
         """Return the rules with the one of this filter replaced."""
         return Rules(rule if known.filter == rule.filter else known for known in self.rules)
+
+    def with_fields(self, found: Sequence[tuple[str, Path, str]]) -> Rules:
+        """Return rules that name fields which were found, as filter, path and type."""
+        rules = self
+        for rule in self.rules:
+            new = [(path, kind) for name, path, kind in found if name == rule.filter]
+            if new:
+                fields = extended(rule.fields, new, rule.taken())
+                rules = rules.changed(replace(rule, fields=fields))
+        return rules
 
     def merged(self, later: Rules) -> Rules:
         """Return these rules with what later ones know more: rules, and fields of rules."""
@@ -162,6 +188,24 @@ class Rules:
             rules[place] = replace(old, fields=(*old.fields, *new))
         return Rules(rules)
 
+    def refuse_tables(self, there: Mapping[str, Content], database: str) -> None:
+        """Raise UsageError where the table of a rule is not for rows, or could not be told from
+        another one, or from all rows, which have the name of the database.
+        """
+        called = {name.lower(): f"a table is called {name}" for name in there}
+        called[database.lower()] = "it is the name of the database, by which sql knows all rows"
+        for rule in self.rules:
+            name = rule.table.lower()
+            if rule.table not in there and name in called:
+                why = called[name]
+            elif there.get(rule.table, "rows") != "rows":
+                why = f"it holds {CONTENTS[there[rule.table]]}"
+            else:
+                continue
+            raise UsageError(
+                f"{RULES}: the rule of {rule.filter!r} needs another table than {rule.table}: {why}"
+            )
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values."""
         return [rule.to_json() for rule in self.rules]
@@ -171,20 +215,61 @@ class Rules:
         return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
 
 
+def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
+    """Read the rules of a lake; there are none before the first batch. Raises: UsageError."""
+    path = lake / RULES
+    if not fs.exists(path):
+        return Rules()
+    try:
+        text = fs.read(path).decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path} is no TOML: {exc}") from exc
+    return read_rules(text, str(path))
+
+
 def read_rules(text: str, name: str) -> Rules:
     """Read the file that users edit. Raises: UsageError."""
     try:
-        values = tomllib.loads(text)
+        values = _read_toml(text)
     except tomllib.TOMLDecodeError as exc:
         raise UsageError(f"{name} is no TOML: {exc}") from exc
     if set(values) - {"rule"} or not isinstance(values.get("rule", []), list):
         raise UsageError(f"{name} holds [[rule]] tables and nothing else")
-    return rules_from_json(values.get("rule", []), name)
+    rules = rules_from_json(values.get("rule", []), name)
+    known = {OTHER: OTHER}
+    for rule in rules.rules:
+        first = known.setdefault(rule.table.lower(), rule.table)
+        if first != rule.table:
+            raise UsageError(
+                f"{name}: names that differ by case alone are one to Spark; "
+                f"write one or rename one: {first!r}, {rule.table!r}"
+            )
+    return rules
+
+
+def _read_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        # Earlier versions wrote characters beyond U+FFFF in halves, which TOML does not know.
+        whole = _ESCAPES.sub(_joined, text)
+        if whole == text:
+            raise
+        return tomllib.loads(whole)
+
+
+def _joined(escape: re.Match[str]) -> str:
+    return str(json.loads(f'"{escape[0]}"')) if escape[1] else escape[0]
 
 
 def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
-    """Read plain values. Raises: UsageError."""
+    """Read plain values; what users wrote for a filter stands for what was learned for it.
+
+    Raises: UsageError.
+    """
     rules = [_read_rule(value, f"{name}: rule {number}") for number, value in enumerate(values, 1)]
+    written = {rule.filter for rule in rules if not rule.learned}
+    rules = [rule for rule in rules if not (rule.learned and rule.filter in written)]
     filters = [rule.filter for rule in rules]
     if twice := sorted({item for item in filters if filters.count(item) > 1}):
         raise UsageError(f"{name} has two rules for one filter: filter={twice[0]!r}")
@@ -200,7 +285,7 @@ def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
     except InvalidTopicError as exc:
         raise UsageError(f"{name}: {exc}") from exc
     table = value.get("table", "")
-    if plain_name(str(table), "") != table or table in (DEAD_LETTER, ""):
+    if plain_name(str(table), "") != table or table.lower() in (DEAD_LETTER, ""):
         raise UsageError(f"{name}: a table's name has letters, digits and _: table={table!r}")
     decode = _one_of(value.get("decode", "raw"), DECODERS, f"{name}: decode")
     partition = _one_of(value.get("partition", "day"), PARTITIONS, f"{name}: partition")
@@ -259,8 +344,9 @@ def _rule_toml(value: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    # Text, lists of text and truth are written in TOML as in JSON.
-    return json.dumps(value)
+    # Text, lists of text and truth are written in TOML as in JSON, but TOML has no halves of
+    # characters, as JSON's escapes are, and wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _covers(wide: str, narrow: str) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.pipeline.jobs.import_files import template_parts, write_id
+from siltstone.pipeline.jobs.import_files import shown, template_parts, write_id
 
 
 def test_a_template_is_text_and_columns() -> None:
@@ -34,3 +34,9 @@ def test_what_gives_no_topic_is_refused(template: str, sentence: str) -> None:
 def test_a_file_has_one_name_in_each_import() -> None:
     assert write_id("a", "file:/x") == write_id("a", "file:/x")
     assert len({write_id("a", "file:/x"), write_id("a", "file:/y"), write_id("b", "file:/x")}) == 3
+
+
+def test_a_file_is_shown_by_its_path() -> None:
+    assert shown("file:///a/my%20file.csv") == "/a/my file.csv"
+    assert shown("file:/a/b.csv") == "/a/b.csv"
+    assert shown("s3a://bucket/b.csv") == "s3a://bucket/b.csv"

@@ -89,3 +89,8 @@ def test_fields_make_a_type_and_come_out_of_it_again() -> None:
     assert column_of(rows, ("a", "c"), pa.string()).to_pylist() == ["x", None, None]
     assert column_of(rows, ("d", "e"), pa.float64()).to_pylist() == [None, None, None]
     assert column_of(rows, ("d",), pa.string()).to_pylist() == [None, None, None]
+
+
+def test_half_a_character_names_no_column() -> None:
+    found = paths_of_value({"\ud800": 1, "a": {"b\udc00": {"c": 1}, "d": 1}, "\U0001f600": 1})
+    assert list(found) == [(("a", "d"), "double"), (("\U0001f600",), "double")]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.bulk.survey import plan_batch
-from siltstone.pipeline.lake.fields import Field
+from siltstone.pipeline.lake.fields import FIELDS_MAX, Field
 from siltstone.pipeline.lake.files import (
     MadeFile,
     WriteTask,
@@ -164,3 +164,22 @@ def test_every_row_has_the_words_of_its_topic() -> None:
             for topic in sorted(topics)
             if topic.startswith("plant") == (file.table == "dead_letter")
         ]
+
+
+def test_fields_that_a_full_rule_has_no_column_for_stay_in_the_payload_and_are_told() -> None:
+    world = a_world(Row("plant/a/t", b'{"v": 1, "new": {"x": 2}, "f1": 3}'))
+    more = (
+        Field(path=(f"f{number}",), column=f"f{number}", kind="double")
+        for number in range(FIELDS_MAX - 1)
+    )
+    found = written(world, replace(RULE, fields=(*RULE.fields, *more)))
+    assert (found.found, found.left_out) == ((), (("plant", ("new", "x")),))
+    assert content(world, found.files[0]).select(["v", "f0", "f1"]).to_pylist() == [
+        {"v": 1.0, "f0": None, "f1": 3.0}
+    ]
+
+
+def test_the_files_of_some_rules_can_be_left_out() -> None:
+    found = written(a_world(Row("plant/a/t", b"{}"), Row("plant/b/t", b"x"), Row("x", b"y")), RULE)
+    assert sorted(by_table(found.files)) == ["dead_letter", "other", "plant"]
+    assert sorted(by_table(found.without(frozenset({RULE.filter})).files)) == ["other"]

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.pipeline.lake.names import field_column, free_name, level_columns, table_name
+from siltstone.pipeline.lake.names import (
+    ROW_COLUMNS,
+    Content,
+    content_of,
+    field_column,
+    free_name,
+    level_columns,
+    table_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +48,17 @@ def test_a_field_that_is_called_as_a_column_of_every_row_says_where_it_is_from()
 
 def test_names_do_not_grow_without_end() -> None:
     assert len(table_name(["x" * 300, "y"], [])) == 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "content"),
+    [
+        ([*ROW_COLUMNS, "levels", "value", "date"], "rows"),
+        ([*ROW_COLUMNS, "window_start", "window_end", "rows"], "rows"),
+        (["window_start", "window_end", "plant", "rows", "value_min", "date"], "windows"),
+        (["topic", "value"], "other"),
+        ([], "other"),
+    ],
+)
+def test_what_a_table_holds_is_seen_by_its_columns(columns: list[str], content: Content) -> None:
+    assert content_of(columns) == content

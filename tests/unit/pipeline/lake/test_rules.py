@@ -1,12 +1,29 @@
 from __future__ import annotations
 
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from siltstone.errors import UsageError
-from siltstone.pipeline.lake.fields import Field
-from siltstone.pipeline.lake.rules import Rule, Rules, read_rules, rules_from_json
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.pipeline.lake.fields import FIELDS_MAX, KINDS, Field, extended
+from siltstone.pipeline.lake.names import Content, level_columns
+from siltstone.pipeline.lake.payloads import DECODERS
+from siltstone.pipeline.lake.rules import (
+    PARTITIONS,
+    RULES,
+    Rule,
+    Rules,
+    load_rules,
+    read_rules,
+    rules_from_json,
+)
 
 OVEN = Rule(
     filter="plant/+/oven/+",
@@ -18,6 +35,12 @@ OVEN = Rule(
     fields=(Field(path=("a", 'b"'), column="a_b", kind="array<double>"),),
 )
 MINE = Rule(filter="plant/7/#", table="mine", decode="text")
+LAKE = PurePath("/")
+ODD = "\x00\x01\t\n\r\x1f\"'\\/u[]{}=.\x7f\x80\x85\u2028\ufeff\uffff\U0001f600\U0010ffff"
+CHARACTERS = st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=["Cs"]))
+LEVELS = st.text(CHARACTERS.filter(lambda character: character not in "+#/\0"), min_size=1)
+FILTERS = st.lists(st.one_of(st.just("+"), LEVELS), min_size=1, max_size=4).map("/".join)
+PATHS = st.lists(st.text(CHARACTERS), min_size=1, max_size=3).map(tuple)
 
 
 def tables(rules: Rules) -> list[tuple[str, str]]:
@@ -57,6 +80,68 @@ def test_the_file_says_what_the_rules_are() -> None:
     assert rules_from_json(rules.to_json(), "ledger").to_json() == rules.to_json()
 
 
+@st.composite
+def any_rules(draw: st.DrawFn) -> Rules:
+    rules: list[Rule] = []
+    for number, text in enumerate(draw(st.lists(FILTERS, max_size=3, unique=True))):
+        rule = Rule(
+            filter=text,
+            table=f"t{number}",
+            levels=tuple(level_columns(text.split("/"))),
+            decode=draw(st.sampled_from(DECODERS)),
+            partition=draw(st.sampled_from(PARTITIONS)),
+            learned=draw(st.booleans()),
+        )
+        found = draw(st.lists(st.tuples(PATHS, st.sampled_from(sorted(KINDS))), max_size=3))
+        rules.append(replace(rule, fields=extended((), found, rule.taken())))
+    return Rules(rules)
+
+
+def lake_with(data: bytes) -> MemoryFileSystem:
+    fs = MemoryFileSystem()
+    with fs.create(LAKE / RULES) as file:
+        file.write(data)
+    return fs
+
+
+@given(any_rules())
+def test_any_rules_survive_a_write_and_a_read(rules: Rules) -> None:
+    text = rules.to_toml()
+    assert [value["filter"] for value in tomllib.loads(text).get("rule", [])] == [
+        rule.filter for rule in rules.rules
+    ]
+    assert load_rules(lake_with(text.encode()), LAKE).to_json() == rules.to_json()
+
+
+def test_a_lake_has_no_rules_before_its_first_batch() -> None:
+    assert load_rules(MemoryFileSystem(), LAKE).rules == ()
+
+
+def test_a_file_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"rules.toml is no TOML: .*can't decode byte 0xff"):
+        load_rules(lake_with(b"\xff"), LAKE)
+
+
+def test_a_file_that_has_characters_in_halves_is_read_as_it_was_meant() -> None:
+    path = ("\U0001f600", r"a\ud83d\ude00", "\\\U0010ffff", "\u00e4")
+    rule = Rule(
+        filter="\U0001f600/x",
+        table="t",
+        decode="json",
+        fields=(Field(path=path, column="c", kind="double"),),
+    )
+    # As it was once written: every string as JSON has it.
+    halves = f"""
+        [[rule]]
+        filter = {json.dumps(rule.filter)}
+        table = "t"
+        decode = "json"
+        fields = [{{ path = {json.dumps(path)}, column = "c", type = "double" }}]
+    """
+    assert r"\ud83d\ude00" in halves
+    assert read_rules(halves, "rules.toml").rules == (rule,)
+
+
 def test_levels_and_columns_need_not_be_written() -> None:
     text = """
         [[rule]]
@@ -88,6 +173,7 @@ def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
         ("rule = 1", "holds [[rule]] tables and nothing else"),
         ("[rule", "is no TOML"),
         ("other = 1", "nothing else"),
+        (r'x = ["\ud83d\ude00", "\ud83d"]', "is no TOML"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None:
@@ -104,6 +190,7 @@ def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None
         ({"filter": "a/#/b"}, "# must be the whole of the last level"),
         ({"table": "no name"}, "a table's name has letters, digits and _: table='no name'"),
         ({"table": "dead_letter"}, "table='dead_letter'"),
+        ({"table": "Dead_Letter"}, "table='Dead_Letter'"),
         ({"decode": "xml"}, "decode must be one of json, cbor, msgpack, text, raw: 'xml'"),
         ({"partition": "week"}, "partition must be one of day, hour: 'week'"),
         ({"levels": []}, "levels must have a name for each + of 'a/+'"),
@@ -126,6 +213,67 @@ def test_a_rule_that_cannot_work_is_refused(changes: dict[str, Any], sentence: s
 def test_two_rules_for_one_filter_are_refused() -> None:
     with pytest.raises(UsageError, match="has two rules for one filter: filter='x'"):
         rules_from_json([{"filter": "x", "table": "a"}, {"filter": "x", "table": "b"}], "f")
+
+
+def test_a_rule_that_users_wrote_stands_for_the_learned_one_of_its_filter() -> None:
+    mine: dict[str, Any] = {"filter": "a/+", "table": "mine", "levels": ["site"]}
+    learned: dict[str, Any] = {"filter": "a/+", "table": "a", "learned": True}
+    for values in ([mine, learned], [learned, mine]):
+        (rule,) = rules_from_json(values, "rules.toml").rules
+        assert rule == Rule(filter="a/+", table="mine", levels=("site",))
+    with pytest.raises(UsageError, match=r"has two rules for one filter: filter='a/\+'"):
+        rules_from_json([learned, learned], "rules.toml")
+
+
+def test_tables_that_differ_by_case_alone_are_refused() -> None:
+    rules = Rules([Rule(filter="a", table="Oven"), Rule(filter="b", table="oven")])
+    with pytest.raises(UsageError, match=r"differ by case alone .*: 'Oven', 'oven'"):
+        read_rules(rules.to_toml(), "rules.toml")
+    with pytest.raises(UsageError, match=r"differ by case alone .*: 'other', 'Other'"):
+        read_rules(Rules([Rule(filter="a", table="Other")]).to_toml(), "rules.toml")
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        ({"plant_oven": "windows"}, "than plant_oven: it holds windows of a rollup"),
+        ({"plant_oven": "other"}, "than plant_oven: it holds what others have put there"),
+        ({"Plant_Oven": "rows"}, "than plant_oven: a table is called Plant_Oven"),
+    ],
+)
+def test_a_rule_needs_a_table_for_rows(there: dict[str, Content], sentence: str) -> None:
+    Rules([OVEN]).refuse_tables({"plant_oven": "rows", "x": "windows"}, "messages")
+    with pytest.raises(UsageError) as caught:
+        Rules([OVEN]).refuse_tables(there, "messages")
+    assert str(caught.value) == (
+        f"rules.toml: the rule of 'plant/+/oven/+' needs another table {sentence}"
+    )
+
+
+def test_a_new_table_is_not_called_like_the_database_and_one_that_is_goes_on() -> None:
+    rules = Rules([Rule(filter="m", table="Messages")])
+    with pytest.raises(UsageError, match="than Messages: it is the name of the database"):
+        rules.refuse_tables({}, "messages")
+    rules.refuse_tables({"Messages": "rows"}, "messages")
+
+
+def test_a_learned_structure_gets_a_table_that_is_not_taken() -> None:
+    rules = Rules().with_patterns(["messages/+", "a/1m"], "day", ["messages", "A_n1m"])
+    assert tables(rules) == [("messages/+", "messages_2"), ("a/1m", "a_n1m_2")]
+
+
+def test_found_fields_are_added_until_a_rule_is_full() -> None:
+    rules = Rules([MINE, OVEN])
+    found = [(OVEN.filter, (f"f{number}",), "double") for number in range(FIELDS_MAX)]
+    few, full = rules.with_fields(found[:1]), rules.with_fields(found)
+    new = Field(path=("f0",), column="f0", kind="double")
+    assert few.rules == (MINE, replace(OVEN, fields=(*OVEN.fields, new)))
+    assert [(len(rule.fields), rule.is_full) for rule in few.rules] == [(0, False), (2, False)]
+    assert [(len(rule.fields), rule.is_full) for rule in full.rules] == [
+        (0, False),
+        (FIELDS_MAX, True),
+    ]
+    assert full.with_fields([(OVEN.filter, ("one", "more"), "double")]).rules == full.rules
 
 
 @pytest.mark.parametrize(
