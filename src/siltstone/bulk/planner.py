@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from siltstone.bulk.portion import Portion
 from siltstone.store.manifest import SlabId
-from siltstone.store.selection import FramePlace, Run, Wanted
+from siltstone.store.selection import FramePlace, Run, Wanted, run_of
 
 # Less than this is not worth a task of its own, however many could run.
 PARTITION_BYTES_MIN: Final = 8 * 1024 * 1024
@@ -116,17 +116,7 @@ def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain
     parts = min(parts, rows)
     bounds = [start + rows * number // parts for number in range(parts + 1)]
     for begin, end in pairwise(bounds):
-        run = Run(
-            slab=place.slab,
-            base_serial=place.base_serial,
-            position=place.position,
-            end=place.end,
-            first_serial=place.first_serial,
-            start_serial=begin,
-            stop_serial=end,
-            complete=place.complete,
-        )
-        yield _Grain(run, size * (end - begin) / rows, end - begin)
+        yield _Grain(run_of(place, range(begin, end)), size * (end - begin) / rows, end - begin)
 
 
 def _adjoin(before: Run, after: Run) -> bool:

@@ -123,6 +123,20 @@ class Run:
     complete: bool
 
 
+def run_of(place: FramePlace, serials: range) -> Run:
+    """Return a run of one frame, of which these serials are wanted."""
+    return Run(
+        slab=place.slab,
+        base_serial=place.base_serial,
+        position=place.position,
+        end=place.end,
+        first_serial=place.first_serial,
+        start_serial=serials.start,
+        stop_serial=serials.stop,
+        complete=place.complete,
+    )
+
+
 def extent_of(slab: Slab) -> SlabExtent:
     """Return what a slab covers as of now. Raises: CorruptionError where nobody can tell."""
     record = slab.record
@@ -317,17 +331,7 @@ class _Finder:
         handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
         segment = handle.segment()
         frame = segment.frame(segment.index.frame_at_serial(place.first_serial))
-        run = Run(
-            slab=place.slab,
-            base_serial=place.base_serial,
-            position=place.position,
-            end=place.end,
-            first_serial=place.first_serial,
-            start_serial=within.start,
-            stop_serial=within.stop,
-            complete=False,
-        )
-        piece = self._pieces.piece(run, frame)
+        piece = self._pieces.piece(run_of(place, within), frame)
         if piece is None:
             return range(0)
         first = place.first_serial + piece.start
