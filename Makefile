@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench soak fmt types check coverage lock clean help
+.PHONY: demo test lint bench soak fmt types check coverage dist docs lock clean help
 
 # What a surrounding environment or an outer project says must not leak in.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -17,6 +17,9 @@ PURE := build/pure
 PEERS := build/peers/.fetched
 # A test process for each core, two at least: much of the time is spent waiting.
 PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? n : 2))) --dist loadgroup
+
+# What hypothesis draws from in a long run; each run has another one, and prints it.
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 COMPILED := $(shell sed -n 's|^    "\(src/siltstone/.*\.py\)",$$|\1|p' setup.py)
 ifeq ($(COMPILED),)
@@ -30,7 +33,7 @@ FORM := $(if $(filter 1,$(SILTSTONE_PURE)),pure,compiled)
 SYNCED := $(VENV)/.synced
 BUILT := $(VENV)/.built-$(FORM)
 
-demo: $(BUILT)  ## a broker, its devices and a subscriber; kill -9 in the middle; nothing acknowledged is lost
+demo: $(BUILT)  ## devices publish, kill -9, nothing is lost, Spark reads the log, Delta tables appear
 	$(BIN)/python -m examples.demo
 
 test: $(BUILT) $(PURE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
@@ -42,6 +45,7 @@ lint: $(BUILT) types  ## check style, format, types and the import arrows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 types: $(BUILT)  ## check types
 	$(BIN)/mypy
@@ -56,12 +60,14 @@ bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosqu
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.broker
 	$(BIN)/python -m bench.sessions
+	$(BIN)/python -m bench.idle_sessions
 	$(BIN)/python -m bench.pipeline
 	$(BIN)/python -m bench.topiclog
 	$(BIN)/python -m bench.snapshot
 
 soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
-	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak
+	@echo "seed of the generated histories: $(SEED); make soak SEED=$(SEED) runs the same ones again"
+	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	@if [ -e bench/scale.py ]; then set -x; $(BIN)/python -m bench.scale --full; fi
 
 coverage: $(BUILT) $(PURE)  ## branches that the tests reach, measured uncompiled
@@ -69,6 +75,13 @@ coverage: $(BUILT) $(PURE)  ## branches that the tests reach, measured uncompile
 	PYTHONPATH=$(PURE) $(BIN)/coverage run -m pytest --form=pure
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+dist: $(BUILT)  ## build a wheel in dist/, compiled where a C compiler works
+	$(BIN)/python -m uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+	@ls dist/*.whl
+
+docs: $(BUILT)  ## build the documentation in build/site, strict about links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lock:  ## remake requirements.lock; LOCK_FLAGS=--upgrade takes newer versions
 	tools/setup.sh lock $(LOCK_FLAGS)

@@ -15,6 +15,7 @@ from setuptools.command.build_ext import build_ext
 
 # The one list of compiled modules; the Makefile and tests/test_tidy.py read it from here.
 COMPILED = (
+    "src/siltstone/broker/backpressure.py",
     "src/siltstone/broker/bridge.py",
     "src/siltstone/broker/broker.py",
     "src/siltstone/broker/capture.py",
@@ -63,6 +64,7 @@ COMPILED = (
     "src/siltstone/store/cook.py",
     "src/siltstone/topic/matcher.py",
     "src/siltstone/topic/structure.py",
+    "src/siltstone/tx/arguments.py",
     "src/siltstone/tx/committer.py",
     "src/siltstone/tx/conflicts.py",
     "src/siltstone/tx/operations.py",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -15,6 +19,8 @@ settings.register_profile("brief", deadline=None, max_examples=30)
 settings.register_profile("soak", deadline=None, max_examples=2_000, stateful_step_count=100)
 settings.load_profile("siltstone")
 
+# A broker that a test runs in this process catches these, and leaves them ignored.
+BROKER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
 FORMS = {"compiled": "compiled", "pure": "pure Python"}
 SOAK_TIMEOUT_SECONDS = 3_600
 
@@ -29,12 +35,35 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--form={wanted}, but the hot modules are {form()}")
 
 
-def pytest_report_header() -> list[str]:
+def compares_forms(config: pytest.Config) -> bool:
+    """Say whether both forms must be there: they must, unless the pure one alone is asked for."""
+    return config.getoption("--form") != "pure" and os.environ.get("SILTSTONE_PURE") != "1"
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
     missing = ", ".join(missing_peers()) or "none"
-    return [f"siltstone {__version__} ({form()})", f"peers that are missing: {missing}"]
+    compared = "yes" if compares_forms(config) else "no, the pure one alone is asked for"
+    return [
+        f"siltstone {__version__} ({form()})",
+        f"both forms are compared: {compared}",
+        f"peers that are missing: {missing}",
+    ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not compares_forms(config):
+        left_out = [item for item in items if item.get_closest_marker("forms")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("forms")]
     for item in items:
         if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SOAK_TIMEOUT_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_found() -> Iterator[None]:
+    """Give the broker's signals back as they were, so that no test changes the next one."""
+    before = {number: signal.getsignal(number) for number in BROKER_SIGNALS}
+    yield
+    for number in BROKER_SIGNALS:
+        signal.signal(number, before[number])

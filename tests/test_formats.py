@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -15,7 +16,6 @@ import pytest
 from siltstone.directory import VERSION
 from siltstone.segment import frame as frame_module
 from siltstone.segment.body import index_width
-from siltstone.segment.chain import index_path
 from siltstone.segment.frame import (
     EDGES,
     HEADER,
@@ -30,6 +30,7 @@ from siltstone.segment.frame import (
 )
 from siltstone.segment.index import SUMMARY_BYTES, SegmentIndex, encode_index
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, segment_path
+from siltstone.segment.sift import index_path
 from siltstone.store.cook import Call, Cook
 from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.store.manifest import MANIFEST, RESERVE, Manifest, SlabId, SlabRecord, SlabState
@@ -221,7 +222,7 @@ class TestTables:
         assert sizes == [struct.calcsize(f"<{code}") for code in codes]
 
     def test_the_fields_of_a_segment_stand_where_the_code_puts_them(self) -> None:
-        header = segment_header(base_serial=42).encode(end=5000)
+        header = replace(segment_header(base_serial=42), salt=77, topic="a/b").encode(end=5000)
         found = {
             field.split(",")[0]: int.from_bytes(header[offset : offset + size], "little")
             for offset, size, field in field_table("Segment")[:-1]
@@ -238,12 +239,15 @@ class TestTables:
             "seed of the frames' CRCs": 0x5EEDF00D,
             "layout": 1,
             "length of the database's name": 5,
+            "salt of the database": 77,
+            "length of the topic's name": 3,
             "CRC-32C of bytes 0 to 2043": crc_from(0, header[:2044]),
             "visible position": 5000,
             "synced position": 5000,
             "reserved serial": 0,
         }
-        assert header[50:2044] == b"plant".ljust(1994, b"\0")
+        assert header[50:312] == b"plant".ljust(262, b"\0")
+        assert header[322:2044] == b"a/b".ljust(1722, b"\0")
 
     def test_the_fields_of_an_index_stand_where_the_code_puts_them(self) -> None:
         index = SegmentIndex(first_serial=100, end_position=4096)

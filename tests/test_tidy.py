@@ -30,7 +30,17 @@ TEXT_BYTES_MAX = 2_000_000
 
 # Path under src/siltstone -> why it is one module all the same.
 LONG_MODULES: dict[str, str] = {
+    "broker/broker.py": "all state of a running broker; compiled as one class",
+    "broker/durables.py": "the life of a durable session while its client is connected",
+    "broker/server.py": "the start and the end of a broker, in one order",
+    "broker/settings.py": "the settings of a broker, each with its description",
+    "fs/posix.py": "the only module that may call the operating system",
+    "keyvalue.py": "the one facade of a key-value database",
+    "mqtt/splitter.py": "one pass over the bytes that a socket gave; compiled as one class",
+    "session/durable.py": "what is read, kept and saved of one session, in one order",
+    "session/lending.py": "who is lent what, and how much; compiled as two classes",
     "session/outbox.py": "all that is sent to one client, in its order; compiled as one class",
+    "store/slabs.py": "the one owner of the slabs of a database that is written",
 }
 
 # Path under src/siltstone -> why no unit test mirrors it.
@@ -43,6 +53,7 @@ MODULES_WITHOUT_UNIT_TEST: dict[str, str] = {
     "flight/target.py": "files and sockets; tests/integration/test_flight.py, tests/fault",
     "feed/settings.py": "limits without code; the tests of the hub and its machine set each",
     "fs/api.py": "protocols without code; every implementation runs one suite",
+    "kv/mending.py": "RocksDB needs the disk; tests/fault/test_lost_positions.py",
     "pipeline/remote.py": "a node on one side, Spark on the other; tests/spark/test_flight.py",
     "pipeline/jobs/replay.py": "all of it runs on Spark; tests/spark does",
     "pipeline/jobs/rollup.py": "all of it runs on Spark; tests/spark does",
@@ -221,6 +232,50 @@ def test_no_test_sleeps() -> None:
     assert sleeps == []
 
 
+# A call that raises unless what it is about is so; a machine's invariants are its asserts.
+CHECKING = re.compile(r"raises|fail|check\w*|verify\w*|require\w*|run_state_machine_as_test")
+
+
+def called_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names of the functions and methods that are called."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name | ast.Attribute):
+            yield each.func.id if isinstance(each.func, ast.Name) else each.func.attr
+
+
+def claims(node: ast.AST, functions: dict[str, ast.AST]) -> bool:
+    """Tell whether a function, or one of its module that it calls, can find anything wrong."""
+    seen: set[str] = set()
+    left = [node]
+    while left:
+        one = left.pop()
+        if any(isinstance(each, ast.Assert | ast.Raise) for each in ast.walk(one)):
+            return True
+        for name in called_in(one):
+            if CHECKING.fullmatch(name):
+                return True
+            if name in functions and name not in seen:
+                seen.add(name)
+                left.append(functions[name])
+    return False
+
+
+def test_every_test_claims_something() -> None:
+    silent = []
+    for path in python_files("tests"):
+        functions: dict[str, ast.AST] = {
+            node.name: node
+            for node in nodes(path)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        silent += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name, node in functions.items()
+            if name.startswith("test_") and not claims(node, functions)
+        ]
+    assert silent == []
+
+
 def test_no_text_names_a_path_of_one_machine() -> None:
     assert lines_with(MACHINE_PATH) == []
 
@@ -240,6 +295,61 @@ def test_builds_use_the_locked_compiler() -> None:
 
 def test_every_compiled_module_exists() -> None:
     assert [module for module in compiled_modules() if not (ROOT / module).is_file()] == []
+
+
+def is_safe_shift(node: ast.expr) -> bool:
+    """Say whether a number is a literal, or surely one of Python: int(…)."""
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "int"
+    )
+
+
+def test_no_compiled_module_shifts_left_by_a_native_integer() -> None:
+    # mypyc writes i64(1) << x as 1 << x, also where the 1 is in a variable, so that C shifts an
+    # int of 32 bits.
+    shifts = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module in compiled_modules()
+        for node in nodes(ROOT / module)
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.LShift)
+        and not is_safe_shift(node.right)
+    ]
+    assert shifts == []
+
+
+def slices(module: str) -> Iterator[ast.Subscript]:
+    for node in nodes(ROOT / module):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            yield node
+
+
+def test_no_compiled_module_takes_a_slice_between_its_ends_counted_from_behind() -> None:
+    # mypyc fails where a slice of bytes ends before it begins: b"x"[2:-1] is no b"" there.
+    found = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module in compiled_modules()
+        for node in slices(module)
+        if isinstance(node.slice, ast.Slice)
+        and node.slice.lower is not None
+        and node.slice.upper is not None
+        and ast.unparse(node.slice.upper).startswith("-")
+    ]
+    assert found == []
+
+
+# mypyc puts an underscore before the name of an attribute; with it these are words of C.
+WORDS_OF_C = {"_alignof", "_asm", "_const", "_inline", "_signed", "_thread", "_typeof", "_volatile"}
+
+
+def test_no_attribute_of_a_compiled_module_becomes_a_word_of_c() -> None:
+    found = [
+        f"{module}:{node.lineno}: {node.attr}"
+        for module in compiled_modules()
+        for node in nodes(ROOT / module)
+        if isinstance(node, ast.Attribute) and node.attr in WORDS_OF_C
+    ]
+    assert found == []
 
 
 def docstring(value: type | FunctionType) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -34,7 +33,7 @@ from siltstone.store.manifest import SlabId
 from siltstone.store.opening import RecoveryReport
 from siltstone.store.outcome import Ticket, seconds_to_wait
 from siltstone.store.partition import Columns, columns_of, may_hold, shard_of, split_call
-from siltstone.store.producers import producer_key
+from siltstone.store.producers import producer_of
 from siltstone.store.readable_slabs import ReadableSlabs
 from siltstone.store.rows import COLUMNS, Batch, Row, schema_of
 from siltstone.store.scan import Span, Status, count_rows, read_stream
@@ -71,8 +70,8 @@ class Database:
             self._slabs = ReadableSlabs(fs, directory)
         self._feeds = Feeds(self._slabs)
         # What tells this database from any other, also from a later one of the same name.
-        salt = f"{self._slabs.manifest.salt}/{self.name}"
-        self.identity = blake2b(salt.encode(), digest_size=16).hexdigest()
+        self.origin = self._slabs.manifest.identity
+        self.identity = self.origin.text
 
     @property
     def name(self) -> str:
@@ -119,7 +118,7 @@ class Database:
             raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
         seconds = seconds_to_wait(timeout)
         slabs = self._writable()
-        if slabs.manifest.logs:
+        if slabs.manifest.holds_logs:
             raise UsageError(f"database {self.name!r} holds topic logs, rows are sent to these")
         columns = rows if isinstance(rows, Columns) else columns_of(rows)
         settings = self.settings
@@ -144,7 +143,7 @@ class Database:
 
     def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
         """Tell whether rows of a topic and publisher were stored by this call of a producer."""
-        name_key, sequence = _producer(producer)
+        name_key, sequence = producer_of(producer)
         key = topic if self.settings.shard_by == "topic" else publisher
         shard = self._writable().shard(shard_of(key, self.settings.shards))
         return shard.committer.has_stored(name_key, sequence)
@@ -395,6 +394,10 @@ class Database:
         """Drop the slabs that are too old or too much; return which."""
         return self._writable().enforce_retention()
 
+    def leave_free(self, size_bytes: int) -> None:
+        """Refuse rows from now on when the disk has less left than this, for others need it."""
+        self._writable().leave_free(size_bytes)
+
     def configure(self, **changes: Any) -> DatabaseSettings:
         """Change settings; what is written from now on follows them. Raises: UsageError."""
         return self._writable().configure(changes)
@@ -410,9 +413,15 @@ class Database:
         finally:
             self._feeds.close()
 
+    def failure(self) -> Exception | None:
+        """Return what has failed so that nothing more is stored; None: nothing did."""
+        return self._slabs.failure() if isinstance(self._slabs, WritableSlabs) else None
+
     def block_logs(self) -> BlockLogs:
         """Return its shards as the logs of one topic each. Raises: UsageError."""
-        return BlockLogs(self._writable())
+        slabs = self._writable()
+        slabs.hold_logs()
+        return BlockLogs(slabs)
 
     def _writable(self) -> WritableSlabs:
         if not isinstance(self._slabs, WritableSlabs):
@@ -435,16 +444,4 @@ def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | Non
             f"too much for one append, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
         )
     if producer is not None:
-        call.producer, call.sequence = _producer(producer)
-
-
-def _producer(producer: object) -> tuple[bytes, int]:
-    match producer:
-        case (str(name), int(sequence)) if not isinstance(sequence, bool):
-            if not 0 <= sequence < 1 << 64:
-                raise UsageError(f"a producer's sequence has 64 bits: sequence={sequence}")
-            try:
-                return producer_key(name), sequence
-            except UnicodeEncodeError as exc:
-                raise UsageError(f"a producer's name is not valid Unicode: {producer!r}") from exc
-    raise UsageError(f"producer must be a name and a number, as ('loader', 1): {producer!r}")
+        call.producer, call.sequence = producer_of(producer)

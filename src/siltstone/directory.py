@@ -12,7 +12,6 @@ import re
 import secrets
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
@@ -25,7 +24,6 @@ from siltstone.errors import (
     CorruptionError,
     ExistsError,
     NotFoundError,
-    SiltstoneError,
     StorageFullError,
     UsageError,
 )
@@ -35,7 +33,8 @@ from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.api import EngineOpener
 from siltstone.kv.rocks import RocksEngine
-from siltstone.kv.wal import check_begin, check_logs, has_begun
+from siltstone.kv.room import DiskRoom
+from siltstone.kv.wal import check_begin, check_logs, has_begun, set_odd_aside
 from siltstone.store.arguments import require_kind
 from siltstone.store.birth import create_slabs
 from siltstone.store.manifest import MANIFEST, Manifest
@@ -50,9 +49,14 @@ VERSION: Final = b"siltstone 1\n"
 # nothing there is read in a transaction, so few writes need be remembered for it.
 COMMITS: Final = "commits"
 COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
-# What a key-value database leaves free on the disk: RocksDB writes back what it has in memory.
-KEYVALUE_RESERVE_BYTES: Final = 16 * 1024 * 1024
+# What a key-value database leaves free on the disk: RocksDB writes back what it has in memory. The
+# positions go on for longer, and have a reserve besides: those who return drain what fills a disk.
+KEYVALUE_FLOOR_BYTES: Final = 16 * 1024 * 1024
+COMMITS_FLOOR_BYTES: Final = 4 * 1024 * 1024
+COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
 _DROPPING: Final = "dropping"
+# More than any order of operations has open at once.
+_SPARE_DESCRIPTORS: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -70,7 +74,7 @@ class Store:
     ) -> None:
         self.path = path
         self.read_only = read_only
-        self._fs = fs or PosixFileSystem()
+        self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
         self._clock = clock or SystemClock()
         self._mutex = Lock()
         self._databases: dict[str, Database] = {}
@@ -179,6 +183,9 @@ class Store:
         """
         with self._mutex:
             self._check_writable()
+            require_kind("name", name, str, "text")
+            if settings is not None:
+                require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
             known = self._keyvalues.get(name)
             if known is None or known.closed:
                 _check_name(name)
@@ -189,16 +196,39 @@ class Store:
                     self._remove_keyvalue(directory)
                 create_directories(self._fs, directory)
                 check_begin(self._fs, directory)
+                set_odd_aside(self._fs, directory)
                 check_logs(self._fs, directory)
-                known = KeyValueDatabase(
-                    self._open_engine(directory),
-                    self._clock,
-                    name,
-                    settings,
-                    room=partial(_lacks_room, self._fs, directory),
-                )
+                known = self._open_keyvalue(name, directory, settings)
                 self._keyvalues[name] = known
             return known
+
+    def _open_keyvalue(
+        self, name: str, directory: PurePath, settings: KeyValueSettings | None
+    ) -> KeyValueDatabase:
+        """Open a key-value database; where the disk is full, with the help of its reserve."""
+        room = (
+            DiskRoom(
+                self._fs,
+                directory,
+                floor_bytes=COMMITS_FLOOR_BYTES,
+                reserve_bytes=COMMITS_RESERVE_BYTES,
+            )
+            if name == COMMITS
+            else DiskRoom(self._fs, directory, floor_bytes=KEYVALUE_FLOOR_BYTES)
+        )
+        try:
+            return self._with_engine(name, directory, settings, room)
+        except StorageFullError:
+            if not room.give_up_reserve():
+                raise
+        return self._with_engine(name, directory, settings, room)
+
+    def _with_engine(
+        self, name: str, directory: PurePath, settings: KeyValueSettings | None, room: DiskRoom
+    ) -> KeyValueDatabase:
+        engine = self._open_engine(directory)
+        room.write_back = engine.write_back
+        return KeyValueDatabase(engine, self._clock, name, settings, room=room.lacks)
 
     def keyvalue_names(self) -> list[str]:
         """Return the names of the key-value databases; `commits` is not one of them, it is always
@@ -234,6 +264,16 @@ class Store:
             replace_file(self._fs, directory / _DROPPING, b"")
             self._remove_keyvalue(directory)
 
+    def failure(self) -> tuple[str, Exception] | None:
+        """Return a database in which a write or sync has failed, and the cause; None: all work.
+
+        Such a database stores nothing more until the store is closed and opened again.
+        """
+        with self._mutex:
+            causes = {name: known.failure() for name, known in self._databases.items()}
+            causes |= {name: known.failure() for name, known in self._keyvalues.items()}
+        return next(((name, cause) for name, cause in causes.items() if cause is not None), None)
+
     def close(self) -> None:
         """Close every database and let go of the lock."""
         with self._mutex:
@@ -261,7 +301,8 @@ class Store:
         """
         if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
             raise CorruptionError(
-                "there are rows but no manifest, restore it from a copy", path=directory
+                "there are rows but no manifest, run `siltstone verify --repair` or restore a copy",
+                path=directory,
             )
         for entry in self._fs.list(directory):
             if entry.kind is EntryKind.DIRECTORY:
@@ -315,7 +356,9 @@ class Store:
             raise UsageError("the store was opened for reading only")
 
 
-def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
+def open_store(
+    path: str | PurePath, *, read_only: bool = False, clock: Clock | None = None
+) -> Store:
     """Open a data directory: for writing, which locks and if need be creates it, or for reading.
 
     Raises: LockedError when another process writes it, NotFoundError when there is nothing to read,
@@ -330,18 +373,7 @@ def open_store(path: str | PurePath, *, read_only: bool = False) -> Store:
         raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc
     if 0 in encoded:
         raise UsageError(f"path has a zero character: path={str(path)!r}")
-    return Store(absolute_path(path), read_only=read_only)
-
-
-def _lacks_room(fs: FileSystem, directory: PurePath, needed_bytes: int) -> SiltstoneError | None:
-    """Return why so much cannot be written to a key-value database, if so."""
-    needed_bytes += KEYVALUE_RESERVE_BYTES
-    try:
-        if fs.free_bytes(directory) >= needed_bytes:
-            return None
-    except SiltstoneError as exc:
-        return exc
-    return StorageFullError(directory, needed_bytes=needed_bytes)
+    return Store(absolute_path(path), read_only=read_only, clock=clock)
 
 
 def _check_name(name: str) -> None:

@@ -40,7 +40,8 @@ class QuotaExceededError(RetryError):
 
     def __init__(self, database: str, *, used_bytes: int, quota_bytes: int) -> None:
         super().__init__(
-            f"database {database!r} is over its quota, drop sealed slabs or raise it: "
+            f"database {database!r} has no room for this within its quota, drop sealed slabs or "
+            f"raise it: "
             f"used_bytes={used_bytes} quota_bytes={quota_bytes}"
         )
         self.database = database

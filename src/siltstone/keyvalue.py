@@ -8,7 +8,7 @@ rows that are read or changed together are given one key, and so one shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import random
 from threading import Lock
@@ -19,6 +19,7 @@ from siltstone.clock import Clock
 from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
 from siltstone.kv.api import Changes, Engine
 from siltstone.kv.slab import KeyValueSlab
+from siltstone.store.arguments import require_kind
 from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.partition import shard_of
@@ -26,16 +27,11 @@ from siltstone.store.retention import due_for_drop, due_for_turn
 from siltstone.store.rows import Row
 from siltstone.topic.grammar import TopicFilter
 from siltstone.tx import catalog
+from siltstone.tx.arguments import key_of, text_of, timeout_of, whole_number
 from siltstone.tx.catalog import family_of
 from siltstone.tx.committer import Committer, Room
-from siltstone.tx.iterator import KeyIterator, KeyRead, read_on
-from siltstone.tx.operations import (
-    LATEST,
-    NO_ID,
-    check_range,
-    digest_of,
-    end_of,
-)
+from siltstone.tx.iterator import KeyIterator, KeyRead, read_on, require_key_place
+from siltstone.tx.operations import LATEST, NO_ID, digest_of, end_of, start_of
 from siltstone.tx.owned_map import OwnedMaps, take
 from siltstone.tx.queue import CommitQueue
 from siltstone.tx.reading import ReadableSlab, rows_of
@@ -46,7 +42,6 @@ from siltstone.tx.transaction import Context, Transaction
 T = TypeVar("T")
 
 TIMEOUT: Final = 5.0
-TIMEOUT_MAX: Final = 1_000_000_000
 RETRIES: Final = 10
 
 
@@ -107,7 +102,7 @@ class KeyValueDatabase:
 
     def shard_of(self, key: str) -> int:
         """Return the shard of a key: the same on every machine and for ever."""
-        return shard_of(key.encode(), self._settings.shards)
+        return shard_of(key_of("key", key), self._settings.shards)
 
     def transaction(
         self,
@@ -126,14 +121,13 @@ class KeyValueDatabase:
 
         Raises: UsageError, NotFoundError, SlabDroppedError, ClosedError.
         """
-        if timeout is not None and not 0 <= timeout <= TIMEOUT_MAX:
-            raise UsageError(f"a timeout is from 0 to {TIMEOUT_MAX:,} seconds: timeout={timeout}")
+        seconds = timeout_of(timeout)
         number = self._number(shard, key)
         digest = NO_ID if id is None else digest_of(id)
         if generation is None:
-            return Transaction(self._current[number], True, digest, timeout)  # noqa: FBT003 - compiled
-        context = self._find(SlabId(number, generation)).context
-        return Transaction(context, False, digest, timeout)  # noqa: FBT003 - compiled
+            return Transaction(self._current[number], True, digest, seconds)  # noqa: FBT003 - compiled
+        context = self._find(SlabId(number, whole_number("generation", generation))).context
+        return Transaction(context, False, digest, seconds)  # noqa: FBT003 - compiled
 
     def transact(
         self,
@@ -182,7 +176,7 @@ class KeyValueDatabase:
         """
         if self._settings.timed:
             raise UsageError("owned maps need a plain map, a database with the setting timed off")
-        begin = partial(self.transaction, key=collection)
+        begin = partial(self.transaction, key=text_of("collection", collection))
         return take(begin, collection, retries, self._retry)
 
     def get(
@@ -215,11 +209,11 @@ class KeyValueDatabase:
         """
         parsed = TopicFilter.parse(topic_filter)
         until = end_of(until_us)
-        check_range(since_us, until)
+        since = start_of(since_us, until)
         self._check_open()
         only = None if shard is None and key is None else self._number(shard, key)
         slabs = (ReadableSlab(known.record, known.slab) for known in self._ordered(only))
-        return rows_of(slabs, parsed, since_us, until, first_topic.encode())
+        return rows_of(slabs, parsed, since, until, key_of("first_topic", first_topic))
 
     def streams(self, topic_filter: str = "#", *, generation_min: int = 0) -> list[StreamRef]:
         """Return the streams with rows that may match a filter, oldest slab first."""
@@ -237,6 +231,7 @@ class KeyValueDatabase:
                         slab=known.record.id,
                         stream_id=match.stream.id,
                         pattern=pattern,
+                        identity=self._identity.text,
                     )
                 )
             view.release()
@@ -249,16 +244,17 @@ class KeyValueDatabase:
 
         Raises: SlabDroppedError, NotFoundError, UsageError.
         """
-        if stream.database != self.name:
-            raise UsageError(f"stream belongs to database {stream.database!r}")
+        require_kind("stream", stream, StreamRef, "one that streams() returned")
+        require_key_place(stream, database=self.name, identity=self._identity)
         if self._find(stream.slab).slab.stream(stream.stream_id) is None:
             raise NotFoundError(f"slab {stream.slab} has no stream {stream.stream_id:016x}")
         return KeyIterator(
             database=self.name,
             slab=stream.slab,
             stream_id=stream.stream_id,
-            since_us=since_us,
+            since_us=start_of(since_us, 0),
             filter=TopicFilter.parse(topic_filter),
+            identity=self._identity.text,
         )
 
     def next(
@@ -268,22 +264,31 @@ class KeyValueDatabase:
 
         Raises: SlabDroppedError, NotFoundError, UsageError.
         """
-        if iterator.database != self.name:
-            raise UsageError(f"iterator belongs to database {iterator.database!r}")
-        if rows_max < 1:
+        require_kind("iterator", iterator, KeyIterator, "one that iterator() or next() returned")
+        require_key_place(iterator, database=self.name, identity=self._identity)
+        until = None if until_us is None else end_of(until_us)
+        if whole_number("rows_max", rows_max) < 1:
             raise UsageError(f"rows_max must be at least 1: rows_max={rows_max}")
         # Whether the slab has ended must be known before looking for its last rows.
         known = self._find(iterator.slab)
         ended = known.record.state is not SlabState.CURRENT
-        return read_on(known.slab, iterator, rows_max, until_us, ended=ended)
+        iterator = replace(iterator, identity=self._identity.text)
+        return read_on(known.slab, iterator, rows_max, until, ended=ended)
 
     def slabs(self) -> list[SlabRecord]:
         """Return all slabs with their bounds, oldest generation first."""
         return [known.record for known in self._ordered(None)]
 
     def seal(self) -> None:
-        """Turn every shard's generation over: what was current takes no more changes."""
+        """Turn every shard's generation over: what was current takes no more changes.
+
+        Raises: UsageError for a plain map, which is all in its current generation.
+        """
         self._check_open()
+        if not self._settings.timed:
+            raise UsageError(
+                f"database {self.name!r} is a plain map, which has one generation: it is not sealed"
+            )
         for number, queue in enumerate(self._queues):
             queue.order(partial(self._turn_over, number))
 
@@ -292,6 +297,7 @@ class KeyValueDatabase:
 
         Raises: UsageError for a current one, NotFoundError, SlabDroppedError.
         """
+        require_kind("slab", slab, SlabId, "a SlabId")
         self._find(slab)
         self._queues[slab.shard].order(partial(self._drop, slab))
 
@@ -323,6 +329,11 @@ class KeyValueDatabase:
         self._check_open()
         return self._engine.size_bytes()
 
+    def failure(self) -> Exception | None:
+        """Return what has failed so that nothing more is stored; None: nothing did."""
+        found = (queue.committer.poisoned_by for queue in self._queues)
+        return next((cause for cause in found if cause is not None), None)
+
     def close(self) -> None:
         """Commit what is queued, end the threads, let go of the files."""
         with self._lock:
@@ -344,6 +355,7 @@ class KeyValueDatabase:
         records = catalog.read_slabs(engine)
         catalog.drop_orphans(engine, records)
         states = catalog.begin_terms(engine, settings.shards)
+        self._identity = catalog.read_identity(engine)
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
             committer = Committer(
@@ -389,8 +401,15 @@ class KeyValueDatabase:
 
     def _due_for_drop(self) -> list[SlabId]:
         records = self.slabs()
-        sizes = {record.id: self._engine.size_bytes(family_of(record.id)) for record in records}
+        sizes = {record.id: self._size_of(record.id) for record in records}
         return due_for_drop(self._settings, records, sizes, now_us=self._clock.now_us())
+
+    def _size_of(self, slab: SlabId) -> int:
+        try:
+            return self._engine.size_bytes(family_of(slab))
+        except NotFoundError:
+            # Another shard drops it at this moment.
+            return 0
 
     def _turn_over(self, number: int) -> None:
         committer = self._queues[number].committer
@@ -436,12 +455,12 @@ class KeyValueDatabase:
         if key is not None:
             if shard is not None:
                 raise UsageError("give a shard or a key, not both")
-            return shard_of(key.encode(), shards)
+            return self.shard_of(key)
         if shard is None:
             if shards > 1:
                 raise UsageError(f"give a shard or a key, there is more than one: shards={shards}")
             return 0
-        if not 0 <= shard < shards:
+        if not 0 <= whole_number("shard", shard) < shards:
             raise UsageError(f"there is no such shard: shard={shard} shards={shards}")
         return shard
 

@@ -198,6 +198,9 @@ class _Draft:
             found = f"what is no JSON from character {exc.pos + 1} on"
             sentence = f"expected {_expected(key)} as JSON, found {found}"
             self._complaints.append(f"{origin}: {dotted_name(key)}: {sentence}")
+        except (ValueError, RecursionError):
+            sentence = "is nested too deeply, or has a number with too many digits"
+            self._complaints.append(f"{origin}: {dotted_name(key)}: {sentence}")
         except IndexError:
             self._complaints.append(f"{origin}: {dotted_name(key)}: skips a place in its list")
         else:

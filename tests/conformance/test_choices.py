@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from siltstone.broker.sys_topics import SysTopics
@@ -51,14 +53,9 @@ def test_a_topic_of_the_server_is_not_for_clients(version: Version) -> None:
     wire = core.connect("c", version=version)
     assert wire.publish("$SYS/x", "m", 0) == []
     assert not wire.is_closed
-    answer = wire.publish("$other", "m", 1, 1)
-    if version is V5:
-        assert answer == [PubAck(packet_id=1, reason=Reason.NOT_AUTHORIZED)]
-        assert wire.publish("$other", "m", 2, 2) == [
-            PubRec(packet_id=2, reason=Reason.NOT_AUTHORIZED)
-        ]
-    else:
-        assert (answer, wire.is_closed) == ([], True)
+    reason = Reason.NOT_AUTHORIZED if version is V5 else Reason.SUCCESS
+    assert wire.publish("$other", "m", 1, 1) == [PubAck(packet_id=1, reason=reason)]
+    assert wire.publish("$other", "m", 2, 2) == [PubRec(packet_id=2, reason=reason)]
     assert (watcher.take(), core.database.rows) == ([], [])
 
 
@@ -68,6 +65,37 @@ def test_a_will_on_a_topic_of_the_server_is_refused(version: Version) -> None:
     answer = wire.connect("c", will=Will(topic=b"$SYS/x", payload=b""))
     reasons = [packet.reason for packet in answer if isinstance(packet, ConnAck)]
     assert (reasons, wire.is_closed) == (in_v5(version, Reason.TOPIC_NAME_INVALID), True)
+
+
+@both_versions
+def test_a_bridge_tells_its_state_on_a_topic_of_the_server(version: Version) -> None:
+    core = Core()
+    watcher = core.connect("w")
+    watcher.subscribe("$SYS/broker/connection/#", retain_as_published=True)
+    topic = b"$SYS/broker/connection/host.site/state"
+    wire = core.connect(
+        "c", version=version, will=Will(topic=topic, payload=b"0", qos=1, retain=True)
+    )
+    assert wire.publish(topic.decode(), "1", 1, 1, retain=True) == [PubAck(packet_id=1)]
+    wire.drop()
+    states = [packet for packet in watcher.take() if isinstance(packet, Publish)]
+    assert [(each.topic, each.payload, each.retain) for each in states] == [
+        (topic, b"1", True),
+        (topic, b"0", True),
+    ]
+
+
+def test_a_bridge_of_3_1_1_gets_nothing_back_and_retained_messages_as_they_were_published() -> None:
+    core = Core()
+    bridge = core.connect("b", version=V3, is_bridge=True)
+    plain = core.connect("p", version=V3)
+    for wire in (bridge, plain):
+        wire.subscribe("#", "$share/g/s")
+    assert bridge.publish("own", "m", 0) == []
+    core.connect("c").publish("kept", "m", 0, retain=True)
+    kept = Publish(topic=b"kept", payload=b"m", retain=True)
+    assert bridge.take() == [kept]
+    assert plain.take() == [Publish(topic=b"own", payload=b"m"), replace(kept, retain=False)]
 
 
 @both_versions
@@ -130,6 +158,8 @@ def test_what_the_store_has_no_room_for_is_refused(version: Version) -> None:
     if version is V5:
         assert wire.take() == [PubAck(packet_id=1, reason=Reason.QUOTA_EXCEEDED)]
     else:
+        assert (wire.take(), wire.is_closed) == ([], False)
+        core.advance(core.broker.limits.refusal_delay)
         assert (wire.take(), wire.is_closed) == ([], True)
 
 
@@ -140,11 +170,12 @@ def test_more_retained_messages_than_allowed_are_refused(version: Version) -> No
     assert wire.publish("a", "m", 1, 1, retain=True) == [PubAck(packet_id=1)]
     assert wire.publish("b", "m", 0, retain=True) == []
     answer = wire.publish("b", "m", 1, 2, retain=True)
-    if version is V5:
-        assert answer == [PubAck(packet_id=2, reason=Reason.QUOTA_EXCEEDED)]
-    else:
-        assert (answer, wire.is_closed) == ([], True)
+    reason = Reason.QUOTA_EXCEEDED if version is V5 else Reason.SUCCESS
+    assert answer == [PubAck(packet_id=2, reason=reason)]
     assert len(core.broker.retained) == 1
+    # 3.1.1 is told nothing, but the message is kept, though not retained.
+    not_retained = [] if version is V5 else [(b"b", b"m")] * 2
+    assert core.database.rows == [(b"a", b"m"), *not_retained]
 
 
 def test_who_publishes_too_fast_is_read_more_slowly_and_told_nothing() -> None:

@@ -82,7 +82,9 @@ def test_mqtt_3_1_2_1_another_protocol_name_is_answered_in_the_old_way_and_close
     assert wire.is_closed
 
 
-@pytest.mark.parametrize(("level", "version"), [("03", V3), ("00", V3), ("06", V5), ("ff", V5)])
+@pytest.mark.parametrize(
+    ("level", "version"), [("03", V3), ("00", V3), ("06", V5), ("83", V3), ("85", V3)]
+)
 def test_mqtt_3_1_2_2_another_level_is_refused_and_closed(level: str, version: Version) -> None:
     wire = Core().wire(version)
     wire.send_bytes(bytes.fromhex(f"10 0d 0004 4d515454 {level} 02 0000 0001 63"))

@@ -102,10 +102,11 @@ def test_mqtt_4_3_3_9_after_a_refusal_the_packet_id_is_of_a_new_message() -> Non
 
 
 def test_what_a_closed_client_of_3_1_1_sends_again_is_new() -> None:
-    core = Core()
+    core = Core(refused_publish="close")
     wire = core.connect("c", version=V3, clean_start=False)
     # One message of the piece may not be published: the client is closed without acknowledgement.
     wire.send(message("t", "m", 2, 1), message("$not/allowed", "n", 2, 2))
+    core.advance(core.broker.limits.refusal_delay)
     assert (wire.take(), wire.is_closed, core.database.rows) == ([], True, [])
     again = core.connect("c", version=V3, clean_start=False)
     assert again.publish("t", "m", 2, 1, dup=True) == [PubRec(packet_id=1)]
@@ -195,12 +196,23 @@ def test_a_message_of_qos_2_counts_until_pubcomp_and_then_no_more() -> None:
     assert wire.publish("t", "m", 2, 5) == [Disconnect(reason=Reason.RECEIVE_MAXIMUM_EXCEEDED)]
 
 
-def test_mqtt311_3_3_5_2_a_message_that_may_not_be_published_closes_the_connection() -> None:
+def test_mqtt311_3_3_5_2_a_message_that_may_not_be_published_is_acknowledged_and_dropped() -> None:
     core = Core()
+    wire = core.connect("c", version=V3)
+    assert wire.publish("$not/allowed", "m", 1, 1) == [PubAck(packet_id=1)]
+    assert wire.publish("$not/allowed", "m", 2, 2) == [PubRec(packet_id=2)]
+    assert wire.publish("$not/allowed", "m", 2, 2, dup=True) == [PubRec(packet_id=2)]
+    assert wire.exchange(PubRel(packet_id=2)) == [PubComp(packet_id=2)]
+    assert (wire.is_closed, core.database.rows) == (False, [])
+
+
+def test_mqtt311_3_3_5_2_it_closes_the_connection_where_that_is_set() -> None:
+    core = Core(refused_publish="close")
     for qos in (1, 2):
         wire = core.connect("c", version=V3)
         assert wire.publish("$not/allowed", "m", qos, 1) == []
-        assert wire.is_closed
+        core.advance(core.broker.limits.refusal_delay)
+        assert (wire.take(), wire.is_closed) == ([], True)
     assert core.database.rows == []
 
 
@@ -310,8 +322,8 @@ def test_mqtt_4_3_2_1_2_3_qos_1_is_unacknowledged_until_puback(version: Version)
     for number in (1, 2):
         publisher.publish("t", f"{number}", 1, number)
     assert subscriber.take() == [message("t", "1", 1, 1)]
-    # An acknowledgement of another packet id, or of another kind, is none of this message.
-    assert subscriber.exchange(PubAck(packet_id=2), PubComp(packet_id=1)) == []
+    # An acknowledgement of another packet id is none of this message.
+    assert subscriber.exchange(PubAck(packet_id=2), PubComp(packet_id=2)) == []
     assert subscriber.exchange(PubAck(packet_id=1)) == [message("t", "2", 1, 2)]
 
 

@@ -252,5 +252,6 @@ def test_mqtt311_4_8_0_2_what_could_not_be_kept_closes_the_connection() -> None:
     wire, other = core.connect("c", version=V3), core.connect("other", version=V3)
     wire.send(message("t", "m", 1, 1))
     core.settle(OSError("the disk is gone"))
+    core.advance(core.broker.limits.refusal_delay)
     assert (wire.take(), wire.is_closed) == ([], True)
     assert other.exchange(PingReq()) == [PingResp()]

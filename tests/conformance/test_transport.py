@@ -132,7 +132,9 @@ def test_mqtt_3_14_4_2_after_disconnect_the_server_closes(
     broker: BrokerProcess, version: Version
 ) -> None:
     with connected(broker.port, "leaves", version) as client:
-        client.disconnect()
+        client.send(Disconnect(), PingReq())
+        # Until the end, which comes without a word, and without an answer to what follows.
+        assert client.rest() == []
 
 
 def test_mqtt_3_1_4_3_who_is_taken_over_reads_so_and_then_the_end(broker: BrokerProcess) -> None:

@@ -248,7 +248,7 @@ SCENARIOS: dict[str, tuple[Act, Act, dict[str, Any]]] = {
     "seal what is not synced": (unsynced_rows, seal, {}),
     "turn over": (nothing, turn_over, {"rotate_bytes": SEGMENT_BYTES}),
     "drop a slab": (three_slabs, drop, {}),
-    "retention": (three_slabs, retain, {"retain_seconds": 50.0}),
+    "retention": (three_slabs, retain, {"retain_seconds": 50.0, "rotate_seconds": 1e6}),
     "close": (unsynced_rows, close, {}),
     "configure": (some_rows, configure, {}),
 }

@@ -20,6 +20,7 @@ from siltstone.directory import Store
 from siltstone.errors import (
     DiskError,
     InvalidTopicError,
+    OverloadedError,
     PoisonedError,
     RetryError,
     SiltstoneError,
@@ -226,6 +227,36 @@ def test_a_roll_on_a_full_disk_is_refused_and_goes_on_when_there_is_space(
         here.check()
         here.append(Row("roll/2", BIG))
         here.append(Row("fill/1", b"small"))
+        here.check()
+        assert list(survivors(here)) == [here.stored] * 2
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("suffix", [".seg.tmp", ".idx.tmp"])
+def test_a_roll_without_a_descriptor_left_is_refused_and_goes_on_when_there_is_one(
+    number: int, suffix: str
+) -> None:
+    with faulty(thresholds=(1, 1)) as here:
+        fill_segment(here)
+        here.faults.add(Fault(operation="create", errno=number, path_suffix=suffix))
+        here.refuse(OverloadedError, Row("roll/1/x", BIG), match="ulimit -n, LimitNOFILE")
+        here.check()
+        # What was learned for the refused row is forgotten with it.
+        here.append(Row("roll/2/x", BIG))
+        here.append(Row("fill/1", b"small"))
+        here.check()
+        assert list(survivors(here)) == [here.stored] * 2
+
+
+def test_a_generation_is_not_turned_over_without_a_descriptor_and_goes_on() -> None:
+    with faulty() as here:
+        here.append(Row("a", b"1"))
+        here.faults.add(Fault(operation="create", errno=errno.EMFILE, path_suffix="manifest.tmp"))
+        with pytest.raises(OverloadedError):
+            here.database.seal()
+        here.append(Row("a", b"2"))
+        here.database.seal()
+        here.append(Row("a", b"3"))
         here.check()
         assert list(survivors(here)) == [here.stored] * 2
 

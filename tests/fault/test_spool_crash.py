@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import product
 from pathlib import PurePath
 from random import Random
 
@@ -10,11 +12,11 @@ import pytest
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories
 from siltstone.spool import Entry, Spool, ensure
-from tests.support.spool_model import SpoolModel
+from tests.support.spool_model import SpoolModel, contents
 
 ROOT, OUT = PurePath("/data/spool/s"), PurePath("/data/dead")
 # More than the life below has; the last ones must then be found not to cut it short.
-OPERATIONS = 125
+OPERATIONS = 140
 
 
 def store(spool: Spool, model: SpoolModel, *items: tuple[bytes, str | None]) -> list[Entry]:
@@ -81,11 +83,52 @@ def test_a_power_cut_at_any_step_loses_nothing_acknowledged(operations: int) -> 
                 left = fs.kill_clone()
             case _:
                 left = fs.crash_clone(Random(seed), in_order=seed % 2 == 0)
+        begun = len(model.perhaps_stored)
         with ensure(ROOT, fs=left) as spool:
+            # A call stores all of its items, or none.
+            assert sum(entry not in model.stored for entry in spool) in (0, begun)
             model.check(spool, left)
             [new] = spool.store_many([(b"new", None)])
             assert new.id > model.highest_id
             assert left.list(ROOT / "tmp") == []
+
+
+def cut_batch(operations: int) -> MemoryFileSystem:
+    """Return a disk on which the power went while a batch was stored."""
+    fs = MemoryFileSystem()
+    with ensure(ROOT, fs=fs) as spool:
+        before = len(fs.operations)
+        fs.operations_left = operations
+        try:
+            spool.store_many(BATCH)
+        except PowerCut:
+            return fs
+    assert len(fs.operations) - before <= operations
+    fs.operations_left = None
+    return fs
+
+
+BATCH: list[tuple[bytes, str | None]] = [(b"%d" % number, None) for number in range(3)]
+BATCH_OPERATIONS = 33
+
+
+def test_a_batch_has_fewer_operations_than_are_cut() -> None:
+    assert contents(ensure(ROOT, fs=cut_batch(BATCH_OPERATIONS))) == {
+        Entry(number): b"%d" % number for number in range(3)
+    }
+
+
+@pytest.mark.parametrize("operations", range(BATCH_OPERATIONS))
+def test_power_cuts_in_a_batch_and_in_the_opening_that_finishes_it_leave_all_or_none(
+    operations: int,
+) -> None:
+    for opened, seed in product(range(12), range(2)):
+        left = cut_batch(operations).crash_clone(Random(seed + opened) if seed else None)
+        left.operations_left = opened
+        with suppress(PowerCut), ensure(ROOT, fs=left):
+            pass
+        found = contents(ensure(ROOT, fs=left.crash_clone(Random(seed) if seed else None)))
+        assert sorted(found.values()) in ([], [b"0", b"1", b"2"])
 
 
 @pytest.mark.parametrize("operations", range(14))

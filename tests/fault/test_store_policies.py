@@ -44,8 +44,8 @@ def leave(wire: Wire, *, polite: bool = True) -> None:
 
 def look(core: DurableCore) -> None:
     """Let a second pass, in which every session is looked after."""
-    for _ in range(4):
-        core.advance(0.25)
+    for _ in range(10):
+        core.advance(0.1)
 
 
 # What is written.

@@ -18,12 +18,15 @@ import siltstone
 from siltstone.errors import CorruptionError, NotFoundError, PoisonedError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.mqtt.reason import Reason
 from siltstone.store.block_log import BlockLog, BlockLogs
 from siltstone.store.verify import verify_database
 from siltstone.topiclog.client import TopicLogClient
 from siltstone.topiclog.log import DATABASE
 from tests.fault.test_odd_entries import kinds, make_odd
+from tests.support.broker_process import run_command
 from tests.support.builders import PATH, SEGMENT_BYTES
+from tests.support.mqtt_socket import MqttSocket
 from tests.support.topiclog import (
     LogWorld,
     all_values,
@@ -389,3 +392,56 @@ def test_no_message_is_read_or_written_by_a_call_on_its_file(tmp_path: Path) -> 
     assert calls, "the frame's head at least is written"
     assert max(int(size) for _, size in calls) < 4096
     assert {name for name, _ in calls} == {"pwrite64"}
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096])
+def test_a_room_taken_behind_holes_that_a_power_cut_left_takes_what_is_put_there(
+    page_bytes: int,
+) -> None:
+    failed: list[tuple[int, str]] = []
+    for seed in range(20):
+        world = LogWorld(fs=MemoryFileSystem(page_bytes=page_bytes))
+        with world.blocks() as logs:
+            taken(logs.add("t"), 70_000)
+            disk = world.fs.crash_clone(Random(seed))
+        with LogWorld(fs=disk).blocks() as logs:
+            log = logs.find("t")
+            assert log is not None
+            try:
+                assert append_large(log, b"x" * 70_000) == 0
+            except PoisonedError as exc:
+                failed.append((seed, str(exc)))
+    assert failed == []
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_manifest_of_topics_leaves_the_broker_running_and_repair_mends_it(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "d"
+    with served_by_process(data) as broker:
+        with TopicLogClient(port=log_port(broker)) as client:
+            client.create_topic("a/b")
+            client.create_topic("c")
+            client.send("c", b"kept")
+        broker.stop()
+        manifest = data / "data" / DATABASE / "manifest"
+        whole = manifest.read_bytes()
+        manifest.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        broker.start()
+        told = broker.wait_for("topic logs are damaged and not served")
+        assert told["remedy"] == "stop the broker and run: siltstone verify topics --repair"
+        with MqttSocket(broker.port) as peer:
+            peer.connect("c1")
+            assert peer.publish("t", b"goes on") is Reason.SUCCESS
+        broker.stop()
+        assert run_command("verify", DATABASE, "--data", str(data)).returncode == 1
+        run_command("verify", DATABASE, "--repair", "--data", str(data))
+        assert run_command("verify", DATABASE, "--data", str(data)).returncode == 0
+        broker.start()
+        port = int(broker.wait_for("listening", count=5)["address"].rpartition(":")[2])
+        with TopicLogClient(port=port) as client:
+            # Nothing names the first topic of a database but the manifest, until it has rows.
+            assert client.topics() == ["recovered/0", "c"]
+            assert client.send("c", b"next") == 1
+        broker.stop()

@@ -18,11 +18,14 @@ STEPS = 12
 
 
 def step(number: int) -> Any:
-    """Return a transaction that builds on what the one before it has done."""
+    """Return a transaction that builds on what the one before it has done.
+
+    All rows have the time 0, so that a topic is one row of each generation.
+    """
 
     def run(tx: Transaction) -> None:
-        tx.write("count", b"%d" % (int(tx.get("count") or b"0") + 1))
-        tx.write(f"new/{number}/topic", COMMIT_SERIAL)
+        tx.write("count", b"%d" % (int(tx.get("count", 0) or b"0") + 1), 0)
+        tx.write(f"new/{number}/topic", COMMIT_SERIAL, 0)
         if number % 3 == 2:
             tx.delete(f"new/{number - 1}/#")
 
@@ -42,7 +45,7 @@ def expected(done: list[int]) -> list[str]:
 def test_a_write_that_fails_anywhere_leaves_a_whole_history_and_ids_tell_which(
     nth: int, stored: bool
 ) -> None:
-    with World(timed=False) as world:
+    with World(timed=True) as world:
         world.fail_write(nth=nth, stored=stored)
         committed: list[int] = []
         unknown: list[int] = []

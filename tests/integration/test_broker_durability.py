@@ -37,7 +37,8 @@ V3, V5 = Version.V3_1_1, Version.V5
 VERSIONS = pytest.mark.parametrize("version", [V3, V5], ids=["v3", "v5"])
 DISK_BYTES = 64 * 1024 * 1024
 PAYLOAD = bytes(range(256)) * 64
-SMALL = {"storage.segment_bytes": "64 KiB"}
+QUICKLY: dict[str, str | float] = {"limits.refusal_delay": 0.1, "storage.keep_free_bytes": "1 MiB"}
+SMALL: dict[str, str | float] = {"storage.segment_bytes": "64 KiB", **QUICKLY}
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_of_a_batch_beyond_the_quota_only_what_is_stored_is_acknowledged(
 
 def test_on_a_full_disk_no_publish_is_acknowledged_until_there_is_room(small_disk: Path) -> None:
     data = small_disk / "data"
-    with broker_process(data) as broker:
+    with broker_process(data, settings=QUICKLY) as broker:
         hog = small_disk / "hog"
         take_the_rest(hog)
         first = publish_until_refused(broker.port, V5, 1, "first")

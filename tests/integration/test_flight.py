@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import siltstone
 from siltstone.bulk.columns import Given, rows_of
+from siltstone.bulk.offsets import Offsets
+from siltstone.bulk.options import ReadOptions
 from siltstone.bulk.schema import SCHEMA
 from siltstone.bulk.staging import WriteBatch
 from siltstone.errors import (
@@ -23,9 +27,12 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.flight.connection import Appended, RemoteStream
+from siltstone.flight.origin import NodeOrigin
 from siltstone.flight.target import DirectoryTarget
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import Publish
+from siltstone.pipeline.schema import spark_schema
+from siltstone.pipeline.stream_reader import SiltstoneStreamReader
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from tests.support.broker_process import (
@@ -217,6 +224,22 @@ def test_any_flight_client_can_plan_and_read(broker: BrokerProcess) -> None:
         assert actions == ["admit", "commit", "discard", "extents"]
 
 
+def test_what_no_parser_can_take_is_answered_with_a_sentence(broker: BrokerProcess) -> None:
+    deep = b'{"filter": ' + b"[" * 100_000
+    with flight.FlightClient(url_of(broker)) as client:
+        for call, sentence in (
+            (lambda: client.get_flight_info(flight.FlightDescriptor.for_command(deep)), "command"),
+            (lambda: client.do_get(flight.Ticket(deep)).read_all(), "ticket"),
+            (lambda: [*client.do_action(flight.Action("extents", deep))], "request"),
+        ):
+            with pytest.raises(flight.FlightServerError) as caught:
+                call()
+            assert str(caught.value).startswith(f"{sentence} is nested too deeply")
+            assert "Traceback" not in str(caught.value)
+        with pytest.raises(flight.FlightServerError, match="criteria is not valid UTF-8"):
+            list(client.list_flights(b"\xff"))
+
+
 def test_damage_and_rows_that_were_dropped_are_told_to_who_reads_them(tmp_path: Path) -> None:
     marker = b"a payload that is nowhere else"
     with siltstone.open(tmp_path / "data") as store:
@@ -236,6 +259,39 @@ def test_damage_and_rows_that_were_dropped_are_told_to_who_reads_them(tmp_path: 
             database.drop_slab(SlabId(0, 1))
             with pytest.raises(SlabDroppedError, match="dropped"):
                 planned.arrow()
+
+
+def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path: Path) -> None:
+    with siltstone.open(tmp_path / "data") as store, served(store) as known:
+        former = store.create("messages", settings_of())
+        former.append([Row("a", b"1"), Row("a", b"2")]).wait()
+        options = ReadOptions(node=known, filters=("a",))
+        fields = spark_schema(options.columns)
+        with siltstone.connect(known.url) as node:
+            planned = node.read("a")
+            stream = SiltstoneStreamReader(options, fields)
+            saved = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+            assert saved == Offsets({0: 2}, identity=former.identity).to_json()
+            origin = NodeOrigin(known, options)
+            assert origin.identity() == former.origin
+            store.drop("messages")
+            later = store.create("messages", settings_of())
+            later.append([Row("a", b"%d" % number) for number in range(3)]).wait()
+            told = f"={former.identity} database={later.identity}"
+            with pytest.raises(SlabDroppedError, match=f"ticket{told}"):
+                planned.arrow()
+            with pytest.raises(SlabDroppedError, match=f"step{told}"):
+                origin.plan_micro_batch({0: 0}, {0: 2})
+            origin.close()
+            with pytest.raises(SlabDroppedError, match=f"offsets{told}"):
+                stream.latestOffset(saved, ReadAllAvailable())
+            stream.stop()
+        lossy = SiltstoneStreamReader(replace(options, fails_on_loss=False), fields)
+        end = lossy.latestOffset(saved, ReadAllAvailable())
+        assert end == Offsets({0: 3}, identity=later.identity).to_json()
+        read = [row for part in lossy.partitions(saved, end) for row in lossy.read(part)]
+        assert sum(batch.num_rows for batch in read) == 3
+        lossy.stop()
 
 
 def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:

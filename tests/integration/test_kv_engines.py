@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
 from siltstone.kv.rocks import RocksEngine
 from siltstone.kv.wal import check_logs
+from siltstone.kv.witness import WITNESS
 from tests.support import kv_suite
 from tests.support.kv_suite import changes_of
 
@@ -101,12 +103,17 @@ def test_threads_write_families_and_create_others_at_once(tmp_path: Path) -> Non
 
 
 def written(path: Path) -> bytes:
-    """Leave what a killed process leaves of sixty synced writes; return the log of them."""
+    """Leave what a killed process leaves of sixty writes, the last of which was not acknowledged;
+    return the log of them.
+    """
     engine = RocksEngine(path / "live")
     engine.create_family("f")
-    for number in range(60):
+    for number in range(59):
         engine.write(changes_of("f", {b"%02d" % number: b"v" * 3_000}))
+    acknowledged = (path / "live" / WITNESS).read_bytes()
+    engine.write(changes_of("f", {b"59": b"v" * 3_000}))
     shutil.copytree(path / "live", path / "left")
+    (path / "left" / WITNESS).write_bytes(acknowledged)
     engine.close()
     (log,) = (path / "left").glob("*.log")
     return log.read_bytes()
@@ -148,3 +155,25 @@ def test_who_only_reads_sees_what_was_written_while_the_writer_goes_on(tmp_path:
     reader.close()
     assert writer.view("f").items(b"", b"z", 10) == [(b"1", b"first"), (b"2", b"later")]
     writer.close()
+
+
+def test_every_write_is_synced_before_it_returns(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path)
+    engine.create_family("f")
+    counts = []
+    for number in range(3):
+        engine.write(changes_of("f", {b"%d" % number: b"v"}))
+        counts.append(log_writes_and_syncs(engine))
+    engine.close()
+    assert counts == [(1, 1), (2, 2), (3, 3)]
+
+
+def log_writes_and_syncs(engine: RocksEngine) -> tuple[int, int]:
+    """Return how often RocksDB has written to its log, and synced it, as it counts itself."""
+    root = engine._root  # noqa: SLF001 - no call of ours tells it
+    assert root is not None
+    told = re.search(
+        r"Cumulative WAL: (\d+) writes, (\d+) syncs", root.property_value("rocksdb.dbstats") or ""
+    )
+    assert told is not None
+    return int(told[1]), int(told[2])

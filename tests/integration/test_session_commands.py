@@ -93,7 +93,7 @@ def test_sessions_are_listed_moved_and_dropped_while_the_broker_runs(
     assert client.rest() == [Disconnect(reason=Reason.ADMINISTRATIVE_ACTION)]
     client.close()
     assert json.loads(command("sessions", "export", "a"))["client_id"] == "a"
-    command("sessions", "drop", "a")
+    command("sessions", "drop", "a", "--yes")
     assert command.document("sessions", "list") == []
     with MqttSocket(broker.port) as again:
         answer = again.connect("a", clean_start=False, properties=KEPT)
@@ -109,13 +109,32 @@ def test_groups_are_listed_and_reset_while_they_have_members_and_when_not(
     assert read(client, 2) == [b"1", b"2"]
     command("groups", "reset", GROUP, "--to", "earliest")
     assert read(client, 2) == [b"1", b"2"]
-    assert "the group has members" in command("groups", "drop", GROUP, status=2)
+    assert "the group has members" in command("groups", "drop", GROUP, "--yes", status=2)
     client.disconnect()
     publish(broker, b"3")
     assert command.document("groups", "show", GROUP)["behind"] == 1
     command("groups", "reset", GROUP, "--to", "latest")
     assert command.document("groups", "show", GROUP)["behind"] == 0
-    command("groups", "drop", GROUP)
+    command("groups", "drop", GROUP, "--yes")
+    assert command.document("groups", "list") == []
+
+
+def test_a_group_without_durable_members_is_listed_while_it_has_members(
+    broker: BrokerProcess, command: Commands
+) -> None:
+    come(broker, "durable").close()
+    with connected(broker.port, "a") as client:
+        client.subscribe(GROUP, qos=1)
+        publish(broker, b"1", b"2")
+        assert read(client, 2) == [b"1", b"2"]
+        [group] = command.document("groups", "list")
+        assert {key: group[key] for key in ("group", "kept", "behind", "empty_seconds")} == {
+            "group": GROUP,
+            "kept": False,
+            "behind": 0,
+            "empty_seconds": None,
+        }
+        assert command.document("groups", "show", GROUP)["kept"] is False
     assert command.document("groups", "list") == []
 
 
@@ -135,7 +154,7 @@ def test_after_the_broker_the_commands_do_it_themselves(
     assert command.document("groups", "show", GROUP)["behind"] == 0
     assert "no broker runs on" in command("sessions", "kick", "a", status=2)
     # As the shell has it.
-    done = run_command("sessions", "drop", "a", "--data", str(broker.data))
+    done = run_command("sessions", "drop", "a", "--yes", "--data", str(broker.data))
     assert (done.returncode, done.stdout) == (0, b"the session of a was dropped\n")
     broker.start()
     assert command.document("sessions", "list") == []
@@ -160,6 +179,11 @@ def test_the_socket_is_for_the_brokers_user_and_answers_nonsense_with_a_sentence
     assert is_served(broker.data)
 
 
-def test_without_durable_sessions_there_is_no_socket(tmp_path: Path) -> None:
+def test_without_durable_sessions_requests_about_them_are_not_known(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", settings={"sessions.durable": "false"}) as broker:
-        assert not is_served(broker.data)
+        assert is_served(broker.data)
+        done = run_command("sessions", "drop", "a", "--yes", "--data", str(broker.data))
+        assert (done.returncode, done.stderr) == (
+            2,
+            b"siltstone: this broker does not know the request\n",
+        )

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Condition, Thread
 
-from siltstone.mqtt.packets import PubAck, Publish
+from siltstone.mqtt.packets import PubAck, Publish, SubAck, Subscribe, Subscription
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
+from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_process import broker_process
 from tests.support.mqtt_socket import MqttSocket, connected
 
@@ -37,6 +38,19 @@ class Work:
     def is_done(self) -> bool:
         return self.stored <= self.acknowledged
 
+    def join(self) -> None:
+        """Take note of one more member."""
+        with self.changed:
+            self.joined += 1
+            self.changed.notify_all()
+
+    def take(self, number: int) -> None:
+        """Take note of a message that a member has acknowledged."""
+        with self.changed:
+            self.got[self.run][number] += 1
+            self.acknowledged.add(number)
+            self.changed.notify_all()
+
     def wait_for(self, what: Callable[[], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(what, WAIT_SECONDS), "it takes too long"
@@ -53,18 +67,22 @@ def work(port: int, name: str, work: Work, *, durable: bool) -> None:
                     session_expiry_interval=3600 if durable else 0, receive_maximum=20
                 ),
             )
-            if not (durable and answer.session_present):
-                assert client.subscribe(GROUP, qos=1) == (Reason(1),)
-            with work.changed:
-                work.joined += 1
-                work.changed.notify_all()
-            while isinstance(message := client.receive(), Publish):
-                number = int(message.payload)
-                client.acknowledge(message)
-                with work.changed:
-                    work.got[work.run][number] += 1
-                    work.acknowledged.add(number)
-                    work.changed.notify_all()
+            if durable and answer.session_present:
+                work.join()
+            else:
+                wanted = Subscription(filter=TopicFilter.parse(GROUP), qos=1)
+                client.send(Subscribe(packet_id=1, subscriptions=(wanted,)))
+            while True:
+                match client.receive():
+                    case SubAck(reasons=reasons):
+                        assert reasons == (Reason(1),)
+                        work.join()
+                    case Publish() as message:
+                        # 3.8.4: one may come before SUBACK.
+                        client.acknowledge(message)
+                        work.take(int(message.payload))
+                    case _:
+                        return
     except (EOFError, OSError):
         pass
 

@@ -91,7 +91,7 @@ def test_a_slab_turns_over_when_it_is_large_enough(tmp_path: Path) -> None:
 def test_slabs_go_when_they_are_too_old(tmp_path: Path) -> None:
     clock = ManualClock(NOW_US)
     with new_store(tmp_path, clock) as store:
-        settings = DatabaseSettings(segment_bytes=65536, retain_seconds=100.0)
+        settings = DatabaseSettings(segment_bytes=65536, retain_seconds=100.0, rotate_seconds=1e6)
         database = store.create("one", settings)
         for number in range(3):
             append(database, b"%d" % number)

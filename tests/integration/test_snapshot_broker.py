@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import siltstone
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import PubAck, Publish
 from siltstone.mqtt.properties import Properties
@@ -151,3 +154,42 @@ def test_signals_the_command_and_the_clock_write_one_each_and_two_are_kept(tmp_p
     settings = IN_MEMORY | {"snapshot.time_interval": 0.05}
     with broker_process(data, settings=settings) as broker:
         broker.wait_for("snapshot written", count=4)
+
+
+def last_values(data: Path) -> tuple[bytes, bytes]:
+    """Return the last message of the log, and of the retained messages."""
+    with siltstone.open(data, read_only=True) as store:
+        found = [
+            [batch.column(0)[-1].as_py() for batch in store.database(name).read(columns=["value"])]
+            for name in ("messages", "_retained")
+        ]
+    return found[0][-1], found[1][-1]
+
+
+def test_a_backup_beside_a_broker_that_stores_is_of_one_moment(tmp_path: Path) -> None:
+    data, file = tmp_path / "d", tmp_path / "backup"
+    with broker_process(data) as broker:
+        is_done = threading.Event()
+
+        def publish_on() -> None:
+            with MqttSocket(broker.port) as device:
+                device.connect("publisher")
+                number = 0
+                while not is_done.is_set():
+                    number += 1
+                    payload = b"%d" % number
+                    device.send(message(payload, retain=True, packet_id=number % 60_000 + 1))
+                    device.expect(PubAck)
+
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(publish_on)
+            for turn in range(3):
+                made = run_command("backup", str(file), "--force", "--data", str(data))
+                assert (made.returncode, made.stderr) == (0, b"")
+                restored = run_command("restore", str(file), "--data", str(tmp_path / f"r{turn}"))
+                assert restored.returncode == 0
+            is_done.set()
+            publishing.result()
+    for turn in range(3):
+        message_value, retained_value = last_values(tmp_path / f"r{turn}")
+        assert message_value == retained_value

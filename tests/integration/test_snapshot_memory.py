@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from tests.support.broker_process import clean_environment
+import siltstone
+from siltstone.clock import SystemClock
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.mqtt.packets import PubAck, Publish
+from siltstone.mqtt.properties import Properties
+from siltstone.snapshot.keeper import Keeper
+from siltstone.snapshot.records import Record
+from tests.support.broker_process import Settings, broker_process, clean_environment
+from tests.support.mqtt_socket import MqttSocket
+from tests.support.snapshots import queued, session
 
 MIB = 1024 * 1024
+IN_MEMORY: Settings = {"persistence": "snapshot", "snapshot.time_interval": 0}
+KEPT = Properties(session_expiry_interval=3600)
 
 
 def growth(action: str, path: Path, count: int) -> int:
@@ -38,3 +52,40 @@ def test_fifty_megabytes_of_payloads_take_a_few(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_500_megabytes_of_payloads_take_less_than_64(tmp_path: Path) -> None:
     check(tmp_path, 500_000, 64 * MIB)
+
+
+def fill(data: Path, count: int, size_bytes: int) -> None:
+    """Leave a snapshot of a broker with a session for which messages wait."""
+    now_us = SystemClock().now_us()
+    records: list[Record] = [replace(session("c"), last_active_us=now_us, expiry_seconds=3600)]
+    waiting = (queued("a", os.urandom(16) * (size_bytes // 16)) for _ in range(count))
+    with siltstone.open(data):
+        keeper = Keeper(PosixFileSystem(), SystemClock(), data / "snapshots", data / "quarantine")
+        keeper.save(chain(records, waiting), source="broker")
+        keeper.close()
+
+
+def test_a_broker_serves_a_snapshot_that_is_larger_than_its_memory(tmp_path: Path) -> None:
+    count, size_bytes = 1500, 64 * 1024
+    fill(tmp_path / "full", count, size_bytes)
+    with broker_process(tmp_path / "empty", settings=IN_MEMORY) as broker:
+        empty_bytes = broker.peak_bytes()
+    with broker_process(
+        tmp_path / "full", settings={**IN_MEMORY, "snapshot.memory_max": "1 MiB"}
+    ) as broker:
+        [told] = broker.events(
+            "payloads of waiting messages stay on disk, they exceed snapshot.memory_max"
+        )
+        assert told["messages"] > count - 20
+        broker.save()
+        with MqttSocket(broker.port) as device:
+            answer = device.connect("c", clean_start=False, properties=KEPT)
+            assert answer.session_present
+            for _ in range(count):
+                message = device.expect(Publish)
+                assert len(set(zip(*[iter(message.payload)] * 16, strict=True))) == 1
+                device.send(PubAck(packet_id=message.packet_id))
+            device.disconnect()
+        # 94 MiB wait; the loading, a snapshot and the sending take a part of that.
+        assert broker.peak_bytes() - empty_bytes < 48 * MIB
+    assert [path.name for path in (tmp_path / "full" / "snapshots").glob("*.tmp")] == []

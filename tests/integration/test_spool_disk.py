@@ -206,3 +206,18 @@ def test_ids_partition_what_is_there_from_what_comes_later(tmp_path: Path) -> No
     assert every == set(range(180))
     # Nothing below the partition may appear after it was told.
     assert all(ids >= {i for i in every if i < partition} for partition, ids in observed)
+
+
+def test_statistics_take_no_memory_with_the_number_of_entries(tmp_path: Path) -> None:
+    spool.create(tmp_path / "q").close()
+    for number in range(4000):
+        (tmp_path / "q" / "q" / f"{number}-{'m' * 60}").touch()
+    with spool.open(tmp_path / "q", read_only=True) as opened:
+        opened.stats()
+        tracemalloc.start()
+        try:
+            assert opened.stats().entries == 4000
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 200_000

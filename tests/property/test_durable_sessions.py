@@ -347,9 +347,11 @@ class DurableMachine(RuleBasedStateMachine):
         )
 
     def check_nothing_is_left(self) -> None:
-        """Claim that within a second it is saved that all is done."""
+        """Claim that within a second it is saved that all is done, and what there is counted."""
         for _ in range(10):
             self.core.advance(0.1)
+        durables = self.core.durables
+        assert durables.away() + len(durables.sessions) == self.core.archive.count()
         self.model.tell_time(self.core.clock.now_us())
         self.listen()
         ends = dict(enumerate(self.core.durables.feeding.hub.ends))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import ceil
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -65,7 +66,11 @@ class Item:
 
     def left(self, now: float) -> int | None:
         """Return the interval that it must say when it is sent late."""
-        return None if self.expiry is None else max(1, round(self.expires_at - now))
+        if self.expiry is None:
+            return None
+        left_us = round((self.expires_at - now) * 1_000_000)
+        # A second is taken off when it has passed whole; the last one never is.
+        return min(self.expiry, max(1, ceil(left_us / 1_000_000)))
 
 
 @dataclass
@@ -264,7 +269,8 @@ class OutboxMachine(RuleBasedStateMachine):
     def refuse(self, index: int) -> None:
         known = sorted(self.unacknowledged)
         packet_id = known[index % len(known)]
-        self.outbox.refuse(packet_id, self.now)
+        first = PUBACK if self.inflight[packet_id].qos == 1 else PUBREC
+        assert self.outbox.refuse(first, packet_id, self.now) == 0
         if not self.inflight[packet_id].is_released:
             self.end(packet_id)
         self.flush()
@@ -275,16 +281,17 @@ class OutboxMachine(RuleBasedStateMachine):
         """Acknowledge what is unknown, not sent again yet, of another QoS, or at another step."""
         known = [item.packet_id for item in self.again] or [*self.inflight, 65_535]
         packet_id = known[index % len(known)]
-        if packet_id in self.unacknowledged:
+        wrong = packet_id if packet_id in self.unacknowledged else 0
+        if wrong:
             item = self.inflight[packet_id]
             right = PUBACK if item.qos == 1 else PUBCOMP if item.is_released else PUBREC
             # A PUBREC that comes twice is answered twice.
             if first == right or (first == PUBREC and item.qos == 2):
                 return
-        self.outbox.acknowledge(first, [packet_id], self.now)
+        assert self.outbox.acknowledge(first, [packet_id], self.now) == wrong
         assert self.connection is not None
         answers: list[Ack] | list[Raw] = []
-        if first == PUBREC:
+        if first == PUBREC and not wrong:
             unknown = Raw(PUBREL, packet_id.to_bytes(2) + b"\x92")
             answers = [unknown] if self.connection.version is V5 else [Ack(PUBREL, packet_id)]
         self.flush(answers)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from siltstone.broker.router import Router
 from siltstone.broker.shares import LEAST_LOADED, RANDOM, ROUND_ROBIN, STICKY, Subscriber
-from siltstone.mqtt.publish import PUBACK, PublishBatch
+from siltstone.mqtt.publish import PUBACK, PUBREC, PublishBatch
 from siltstone.session.outbox import Outbox
 from siltstone.topic.grammar import TopicFilter
 from tests.support.packets import Message
@@ -223,7 +223,7 @@ class RouterMachine(RuleBasedStateMachine):
             if message.flags & 3 == 1:
                 session.outbox.acknowledge(PUBACK, [message.packet_id], 0.0)
             elif message.flags & 3 == 2:
-                session.outbox.refuse(message.packet_id, 0.0)
+                session.outbox.refuse(PUBREC, message.packet_id, 0.0)
         return copies
 
     def direct(self, session: Session, topic: bytes, *, is_own: bool) -> list[Asked]:

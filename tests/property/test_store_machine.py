@@ -315,5 +315,5 @@ def test_survivors_are_a_prefix_that_holds_all_that_was_acknowledged() -> None:
 @pytest.mark.soak
 def test_survivors_are_a_prefix_over_many_more_histories() -> None:
     run_state_machine_as_test(
-        StoreMachine, settings=settings(max_examples=500, stateful_step_count=50)
+        StoreMachine, settings=settings(max_examples=1_500, stateful_step_count=50)
     )

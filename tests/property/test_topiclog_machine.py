@@ -160,5 +160,5 @@ def test_topic_logs_answer_as_a_list_of_messages_would() -> None:
 @pytest.mark.soak
 def test_topic_logs_answer_so_over_many_more_histories() -> None:
     run_state_machine_as_test(
-        TopicLogMachine, settings=settings(max_examples=400, stateful_step_count=40)
+        TopicLogMachine, settings=settings(max_examples=2_000, stateful_step_count=40)
     )

@@ -107,8 +107,10 @@ def test_batches_are_read_as_they_were_written(pieces: list[list[bytes]]) -> Non
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_payload_or_refused(data: bytes) -> None:
+    outcomes = []
     for decode in (decode_fetch, decode_names, decode_batches, decode_commit):
         try:
-            decode(memoryview(data))
-        except ProtocolError:
-            continue
+            outcomes.append(decode(memoryview(data)) is not None)
+        except ProtocolError as exc:
+            outcomes.append(bool(str(exc)))
+    assert outcomes == [True] * 4

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from siltstone.clock import ManualClock
-from siltstone.errors import ConflictError, PreconditionError, SiltstoneError
+from siltstone.errors import ConflictError, PreconditionError, SiltstoneError, UsageError
 from siltstone.kv.memory import MemoryEngine
 from siltstone.tx.operations import LATEST, MONOTONIC
 from siltstone.tx.settings import KeyValueSettings
@@ -231,6 +231,9 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.clock.advance(0.000_001)
             case "jump":
                 self.clock.jump(-0.000_5)
+            case "seal" if not self.timed:
+                with pytest.raises(UsageError, match="is a plain map"):
+                    self.database.seal()
             case "seal":
                 self.database.seal()
                 self.since_us = max(self.since_us, self.model.timestamp_us + 1, self.now())

@@ -10,9 +10,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+import siltstone
 from siltstone.database import Database
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
+from tests.support.builders import settings_of
 from tests.support.pipeline import stored_rows
 
 
@@ -70,7 +72,8 @@ def test_a_query_goes_on_from_its_checkpoint_with_each_row_once(
     ends = {str(info.slab.shard): 0 for info in database.slabs()}
     for row in stored_rows(database, ["#"]):
         ends[str(row["shard"])] = max(ends[str(row["shard"])], row["serial"] + 1)
-    assert json.loads(offsets) == {"version": 1, "shards": ends}
+    known = {"version": 2, "identity": database.identity, "shards": ends}
+    assert json.loads(offsets) == known
 
 
 def test_a_running_query_finds_what_is_appended(
@@ -113,6 +116,28 @@ def test_a_generation_that_was_dropped_unread_fails_the_query_or_is_skipped(
     run_to_the_end(spark, path, tmp_path, sink, failOnDataLoss="false")
     assert len(sink.places()) == 70
     assert sink.places()[-1] == places_in(database, ["#"])[-1]
+
+
+def test_a_database_that_was_created_again_fails_the_query_or_is_read_from_its_beginning(
+    spark: SparkSession, path: str, tmp_path: Path
+) -> None:
+    sink = Sink()
+    with siltstone.open(path) as store:
+        former = store.create("messages", settings_of())
+        former.append(rows(0, 1_000)).wait()
+        run_to_the_end(spark, path, tmp_path, sink)
+        store.drop("messages")
+        later = store.create("messages", settings_of())
+        later.append(rows(0, 3_000)).wait()
+        told = f"offsets={former.identity} database={later.identity}"
+        with pytest.raises(StreamingQueryException, match=told):
+            run_to_the_end(spark, path, tmp_path, sink)
+        sink.batches.clear()
+        run_to_the_end(spark, path, tmp_path, sink, failOnDataLoss="false")
+        assert sink.places() == [(0, serial) for serial in range(3_000)]
+        # From now on its checkpoint is of the new one.
+        run_to_the_end(spark, path, tmp_path, sink)
+        assert len(sink.places()) == 3_000
 
 
 def test_a_query_that_comes_to_a_damaged_frame_goes_on_when_that_is_mended(

@@ -21,6 +21,7 @@ from siltstone.session.state import (
     SerialRange,
     ShardSerial,
 )
+from siltstone.store.identity import DatabaseIdentity
 from tests.support.tx_builders import World
 
 SECOND_US = 1_000_000
@@ -59,7 +60,8 @@ WHOLE = SavedSession(
     ),
     next_packet_id=4,
     received=(SavedReceived(5), SavedReceived(65_535, 1 << 63, 7)),
-    extra=(SavedMessage(3, b"r", b"retained", 5, b"\x02", 4 * SECOND_US),),
+    extra=(SavedMessage(3, b"r", b"retained", 5, b"\x01\x01", 4 * SECOND_US),),
+    identity="5eed",
 )
 GROUP = SavedGroup(
     name="g",
@@ -71,20 +73,21 @@ GROUP = SavedGroup(
     since=(ShardSerial(0, 4),),
     position=(ShardSerial(0, 10),),
     done=(SerialRange(0, 11, 12),),
+    identity="5eed",
 )
 
 
 class ArchiveWorld(World):
     """A clock, an engine, and an archive over it."""
 
-    def __init__(self, *, shards: int = 1) -> None:
+    def __init__(self, *, shards: int = 1, origin: DatabaseIdentity | None = None) -> None:
         super().__init__(**asdict(ARCHIVE_SETTINGS) | {"shards": shards})
-        self.archive = SessionArchive(self.database, self.clock)
+        self.archive = SessionArchive(self.database, self.clock, origin)
 
-    def restart(self) -> SessionArchive:
+    def restart(self, origin: DatabaseIdentity | None = None) -> SessionArchive:
         """Open what a broker finds after this one was killed."""
         self.crash()
-        self.archive = SessionArchive(self.database, self.clock)
+        self.archive = SessionArchive(self.database, self.clock, origin)
         return self.archive
 
     def topics(self, topic_filter: str = "#") -> list[str]:
@@ -133,7 +136,9 @@ subscriptions = st.builds(
     since=places,
 )
 inflight = st.lists(st.builds(SavedInflight, _u16, _u32, _u64, _u8), max_size=4).map(tuple)
-messages = st.builds(SavedMessage, _u16, _bytes, _bytes, _u8, _bytes, _u64)
+# Encoded properties: none, a content type, a user property; bytes that are none are left out.
+_properties = st.sampled_from([b"", b"\x03\x00\x01a", b"\x26\x00\x01k\x00\x01v"])
+messages = st.builds(SavedMessage, _u16, _bytes, _bytes, _u8, _properties, _u64)
 metas = st.builds(
     SavedSession,
     client_id=_texts,

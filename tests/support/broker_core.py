@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from siltstone.broker.access import Access, Credentials
+from siltstone.broker.access_settings import AccessSettings
 from siltstone.broker.broker import Broker
 from siltstone.broker.client import Client
 from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.settings import AccessSettings, BrokerSettings, Limits
+from siltstone.broker.settings import BrokerSettings, Limits
 from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage, StoreRule
 from siltstone.clock import ManualClock
 from siltstone.database import Database, Durability
@@ -294,6 +295,11 @@ class Wire:
     def resume_reading(self) -> None:
         self._is_reading = True
         self.core.shell.soon(self._deliver)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the broker takes what the client sends."""
+        return self._is_reading
 
     # What the client does.
 

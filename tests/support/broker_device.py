@@ -67,6 +67,8 @@ class Link:
     # Published together with what is sent again.
     eager: list[Message]
     life: Life | None = None
+    # Whether the broker had no time for it: the session waited for the disk for too long.
+    is_refused: bool = False
     # The packet ids that await PUBACK or PUBREC, in order; and those that we have not answered.
     unanswered: deque[int] = field(default_factory=deque)
     outstanding: set[int] = field(default_factory=set)
@@ -246,7 +248,7 @@ class Device:
                 self._closed(link)
 
     def _closed(self, link: Link) -> None:
-        if link is self.links[-1]:
+        if link is self.links[-1] and not link.is_refused:
             # Only 3.1.1 has no other way to learn that a message was not kept.
             assert link.terms.version is V3
             assert link.life is not None
@@ -280,6 +282,10 @@ class Device:
                 raise AssertionError(packet)
 
     def _accepted(self, link: Link, packet: ConnAck) -> None:
+        # 3.1.1 has no word for a busy server.
+        if packet.reason in (Reason.SERVER_BUSY, Reason.SERVER_UNAVAILABLE):
+            link.is_refused = True
+            return
         assert packet.reason is Reason.SUCCESS
         link.life, is_present = self.model.begin(
             self.client_id, clean=link.terms.clean, expiry=link.terms.kept_seconds

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,12 @@ class BrokerProcess:
         *,
         listeners: Mapping[str, Listener] = PLAIN,
         settings: Settings | None = None,
+        files_max: int | None = None,
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self.data = data
+        self._files_max = files_max
+        self._command = command
         self.addresses: dict[str, str] = {}
         self._listeners = listeners
         self._settings = dict(QUICK) | dict(settings or {})
@@ -73,8 +77,18 @@ class BrokerProcess:
 
     def start(self, *, allow_empty: bool = False) -> None:
         """Start it, and return when it listens everywhere."""
+        first = len(self._events)
+        self.begin(allow_empty=allow_empty)
+        for number, name in enumerate(self._listeners, 1):
+            address = self.wait_for("listening", skip=first, count=number)["address"]
+            self.addresses[name] = str(address)
+        self._port = self.port_of(next(iter(self._listeners)))
+        self.listens.set()
+
+    def begin(self, *, allow_empty: bool = False) -> None:
+        """Start it, and go on at once."""
         assert self._is_over
-        command = [*COMMAND, "serve", "--data", str(self.data), "--log-format", "json"]
+        command = [*self._command, "serve", "--data", str(self.data), "--log-format", "json"]
         command += ["--set", f"listeners={json.dumps(list(self._listeners.values()))}"]
         if self._port:
             command += ["--port", str(self._port)]
@@ -82,16 +96,13 @@ class BrokerProcess:
             command += ["--set", f"{key}={value}"]
         if allow_empty:
             command.append("--allow-empty")
+        if self._files_max is not None:
+            limited = f'ulimit -n {self._files_max} && exec "$@"'
+            command = ["sh", "-c", limited, "sh", *command]
         self._is_over = False
-        first = len(self._events)
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environment())
         self._watcher = threading.Thread(target=self._watch, args=(self._process,))
         self._watcher.start()
-        for number, name in enumerate(self._listeners, 1):
-            address = self.wait_for("listening", skip=first, count=number)["address"]
-            self.addresses[name] = str(address)
-        self._port = self.port_of(next(iter(self._listeners)))
-        self.listens.set()
 
     @property
     def port(self) -> int:
@@ -157,10 +168,18 @@ class BrokerProcess:
         self._signal(signal.SIGTERM)
         self.wait_until_stopped()
 
+    def wait_for_status(self) -> int:
+        """Wait until it has ended by itself; return its status."""
+        return self._wait()
+
     def wait_until_stopped(self) -> None:
         """Wait for the end that SIGTERM asked for."""
         status = self._wait()
         assert (status, self.mistakes()) == (0, [])
+
+    def ask(self, number: signal.Signals) -> None:
+        """Send a signal and go on."""
+        self._signal(number)
 
     def terminate(self) -> None:
         """Send SIGTERM and go on."""

@@ -56,7 +56,7 @@ class CommandLine:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         for module in ("siltstone.directory", "siltstone.cli.verify"):
-            monkeypatch.setattr(f"{module}.PosixFileSystem", lambda: self.fs)
+            monkeypatch.setattr(f"{module}.PosixFileSystem", lambda **_: self.fs)
         monkeypatch.setattr("siltstone.directory.SystemClock", lambda: self.clock)
         monkeypatch.setattr("siltstone.cli.read.SystemClock", lambda: self.clock)
         monkeypatch.setenv("SILTSTONE_DATA", str(DATA))

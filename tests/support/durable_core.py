@@ -116,7 +116,7 @@ class DurableCore(Core):
         )
         keyvalue = self.store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
         self._queue = queue_of(keyvalue)
-        self.archive = SessionArchive(keyvalue, self.clock)
+        self.archive = SessionArchive(keyvalue, self.clock, self.real.origin)
         self.durables: Durables = begin_keeping(
             self.broker,
             self.archive,
@@ -193,6 +193,11 @@ class DurableCore(Core):
         disk = self.disk.crashed(rng)
         self.close()
         return DurableCore(disk, **(self.others | changes))
+
+    def commits(self) -> int:
+        """Return how many commits of sessions and groups there were, in all the disk's life."""
+        self.flush_commits()
+        return self._queue.committer.serial
 
     def connected(self) -> list[str]:
         """Return the sessions that are connected, as far as the disk knows."""

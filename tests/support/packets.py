@@ -55,6 +55,12 @@ _CD = TopicFilter.parse("c/d")
 
 # The numbers of the examples in the specifications, where they have one.
 EXAMPLES = (
+    # The CONNECT of a Mosquitto bridge: bit 7 of the level.
+    _example(
+        V3,
+        Connect(version=V3, client_id="c", is_bridge=True),
+        "10 0d 0004 4d515454 84 02 0000 0001 63",
+    ),
     # 3.1.2.12 (3.1.2.11 in 3.1.1), with a payload.
     _example(
         V3,

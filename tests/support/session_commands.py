@@ -44,7 +44,14 @@ class SessionCommands:
             # Where RocksDB would make one.
             create_directories(self.siltstone.fs, DATA / ARCHIVE_NAME)
             keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
-            yield SessionArchive(keyvalue, self.siltstone.clock)
+            origin = store.ensure(NAME, settings_of()).origin
+            yield SessionArchive(keyvalue, self.siltstone.clock, origin)
+
+    @property
+    def identity(self) -> str:
+        """That of the messages."""
+        with self.siltstone.store(read_only=True) as store:
+            return store.database(NAME).identity
 
     def append(self, *values: bytes, topic: str = "t/1") -> None:
         """Store messages of QoS 1, one after the other, a second each."""

@@ -37,6 +37,10 @@ class TurnedLoop:
         self.due: deque[Act] = deque()
         self.from_threads: SimpleQueue[Act] = SimpleQueue()
         self.timers: list[Timer] = []
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
 
     def call_soon(self, act: Callable[..., object], *args: object) -> None:
         self.due.append(lambda: act(*args))

@@ -126,7 +126,7 @@ def selected(
         and since_us <= (now_us if time_us < 0 else time_us) < until_us
     ]
     rows.sort(key=lambda row: (row[0].encode(), END - row[1] if row[1] < 0 else row[1]))
-    return [(topic, max(time_us, MONOTONIC), value) for topic, time_us, value in rows]
+    return [(topic, MONOTONIC if time_us < 0 else time_us, value) for topic, time_us, value in rows]
 
 
 class Model:

@@ -39,6 +39,37 @@ from tests.support.tx_builders import START_US, World
 from tests.support.tx_model import held, opened, queue_of
 
 
+def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
+    with World(timed=False) as world:
+        database = world.database
+        wrong: Any = b"5"
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("key must be text", lambda: database.shard_of(wrong)),
+            ("key must be text", lambda: database.transaction(key=wrong)),
+            ("shard must be a whole number", lambda: database.transaction(shard=wrong)),
+            ("generation must be a whole number", lambda: database.transaction(generation=wrong)),
+            ("timeout must be a number of seconds", lambda: database.transaction(timeout=wrong)),
+            ("id must be text", lambda: database.transaction(id=wrong)),
+            ("retries must be a whole number", lambda: database.transact(print, retries=wrong)),
+            ("id must be text", lambda: database.outcome(wrong)),
+            ("collection must be text", lambda: database.take(wrong)),
+            ("topic must be text", lambda: database.get(wrong)),
+            ("since_us must be a whole number", lambda: database.read("#", wrong)),
+            ("until_us must be a whole number", lambda: database.read("#", 0, wrong)),
+            ("first_topic must be text", lambda: database.read("#", first_topic=wrong)),
+            ("stream must be one that streams() returned", lambda: database.iterator(wrong)),
+            (
+                "iterator must be one that iterator() or next() returned",
+                lambda: database.next(wrong),
+            ),
+            ("slab must be a SlabId", lambda: database.drop_slab(wrong)),
+        ]
+        for message, call in calls:
+            with pytest.raises(UsageError) as caught:
+                call()
+            assert str(caught.value) == f"{message}: type=bytes"
+
+
 class TestOpening:
     def test_settings_of_an_existing_database_win(self) -> None:
         with World(timed=False, shards=3) as world:

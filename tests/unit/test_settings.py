@@ -351,3 +351,10 @@ def test_an_empty_list_in_place_of_a_table_is_refused_in_a_sentence() -> None:
     assert complaints("[[limits]]\n") == [
         "the settings file: limits: expected a table, found a list"
     ]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" + "9" * 5_000 + "]"])
+def test_a_list_that_no_parser_can_take_is_complained_about(text: str) -> None:
+    assert complaints(None, {"SILTSTONE_LISTENERS": text}) == [
+        "SILTSTONE_LISTENERS: listeners: is nested too deeply, or has a number with too many digits"
+    ]

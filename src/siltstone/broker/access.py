@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final, TypeAlias
 
+from siltstone.broker.access_settings import AccessSettings
 from siltstone.broker.acl import Acl, Action, Rights
 from siltstone.broker.passwords import PasswordFile, parse_passwords, text_lines
-from siltstone.broker.settings import AccessSettings
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import UsageError
 from siltstone.fs.api import FileSystem

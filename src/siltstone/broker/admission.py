@@ -10,6 +10,8 @@ from typing import Final
 
 from siltstone.broker.settings import Limits
 
+_TELL_SECONDS: Final = 10.0
+
 # Connections that are being made, or closed, while all places are taken.
 _STRANGERS_MAX: Final = 1000
 
@@ -22,6 +24,26 @@ class Admission:
         self._per_address_max = limits.connections_per_address_max
         self._count = 0
         self._by_address: dict[str, int] = {}
+        self._refused = 0
+        self._told_at: float | None = None
+
+    def bound(self, connections_max: int) -> None:
+        """Let no more in than there are file descriptors for."""
+        self._max = min(self._max, connections_max)
+
+    @property
+    def connections(self) -> int:
+        """How many were let in and are there."""
+        return self._count
+
+    def refused(self, now: float) -> int:
+        """Count a connection that was not let in; return how many to tell of, 0 for not now."""
+        self._refused += 1
+        if self._told_at is not None and now - self._told_at < _TELL_SECONDS:
+            return 0
+        self._told_at = now
+        count, self._refused = self._refused, 0
+        return count
 
     def enter(self, address: str) -> bool:
         """Count a connection in, if there is room for it."""

@@ -4,16 +4,22 @@ The batches of one turn of the loop, and those that come while the disk is busy,
 has at most two appends under way for each kind of durability: one that is being synced, and, if it
 is worth that, one that follows as soon as the disk is free. Everything here runs on the loop; a
 shard's thread only hands over.
+
+Invariants: the rows of one publisher are given to the store in their order, whatever their
+durability. Those that follow rows which still wait here wait with them, and the append has the
+stronger durability of both. Whatever is given to the bridge is settled, once: stored, refused, or
+failed, be it by a mistake of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from siltstone.broker.gather import Gathered
 from siltstone.database import Database, Durability
-from siltstone.errors import OverloadedError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, OverloadedError, SiltstoneError
 from siltstone.guard import contain, contain_with
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.store.outcome import Ticket
@@ -36,12 +42,20 @@ _LAZY_SECONDS: Final = 0.005
 _APPEND_BYTES: Final = 16 * 1024 * 1024
 
 
+def stronger(one: Durability, other: Durability) -> Durability:
+    """Return the one of two durabilities that promises more."""
+    if one == "synced" or other == "synced":
+        return "synced"
+    return "written" if one == "written" or other == "written" else "none"
+
+
 class _Append:
     """Rows that will be one append, and who waits for it."""
 
-    __slots__ = ("producer", "rows", "settles")
+    __slots__ = ("durability", "producer", "rows", "settles")
 
-    def __init__(self, producer: Producer | None = None) -> None:
+    def __init__(self, durability: Durability, producer: Producer | None = None) -> None:
+        self.durability: Durability = durability
         # An idempotent append has no others' rows, and waits for none.
         self.producer = producer
         self.rows = Gathered()
@@ -59,12 +73,11 @@ class _Append:
 
 
 class _Lane:
-    """The appends of one durability, in order."""
+    """The appends of one durability, in order; some have a stronger one."""
 
-    __slots__ = ("durability", "open", "under_way", "waiting")
+    __slots__ = ("open", "under_way", "waiting")
 
-    def __init__(self, durability: Durability) -> None:
-        self.durability: Durability = durability
+    def __init__(self) -> None:
         self.waiting: list[_Append] = []
         self.open: _Append | None = None
         self.under_way = 0
@@ -96,9 +109,9 @@ class Bridge:
         self.pending_bytes = 0
         self.rows = 0
         self._lanes: dict[Durability, _Lane] = {
-            "synced": _Lane("synced"),
-            "written": _Lane("written"),
-            "none": _Lane("none"),
+            "synced": _Lane(),
+            "written": _Lane(),
+            "none": _Lane(),
         }
         self._waiting: list[Callable[[], None]] = []
         self._flush_due = False
@@ -124,12 +137,14 @@ class Bridge:
         """Store a batch with others, or by itself where it has a producer; `settle` hears of the
         outcome, on the loop.
         """
-        lane = self._lanes[durability]
+        lane = self._lane_of(durability, publisher)
         append = lane.open
         if producer is not None or append is None or append.rows.size_bytes >= self._append_bytes:
-            append = _Append(producer)
+            append = _Append(durability, producer)
             lane.waiting.append(append)
             lane.open = append if producer is None else None
+        else:
+            append.durability = stronger(append.durability, durability)
         self.pending_bytes += append.rows.add(batch, publisher)
         if settle is not None:
             append.settles.append(settle)
@@ -142,6 +157,17 @@ class Bridge:
         elif not self._lazy_due:
             self._lazy_due = True
             self._later(_LAZY_SECONDS, self._flush_lazily)
+
+    def _lane_of(self, durability: Durability, publisher: bytes) -> _Lane:
+        """Return where rows are to wait: where rows of their publisher do, if any."""
+        lane = self._lanes[durability]
+        for other in self._lanes.values():
+            if other is lane:
+                continue
+            for append in other.waiting:
+                if append.rows.has(publisher):
+                    return other
+        return lane
 
     def _flush_lazily(self) -> None:
         self._lazy_due = False
@@ -165,30 +191,40 @@ class Bridge:
 
     def _submit(self, lane: _Lane, append: _Append) -> bool:
         """Give an append to the database; tell whether the next one may follow now."""
-        assert self._database is not None, "without a database nothing is stored"
         if append.producer is None:
             lane.under_way += 1
+        outcomes: list[Ticket | SiltstoneError] = []
+        contain(partial(self._hand_over, append, outcomes))
+        if not outcomes:
+            self._settle(lane, append, OutcomeUnknownError("internal error, see the broker's log"))
+            return True
+        outcome = outcomes[0]
+        if isinstance(outcome, Ticket):
+            outcome.on_done(partial(self._hear, lane, append))
+            return True
+        if isinstance(outcome, OverloadedError) and append.producer is None:
+            return self._postpone(lane, append, outcome)
+        self._settle(lane, append, outcome)
+        return True
 
-        def done(ticket: Ticket) -> None:
-            self._soon_from_thread(lambda: self._settle(lane, append, ticket.error))
-
+    def _hand_over(self, append: _Append, outcomes: list[Ticket | SiltstoneError]) -> None:
+        """Give an append to the database; add its ticket to the outcomes, or why there is none."""
+        assert self._database is not None, "without a database nothing is stored"
         try:
             ticket = self._database.append(
                 append.columns(),
-                durability=lane.durability,
+                durability=append.durability,
                 producer=append.producer,
                 timeout=0.0,
             )
-        except OverloadedError as exc:
-            if append.producer is not None:
-                self._settle(lane, append, exc)
-                return True
-            return self._postpone(lane, append, exc)
         except SiltstoneError as exc:
-            self._settle(lane, append, exc)
-            return True
-        ticket.on_done(done)
-        return True
+            outcomes.append(exc)
+        else:
+            outcomes.append(ticket)
+
+    def _hear(self, lane: _Lane, append: _Append, ticket: Ticket) -> None:
+        """Bring an outcome to the loop, from a shard's thread."""
+        self._soon_from_thread(partial(self._settle, lane, append, ticket.error))
 
     def _postpone(self, lane: _Lane, append: _Append, error: OverloadedError) -> bool:
         """Try again when something that is under way is done; tell whether the next one may follow

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 from siltstone.broker.access import Access, Identity
+from siltstone.broker.access_settings import AccessSettings
+from siltstone.broker.alarms import DISK, DISK_LOW, Alarms
 from siltstone.broker.bridge import Bridge, Producer, Settle
 from siltstone.broker.durables import Durables
 from siltstone.broker.interest import Interest
+from siltstone.broker.login_lanes import LoginLanes
+from siltstone.broker.outcomes import Settling
 from siltstone.broker.registry import Registry
 from siltstone.broker.retained import Exchange, RetainedMessages
 from siltstone.broker.router import Router
 from siltstone.broker.settings import BrokerSettings
+from siltstone.broker.sparse_log import SparseLog
 from siltstone.broker.statistics import Statistics
 from siltstone.broker.store_rules import NOTHING_STORED, StoreRules, asks_for_interest
 from siltstone.broker.subscribing import Subscriptions
@@ -28,8 +33,8 @@ from siltstone.broker.throttle import Throttle
 from siltstone.broker.timers import Timers
 from siltstone.broker.wills import Wills, batch_of, saved_will
 from siltstone.clock import Clock
-from siltstone.database import Database, Durability
-from siltstone.errors import SiltstoneError
+from siltstone.database import Database
+from siltstone.errors import OutcomeUnknownError, SiltstoneError, StorageFullError
 from siltstone.guard import contain_with
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
@@ -78,9 +83,17 @@ class Peer(Protocol):
     def end(self, reason: Reason, text: str = "") -> None:
         """Tell the client why, and close."""
 
+    def stop(self) -> None:
+        """Read no more until as many have said go on."""
+
+    def go_on(self) -> None:
+        """Read again, if nobody else says stop."""
+
 
 class Broker:
-    """All state of a running broker."""
+    """All state of a running broker; `unstored` has the subscriptions of durable sessions, for
+    messages that they cannot find in the store.
+    """
 
     def __init__(
         self,
@@ -100,10 +113,10 @@ class Broker:
         self.shell = shell
         self.log = logging.getLogger("siltstone.broker")
         self.statistics = Statistics(shell.now())
+        self.alarms = Alarms()
         self.timers = Timers(shell.wake_at)
         self.ready = Ready(self._wake)
         self.router = Router()
-        # The subscriptions of durable sessions, for messages that they cannot find in the store.
         self.unstored = Router()
         self.retained = retained
         rules = NOTHING_STORED if database is None else settings.storage.rules
@@ -128,10 +141,11 @@ class Broker:
         )
         self.durables: Durables | None = None
         self.subscriptions = Subscriptions(
-            self.limits, settings.share.strategy, self.registry, retained, clock.now_us
+            self.limits, settings.share.strategy, self.registry, retained, clock.now_us, shell.now
         )
-        logins = settings.access
-        self.throttle = Throttle(clock, delay=logins.login_delay, delay_max=logins.login_delay_max)
+        self.throttle = _throttle(settings.access, clock)
+        self.login_lanes = LoginLanes(shell.soon)
+        self.login_log = SparseLog(self.log, shell.now)
         self.taps = Taps()
         # Who is connected, and who will be when the outcome of earlier publishes is known.
         self.clients: dict[str, Peer] = {}
@@ -147,6 +161,11 @@ class Broker:
         """Whether everything that is to be on disk is."""
         durables = self.durables
         return self.bridge.pending_bytes == 0 and (durables is None or len(durables.turns) == 0)
+
+    @property
+    def settling(self) -> tuple[int, int]:
+        """What changes as long as the broker comes to rest: pending bytes, and turns that ended."""
+        return self.bridge.pending_bytes, self.durables.turns.count if self.durables else 0
 
     def _wake(self) -> None:
         self.shell.soon(self.flush)
@@ -183,26 +202,21 @@ class Broker:
         publisher: bytes,
         settle: SettlePart | None,
         exchanges: list[Exchange],
-        producers: Mapping[Durability | None, Producer] | None = None,
+        producer: Producer | None = None,
     ) -> int:
         """Store a batch as the rules say; return how often `settle` will be called.
 
-        A part with a producer is stored by itself, once. `settle` hears of each part that is waited
-        for. What is not stored, and nobody waits for, is
-        counted here; what it changed among the retained messages is taken back.
+        With a producer it is stored by itself, once. `settle` hears of it where it is waited for.
+        What is not stored, and nobody waits for, is counted here; what it changed among the
+        retained messages is taken back.
         """
         waits = self.taps.take(batch, publisher, settle)
         for durability, part in self.rules.split(batch).items():
             if durability is None:
                 continue
             hears = settle if durability != "none" else None
-            self.bridge.append(
-                part,
-                publisher,
-                durability,
-                partial(self._stored, part, hears, exchanges),
-                None if producers is None else producers[durability],
-            )
+            stored = partial(self._stored, part, hears, exchanges)
+            self.bridge.append(part, publisher, durability, stored, producer)
             if hears is not None:
                 waits += 1
         return waits
@@ -219,11 +233,13 @@ class Broker:
         exchanges: list[Exchange],
         error: Exception | None,
     ) -> None:
-        if error is not None:
-            self._count_lost(len(part.topics), error)
-            self._take_back(part, exchanges)
-        if settle is not None:
-            settle(part, error)
+        try:
+            if error is not None:
+                self._count_lost(len(part.topics), error)
+                self._take_back(part, exchanges)
+        finally:
+            if settle is not None:
+                settle(part, error)
 
     def _take_back(self, part: PublishBatch, exchanges: list[Exchange]) -> None:
         """Undo what messages that were not kept have changed among the retained ones."""
@@ -248,6 +264,8 @@ class Broker:
 
     def _count_lost(self, count: int, error: Exception) -> None:
         """Take note of messages that could not be stored; tell of them once a second."""
+        if isinstance(error, StorageFullError):
+            self.alarms.set(DISK, DISK_LOW)
         self.statistics.publishes_refused += count
         self._untold += count
         now = self.shell.now()
@@ -308,10 +326,12 @@ class Broker:
         self.bridge.hold(size_bytes)
 
         def stored(ticket: Ticket) -> None:
-            self.retained.settled(ticket)
-            self.bridge.release(size_bytes)
-            if settle is not None:
-                settle(part, ticket.error)
+            try:
+                self.retained.settled(ticket)
+            finally:
+                if settle is not None:
+                    contain_with(partial(settle, part), ticket.error)
+                self.bridge.release(size_bytes)
 
         receipt.ticket.on_done(lambda ticket: self.shell.soon_from_thread(lambda: stored(ticket)))
         return 0 if settle is None else 1, refused, receipt.exchanges
@@ -362,19 +382,22 @@ class Broker:
         batch = batch_of(will)
         publisher = client_id.encode()
         exchanges: list[Exchange] = []
+        settling = Settling(settle)
         try:
-            _, _, exchanges = self.retain(batch, publisher, None)
-        except SiltstoneError as exc:
-            log(self.log, logging.WARNING, "will not retained", error=str(exc))
-        hears = None if settle is None else lambda _, error: settle(error)
-        if not self.store(batch, publisher, hears, exchanges) and settle is not None:
-            settle(None)
-        self.dispatch(batch, source)
+            try:
+                _, _, exchanges = self.retain(batch, publisher, None)
+            except SiltstoneError as exc:
+                log(self.log, logging.WARNING, "will not retained", error=str(exc))
+            hears = None if settle is None else settling.settled
+            settling.waits += self.store(batch, publisher, hears, exchanges)
+            self.dispatch(batch, source)
+        except BaseException:
+            settling.give_up(OutcomeUnknownError("internal error, see the broker's log"))
+            raise
+        settling.settled(None, None)
 
     def leave(self, session: Session, will: Will | None) -> None:
-        """Let a session wait for its client, which has gone; with a will if it went without a
-        word.
-        """
+        """Let a session wait for its client, which has gone; with a will if it said nothing."""
         now = self.shell.now()
         session.outbox.changing()
         if session.durable is None or self.durables is None:
@@ -386,20 +409,25 @@ class Broker:
             return
         for group in session.groups.values():
             # What they lent goes to others, and is not saved with this session.
-            group.leave(session.outbox)
+            contain_with(group.leave, session.outbox)
         saved = saved_will(will)
         if saved is not None and (saved.delay_seconds == 0 or session.expiry_seconds == 0):
             # It is stored before the session is saved without it.
             session.unsettled += 1
-            self.publish_saved_will(
-                session.client_id, saved, session.outbox, lambda _: session.settled()
-            )
+            contain_with(partial(self._publish_last, session), saved)
             saved = None
         if session.expiry_seconds == 0:
             self.subscriptions.forget(session.client_id)
-        self.durables.leave(session, saved)
-        self.registry.forget(session)
-        self._count_sent(session)
+        try:
+            self.durables.leave(session, saved)
+        finally:
+            self.registry.forget(session)
+            self._count_sent(session)
+
+    def _publish_last(self, session: Session, will: SavedWill) -> None:
+        self.publish_saved_will(
+            session.client_id, will, session.outbox, lambda _: session.settled()
+        )
 
     def _count_sent(self, session: Session) -> None:
         outbox = session.outbox
@@ -412,3 +440,13 @@ class Broker:
         # [MQTT-3.1.2-8]: the will is published when the session ends, if it still waits then.
         self.wills.fire(session.client_id)
         self.subscriptions.take_up(session)
+
+
+def _throttle(settings: AccessSettings, clock: Clock) -> Throttle:
+    return Throttle(
+        clock,
+        delay=settings.login_delay,
+        delay_max=settings.login_delay_max,
+        failures_max=settings.login_failures_max,
+        lockout=settings.login_lockout,
+    )

@@ -164,7 +164,7 @@ class Capture:
         expires_at = delivery.expires_at
         return QueuedMessage(
             topic=delivery.topic,
-            payload=delivery.payload,
+            payload=delivery.body(),
             flags=delivery.flags & _ROW_FLAGS,
             properties=properties,
             expires_us=NEVER_US if expires_at == NEVER else self._wall_us(expires_at),

@@ -14,6 +14,7 @@ from siltstone.broker.access import Credentials
 from siltstone.broker.admission import Admission
 from siltstone.broker.broker import Broker
 from siltstone.broker.client import Client
+from siltstone.broker.descriptors import tell_refused
 from siltstone.broker.settings import ListenerSettings
 from siltstone.broker.tls import certificate_user
 from siltstone.guard import contain, contain_with
@@ -74,9 +75,12 @@ class Channel:
         self._transport.set_write_buffer_limits(high=self._broker.limits.write_buffer_max)
         address = self.address
         # Its time may be over before the handshake of TLS was.
-        if not self._client.ended and self._admission.enter(address):
+        if self._client.ended:
+            self.abort()
+        elif self._admission.enter(address):
             self._admitted = address
         else:
+            tell_refused(self._admission, address, self._loop.time())
             self.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -120,7 +124,7 @@ class Channel:
             certificate_user=certificate,
             address=self.address,
             listener=self._listener.address,
-            anonymous_allowed=self._listener.anonymous_allowed,
+            anonymous_allowed=self._broker.settings.lets_in_anonymous(self._listener),
         )
 
     @property

@@ -24,6 +24,7 @@ from siltstone.broker.outlet import Outlet
 from siltstone.broker.requests import Requests
 from siltstone.broker.terms import Terms
 from siltstone.errors import PeerError
+from siltstone.guard import contain_with
 from siltstone.logs import log
 from siltstone.mqtt.connection import Connection, Event, State
 from siltstone.mqtt.encode import encode
@@ -44,7 +45,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL, AckBatch, PublishBatch
 from siltstone.mqtt.reason import ERROR, Reason
-from siltstone.mqtt.wire import Version
+from siltstone.mqtt.wire import Bounds, Version
 from siltstone.session.session import Session
 
 # A CONNECT with every field at its longest; of a stranger no more need be kept.
@@ -62,7 +63,13 @@ class Client:
         self._outlet = outlet
         limits = broker.limits
         self._connection = Connection(
-            min(CONNECT_SIZE_MAX, limits.packet_size_max), limits.topic_levels_max
+            min(CONNECT_SIZE_MAX, limits.packet_size_max),
+            limits.topic_levels_max,
+            Bounds(
+                filters_max=limits.filters_max,
+                user_properties_max=limits.user_properties_max,
+                properties_size_max=limits.properties_size_max,
+            ),
         )
         self._intake: Intake | None = None
         self._requests: Requests | None = None
@@ -91,6 +98,11 @@ class Client:
     def client_id(self) -> str:
         """The client id; before CONNECT was accepted, the one that it asks for."""
         return self._session.client_id if self._session is not None else self._asked_id
+
+    @property
+    def is_in(self) -> bool:
+        """Whether CONNECT was accepted."""
+        return self._session is not None
 
     @property
     def version(self) -> Version:
@@ -142,6 +154,13 @@ class Client:
         """Tell the client why, as far as its version can, and close."""
         if self.ended:
             return
+        try:
+            self._say(reason, text)
+        finally:
+            self._finish_and_close(with_will=True)
+
+    def _say(self, reason: Reason, text: str) -> None:
+        """Send what is left, and why it is the last."""
         session = self._session
         data = b"" if session is None else session.outbox.take()
         data += last_words(
@@ -156,11 +175,15 @@ class Client:
         self.report(
             logging.INFO, "client refused" if session is None else "client ended", reason, text
         )
-        self._finish(with_will=True)
-        self._outlet.close()
+
+    def _finish_and_close(self, *, with_will: bool) -> None:
+        try:
+            self._finish(with_will=with_will)
+        finally:
+            self._outlet.close()
 
     def _finish(self, *, with_will: bool) -> None:
-        """Leave the session behind, once."""
+        """Leave the session behind, once; whatever fails, others can have it."""
         if self.ended:
             return
         self.ended = True
@@ -172,10 +195,13 @@ class Client:
         session = self._session
         if session is None:
             return
-        session.outbox.detach()
-        self._asked.end()
-        del broker.clients[session.client_id]
-        broker.leave(session, self._will if with_will else None)
+        if broker.clients.get(session.client_id) is self:
+            del broker.clients[session.client_id]
+        try:
+            session.outbox.detach()
+            self._asked.end()
+        finally:
+            broker.leave(session, self._will if with_will else None)
 
     # Packets.
 
@@ -195,16 +221,19 @@ class Client:
                     self.end(Reason(event.reason), str(event))
                 case _:
                     self._packet(event)
-            if left == 0:
+            # A filter may cost as much as many messages.
+            if left == 0 or isinstance(event, Subscribe | Unsubscribe):
                 self._unread = events
                 self.stop()
-                self._broker.shell.soon(self._take_more)
+                if self._requests is None or not self._requests.is_busy:
+                    self._broker.shell.soon(self.take_more)
+                return
 
-    def _take_more(self) -> None:
+    def take_more(self) -> None:
         """Go on with what the last turn has left."""
         events, self._unread = self._unread, None
         if events is not None and not self.ended:
-            self._take(events)
+            contain_with(self._take, events, partial(self.end, Reason.UNSPECIFIED_ERROR))
         self.go_on()
 
     def _packet(self, packet: Packet) -> None:
@@ -269,7 +298,13 @@ class Client:
         self._session = session
         self._intake = Intake(broker, self, session, identity, self.version)
         self._requests = Requests(
-            broker, self, session, identity, self.version, self._packet_size_max
+            broker,
+            self,
+            session,
+            identity,
+            self.version,
+            self._packet_size_max,
+            is_bridge=connect.is_bridge,
         )
         self._will = connect.will
         broker.clients[terms.client_id] = self
@@ -294,7 +329,11 @@ class Client:
         if self._stops == 0:
             self._outlet.resume_reading()
         limits = broker.limits
-        self._take(self._connection.begin(limits.topic_alias_max, limits.packet_size_max))
+        self._take(
+            self._connection.begin(
+                limits.topic_alias_max, limits.packet_size_max, limits.control_size_max
+            )
+        )
         self._count_partial()
 
     def _disconnect(self, packet: Disconnect) -> None:
@@ -309,8 +348,7 @@ class Client:
             session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
         self.report(logging.INFO, "client disconnected", packet.reason, "")
         # [MQTT-3.1.2-10]: a client that says goodbye takes its will with it.
-        self._finish(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
-        self._outlet.close()
+        self._finish_and_close(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     # Reading.
 
@@ -350,16 +388,25 @@ class Client:
             assert self._intake is not None
             self._intake.release(packet_ids)
             return
-        session.outbox.acknowledge(first, packet_ids, self._broker.shell.now())
-        self._asked.refill()
+        now = self._broker.shell.now()
+        self._answered(session.outbox.acknowledge(first, packet_ids, now))
+
+    def _answered(self, wrong: int) -> None:
+        """Go on after acknowledgements, unless one of them was of the wrong kind."""
+        if wrong:
+            # [MQTT-4.13.1-1].
+            self.end(Reason.PROTOCOL_ERROR, f"acknowledgement of another QoS: packet_id={wrong}")
+        else:
+            self._asked.refill()
 
     def _reasoned(self, packet: PubAck | PubRec | PubRel | PubComp) -> None:
         """Take an acknowledgement that says more than success."""
+        first = _FIRST_BYTES[type(packet)]
         if packet.reason >= ERROR and isinstance(packet, PubAck | PubRec):
-            self._written.outbox.refuse(packet.packet_id, self._broker.shell.now())
-            self._asked.refill()
+            now = self._broker.shell.now()
+            self._answered(self._written.outbox.refuse(first, packet.packet_id, now))
             return
-        self._acknowledged(_FIRST_BYTES[type(packet)], [packet.packet_id])
+        self._acknowledged(first, [packet.packet_id])
 
     # Time.
 
@@ -369,8 +416,7 @@ class Client:
             self.report(
                 logging.INFO, "client sent no CONNECT in time", Reason.MAXIMUM_CONNECT_TIME, ""
             )
-            self._finish(with_will=False)
-            self._outlet.close()
+            self._finish_and_close(with_will=False)
 
     def report(
         self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None

@@ -10,14 +10,16 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.durables import Durables
 from siltstone.broker.groups import Groups
+from siltstone.broker.standstill import STANDSTILL_SECONDS, Standstill
+from siltstone.broker.turns import Turn
 from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.feed.reading import StoreSource
 from siltstone.fs.posix import PosixFileSystem
@@ -32,43 +34,102 @@ CONTROL: Final = "control.sock"
 _MODE: Final = 0o600
 _LINE_MAX: Final = 1 << 20
 _SAVE_SECONDS: Final = 30.0
+# How long a request waits for those before it.
+_TURN_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("siltstone.control")
 
 Answer = Awaitable[object]
+Deed = Callable[[Mapping[str, Any]], Answer]
 T = TypeVar("T")
 
 
-class Control:
-    """Carries requests out, on the loop."""
+class Visit:
+    """One connection to the socket. While it holds the broker, clients are not read; it lets go
+    when it ends, and after some seconds.
+    """
 
-    def __init__(
-        self, broker: Broker, durables: Durables, groups: Groups, source: StoreSource
-    ) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._durables = durables
-        self._groups = groups
-        self._source = source
-        self._deeds: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
-            "kick": self._kick,
-            "drop": self._drop,
-            "move": self._move,
-            "move-group": self._move_group,
-            "drop-group": self._drop_group,
-        }
+        self._standstill: Standstill | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def answer(self, line: bytes) -> bytes:
+    async def hold(self) -> bool:
+        """Let the broker stand still; tell whether it does."""
+        self.release()
+        self._standstill = standstill = Standstill(self._broker)
+        is_still = await standstill.reach()
+        self._timer = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self.release)
+        return is_still
+
+    def release(self) -> bool:
+        """Let the broker go on; tell whether it stood still until now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        standstill, self._standstill = self._standstill, None
+        return standstill is not None and standstill.end()
+
+
+class ControlDesk:
+    """Answers requests, each by the deed of its name."""
+
+    def __init__(self, broker: Broker, deeds: Mapping[str, Deed]) -> None:
+        self._broker = broker
+        self._deeds = deeds
+
+    def visit(self) -> Visit:
+        """Begin to answer on one connection."""
+        return Visit(self._broker)
+
+    async def answer(self, line: bytes, visit: Visit | None = None) -> bytes:
         """Carry a request out; return the answer."""
         try:
             request = json.loads(line)
+            if visit is not None and request == {"do": "hold"}:
+                return _encoded({"ok": await visit.hold()})
+            if visit is not None and request == {"do": "release"}:
+                return _encoded({"ok": visit.release()})
             deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
             if deed is None:
                 raise UsageError("this broker does not know the request")
             result: dict[str, object] = {"ok": await deed(request)}
         except KeyError as exc:
             result = {"error": f"the request lacks {exc}"}
-        except (SiltstoneError, ValueError) as exc:
+        except RecursionError:
+            result = {"error": "the request is nested too deeply"}
+        except (UsageError, ValueError) as exc:
             result = {"error": str(exc)}
-        return json.dumps(result).encode() + b"\n"
+        except SiltstoneError as exc:
+            # The request was right: it may be asked again.
+            result = {"error": str(exc), "failed": True}
+        return _encoded(result)
+
+
+class Control:
+    """Carries requests about sessions and share groups out, on the loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        durables: Durables,
+        groups: Groups,
+        source: StoreSource,
+        *,
+        turn_seconds: float = _TURN_SECONDS,
+    ) -> None:
+        self._broker = broker
+        self._durables = durables
+        self._groups = groups
+        self._source = source
+        self._turn_seconds = turn_seconds
+        self.deeds: Mapping[str, Deed] = {
+            "kick": self._kick,
+            "drop": self._drop,
+            "move": self._move,
+            "move-group": self._move_group,
+            "drop-group": self._drop_group,
+            "groups": self._list_groups,
+        }
 
     async def _kick(self, request: Mapping[str, Any]) -> bool:
         """End the connection of a client; tell whether there was one."""
@@ -84,22 +145,22 @@ class Control:
         """End a session for good; tell whether there was one."""
         client_id = str(request["client_id"])
         is_connected = self._end(client_id)
-        owned = await self._take(client_id)
-        if owned is None:
-            return is_connected
-        loop = asyncio.get_running_loop()
-        if owned.state.will is not None:
-            # [MQTT-3.1.3-9]: with its session ends the delay of its will.
-            told: asyncio.Future[None] = loop.create_future()
-            self._broker.publish_saved_will(
-                client_id, owned.state.will, None, lambda _: told.set_result(None)
-            )
-            await told
-        done = loop.create_future()
-        self._broker.subscriptions.forget(client_id)
-        self._durables.drop_away(owned, lambda: done.set_result(None))
-        await done
-        self._durables.turns.end(client_id)
+        async with self._turn(client_id):
+            if client_id in self._broker.clients:
+                raise RetryError(f"{client_id!r} has connected again, try again")
+            owned = await self._take(client_id)
+            if owned is None:
+                return is_connected
+            if owned.state.will is not None:
+                # [MQTT-3.1.3-9]: with its session ends the delay of its will.
+                told: asyncio.Future[Exception | None] = _future()
+                self._broker.publish_saved_will(client_id, owned.state.will, None, told.set_result)
+                await told
+            done: asyncio.Future[None] = _future()
+            self._broker.subscriptions.forget(client_id)
+            self._durables.drop_away(owned, lambda: done.set_result(None))
+            await done
+        log(_LOG, logging.WARNING, "session dropped", client_id=client_id)
         return True
 
     async def _move(self, request: Mapping[str, Any]) -> bool:
@@ -107,15 +168,16 @@ class Control:
         client_id = str(request["client_id"])
         place = _place_of(request)
         self._end(client_id)
-        owned = await self._take(client_id)
-        if owned is None:
-            raise NotFoundError(f"there is no durable session of {client_id!r}")
-        try:
+        async with self._turn(client_id):
+            if client_id in self._broker.clients:
+                raise RetryError(f"{client_id!r} has connected again, try again")
+            owned = await self._take(client_id)
+            if owned is None:
+                raise NotFoundError(f"there is no durable session of {client_id!r}")
             position = await self._in_thread(lambda: find_place(self._source, place))
             move_session(owned, position)
             await self._in_thread(owned.save)
-        finally:
-            self._durables.turns.end(client_id)
+        log(_LOG, logging.WARNING, "session moved", client_id=client_id, to=place)
         return True
 
     async def _move_group(self, request: Mapping[str, Any]) -> bool:
@@ -124,9 +186,8 @@ class Control:
         name, topic_filter = group_parts(text)
         place = _place_of(request)
         position = await self._in_thread(lambda: find_place(self._source, place))
-        await self._turn(text)
-        try:
-            saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with self._turn(text):
+            saved: asyncio.Future[None] = _future()
             if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
                 await asyncio.wait([saved], timeout=_SAVE_SECONDS)
                 if not saved.done():
@@ -137,37 +198,39 @@ class Control:
                 raise NotFoundError(f"there is no share group {text!r}")
             move_group(owned, position)
             await self._in_thread(owned.save)
-        finally:
-            self._durables.turns.end(text)
         return True
 
     async def _drop_group(self, request: Mapping[str, Any]) -> bool:
         """End a share group that has no members; tell whether there was one."""
         text = str(request["group"])
         name, topic_filter = group_parts(text)
-        await self._turn(text)
-        try:
+        async with self._turn(text):
             if text in self._groups.groups:
                 raise UsageError(f"the group has members: group={text!r}")
             owned = await self._take_group(name, topic_filter)
             if owned is not None:
                 await self._in_thread(owned.drop)
-        finally:
-            self._durables.turns.end(text)
         return owned is not None
 
+    async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
+        """Return the share groups that have members."""
+        return [
+            {
+                "group": group.text,
+                "strategy": group.lending.strategy,
+                "members": len(group.lending.members),
+                "position": group.place(),
+            }
+            for group in self._groups.groups.values()
+        ]
+
     async def _take(self, client_id: str) -> OwnedSession | None:
-        """Take a session that is away when it is its turn; the turn goes on where there is one."""
-        await self._turn(client_id)
-        future: asyncio.Future[OwnedSession | SiltstoneError | None]
-        future = asyncio.get_running_loop().create_future()
+        """Take a session that is away; it is its turn."""
+        future: asyncio.Future[OwnedSession | SiltstoneError | None] = _future()
         self._durables.find(client_id, future.set_result)
         found = await future
-        if found is None or isinstance(found, SiltstoneError):
-            self._durables.turns.end(client_id)
-            if found is not None:
-                raise found
-            return None
+        if isinstance(found, SiltstoneError):
+            raise found
         return found
 
     async def _take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
@@ -175,13 +238,33 @@ class Control:
         archive = self._durables.archive
         return await self._in_thread(lambda: archive.take_group(name, topic_filter))
 
-    async def _turn(self, name: str) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._durables.turns.begin(name, lambda: future.set_result(None))
-        await future
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Have a turn, whatever becomes of it. Raises: RetryError where those before it last too
+        long.
+        """
+        turns = self._durables.turns
+        begun: asyncio.Future[None] = _future()
+        turn = Turn(name, lambda: begun.set_result(None))
+        turn.waits_for = "a request of the command line"
+        turns.begin(turn)
+        try:
+            await asyncio.wait([begun], timeout=self._turn_seconds)
+            if not begun.done():
+                holder = turns.holder(name)
+                waits_for = "its turn" if holder is None else holder.waits_for
+                raise RetryError(f"{name!r} is busy, try again: it waits for {waits_for}")
+            yield
+        finally:
+            turns.withdraw(turn)
+            turn.end()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _future() -> asyncio.Future[T]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _place_of(request: Mapping[str, Any]) -> Place:
@@ -192,9 +275,12 @@ def _place_of(request: Mapping[str, Any]) -> Place:
 
 
 async def serve_control(
-    fs: PosixFileSystem, data: PurePath, control: Control
+    fs: PosixFileSystem, data: PurePath, control: ControlDesk, idle_timeout: float
 ) -> asyncio.Server | None:
-    """Listen in the data directory; None where its name is too long for a socket."""
+    """Listen in the data directory; None where its name is too long for a socket.
+
+    A connection that asks nothing for `idle_timeout` seconds is closed.
+    """
     path = data / CONTROL
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -210,19 +296,30 @@ async def serve_control(
         sock.close()
         return None
     return await asyncio.start_unix_server(
-        lambda reader, writer: _serve(control, reader, writer), sock=sock, limit=_LINE_MAX
+        lambda reader, writer: _serve(control, reader, writer, idle_timeout),
+        sock=sock,
+        limit=_LINE_MAX,
     )
 
 
 async def _serve(
-    control: Control, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    control: ControlDesk,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    idle_timeout: float,
 ) -> None:
+    visit = control.visit()
     try:
-        while line := await reader.readline():
-            writer.write(await control.answer(line))
-            await writer.drain()
-    except (ConnectionError, ValueError):
-        # It has gone, or its line has no end.
+        while line := await asyncio.wait_for(reader.readline(), idle_timeout):
+            writer.write(await control.answer(line, visit))
+            await asyncio.wait_for(writer.drain(), idle_timeout)
+    except (ConnectionError, ValueError, TimeoutError):
+        # It has gone, its line has no end, or it says nothing.
         pass
     finally:
+        visit.release()
         writer.close()
+
+
+def _encoded(result: dict[str, object]) -> bytes:
+    return json.dumps(result).encode() + b"\n"

@@ -14,8 +14,10 @@ from typing import Final, Protocol
 from siltstone.broker.durables import Durables, Found
 from siltstone.broker.groups import Groups
 from siltstone.broker.timers import Timers
+from siltstone.broker.turns import Turn
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
+from siltstone.guard import contain
 from siltstone.session.archive import Due
 from siltstone.session.owned_session import OwnedSession
 from siltstone.session.state import SavedWill
@@ -82,57 +84,59 @@ class Deadlines:
 
         def then() -> None:
             for due in found:
-                self._begin(due)
+                contain(partial(self._begin, due))
             self._again()
 
-        self._shell.read_in_thread(work, then)
+        self._shell.read_in_thread(partial(contain, work), then)
 
     def _begin(self, due: Due) -> None:
         key = (due.kind, due.client_id)
         if key in self._dealing:
             return
         self._dealing.add(key)
-        self._durables.turns.begin(due.client_id, partial(self._take, due))
+        turn = Turn(due.client_id, lambda: self._take(turn, due), partial(self._over, due))
+        self._durables.turns.begin(turn)
 
-    def _end(self, due: Due) -> None:
+    def _over(self, due: Due, _turn: Turn) -> None:
         self._dealing.discard((due.kind, due.client_id))
-        self._durables.turns.end(due.client_id)
 
-    def _take(self, due: Due) -> None:
+    def _take(self, turn: Turn, due: Due) -> None:
         if due.kind == "group":
-            self._groups.expire(due.client_id, partial(self._end, due))
+            self._groups.expire(due.client_id, turn)
         elif due.client_id in self._durables.sessions:
             # Its client came back in time.
-            self._end(due)
+            turn.end()
         else:
-            self._durables.find(due.client_id, partial(self._taken, due))
+            step = turn.step("its session to be loaded", partial(self._taken, turn))
+            self._durables.find(due.client_id, step)
 
-    def _taken(self, due: Due, owned: Found) -> None:
+    def _taken(self, turn: Turn, owned: Found) -> None:
         if owned is None or isinstance(owned, SiltstoneError):
             if owned is not None:
-                self._durables.tell(due.client_id, owned)
-            self._end(due)
+                self._durables.tell(turn.client_id, owned)
+            turn.end()
             return
         will = self._durables.due_will(owned.state)
         is_over = self._durables.is_expired(owned.state)
         if will is not None:
-            self._publish_will(due.client_id, will, None, partial(self._published, due, owned))
+            step = turn.step("its will to be stored", partial(self._published, turn, owned))
+            self._publish_will(turn.client_id, will, None, step)
         elif is_over:
-            self._drop(due, owned)
+            self._drop(turn, owned)
         else:
-            self._end(due)
+            turn.end()
 
-    def _published(self, due: Due, owned: OwnedSession, error: Exception | None) -> None:
+    def _published(self, turn: Turn, owned: OwnedSession, error: Exception | None) -> None:
         if error is not None:
             # It stays due.
-            self._durables.tell(due.client_id, error)
-            self._end(due)
+            self._durables.tell(turn.client_id, error)
+            turn.end()
         elif self._durables.is_expired(owned.state):
-            self._drop(due, owned)
+            self._drop(turn, owned)
         else:
             owned.put_meta(will=None)
-            self._durables.save(owned, partial(self._end, due))
+            self._durables.save(owned, turn.step("its session to be saved", turn.end))
 
-    def _drop(self, due: Due, owned: OwnedSession) -> None:
-        self._ended(due.client_id)
-        self._durables.drop_away(owned, partial(self._end, due))
+    def _drop(self, turn: Turn, owned: OwnedSession) -> None:
+        self._ended(turn.client_id)
+        self._durables.drop_away(owned, turn.step("its session to be deleted", turn.end))

@@ -195,21 +195,27 @@ class BrokerGate:
             if holder is not None:
                 return BrokerVisitor(broker, holder)
         credentials = self._credentials(caller)
+        user, address = credentials.username, caller.address
+        if user is not None and on_loop(broker, lambda: broker.throttle.is_locked(user, address)):
+            return _LOCKED
         known = on_loop(broker, lambda: broker.access.trivial(credentials))
         if known is None:
             if not self._places.acquire(blocking=False):
                 return "too many log in at once, try again"
             try:
-                self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(caller.address)))
+                wait = on_loop(broker, lambda: broker.throttle.judge(user, address))
+                if isinstance(wait, Reason):
+                    return _LOCKED
+                self._sleep(wait)
                 known = broker.access.authenticate(credentials)
             finally:
                 self._places.release()
         if isinstance(known, Identity):
-            on_loop(broker, lambda: broker.throttle.succeeded(caller.address))
+            on_loop(broker, lambda: broker.throttle.succeeded(user, address))
             return BrokerVisitor(broker, known)
         if known is not Reason.SERVER_UNAVAILABLE:
-            on_loop(broker, lambda: broker.throttle.failed(caller.address))
-            self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(caller.address)))
+            on_loop(broker, lambda: broker.throttle.failed(user, address))
+            self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(user, address)))
         if caller.token is not None and known in _REFUSALS:
             return "the token is unknown or has expired: log in again"
         return _REFUSALS.get(known, "the login cannot be judged now, try again")
@@ -234,6 +240,7 @@ class BrokerGate:
         )
 
 
+_LOCKED: Final = "too many logins have failed, try again later"
 _REFUSALS: Final = {
     Reason.NOT_AUTHORIZED: "a login is needed: give username and password",
     Reason.BAD_USER_NAME_OR_PASSWORD: "the user is unknown, or the password wrong",

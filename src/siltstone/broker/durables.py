@@ -3,15 +3,16 @@
 What is known of a session that is away is in the archive and nowhere else. A client that comes back
 has its session loaded, and every row that it missed comes by on its feed, from where it left off.
 
-Invariants: the durable state of one client id changes in turns; positions are saved at most a
-second behind, and always when a connection ends; a session that is connected is known to be so on
-disk before its client is told.
+Invariants: the durable state of one client id changes in turns; what was sent and acknowledged is
+saved at most a second behind, and always when a connection ends; a session that is connected is
+known to be so on disk before its client is told. A commit costs nothing for the sessions that it
+does not match: their positions are saved now and then, many together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -21,9 +22,10 @@ from siltstone.broker.feeding import Feeding
 from siltstone.broker.interest import Interest
 from siltstone.broker.storage_settings import SessionSettings
 from siltstone.broker.timers import Timers
-from siltstone.broker.turns import Turns
+from siltstone.broker.turns import Turn, Turns
 from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.session.archive import SessionArchive
 from siltstone.session.backlog import Backlog
@@ -40,9 +42,12 @@ Act = Callable[[], None]
 Found = OwnedSession | SiltstoneError | None
 T = TypeVar("T")
 
-# Every session is looked at so often, a part of them each time, and saved if it has moved.
+# Sessions that have moved are saved so often, a part of them each time.
 _SAVE_SECONDS: Final = 0.1
 _SAVE_PARTS: Final = 8
+# Every session, moved or not, has a turn once in so many of those times: half a minute.
+_ROUND_PARTS: Final = 300
+_LOOK_SECONDS: Final = 1.0
 
 
 class Shell(Protocol):
@@ -86,12 +91,24 @@ class Durables:
         self._limits = limits
         self._failed = failed
         self._log = logging.getLogger("siltstone.sessions")
-        self.turns = Turns(shell.soon)
+        self.turns = Turns(shell.soon, shell.now)
         self.feeding = feeding
         # What there was when this run began: any of it may have been sent by the one before.
         self._began = feeding.ends()
         self.sessions: dict[str, Session] = {}
-        self._rota: deque[Session] = deque()
+        # How many sessions the archive has, and how many more are being made. The archive counts
+        # them with each commit, so this is right after a crash as well.
+        self._kept = archive.count()
+        self._made = 0
+        # Those that have moved, by the part that is looked at together, and the next part.
+        self._moved: list[list[Session]] = [[] for _ in range(_SAVE_PARTS)]
+        self._part = 0
+        self._attached = 0
+        # All of them, the one that had its turn longest ago first, and how many are to have it.
+        self._rota: OrderedDict[Session, None] = OrderedDict()
+        self._turns_due = 0.0
+        # How often a session was looked at.
+        self.looks = 0
         # What sessions that are back still miss, by client id: until they have caught up, messages
         # are stored for them as if they were away, and so come behind those that they missed.
         self._missing: dict[str, list[tuple[TopicFilter, int]]] = {}
@@ -102,6 +119,7 @@ class Durables:
             shell.read_in_thread, archive.create_many
         )
         self._timers.at(shell.now() + _SAVE_SECONDS, self._save_some)
+        self._later(_LOOK_SECONDS, self._look)
 
     # The life of a session.
 
@@ -127,7 +145,21 @@ class Durables:
             run=self.run,
             ends=self.feeding.ends(),
         )
-        self._making.ask(saved, then)
+        self._made += 1
+        self._making.ask(saved, partial(self._count_made, then))
+
+    def _count_made(
+        self,
+        then: Callable[[OwnedSession | SiltstoneError], None],
+        owned: OwnedSession | SiltstoneError,
+    ) -> None:
+        self._made -= 1
+        self._kept += not isinstance(owned, SiltstoneError)
+        then(owned)
+
+    def away(self) -> int:
+        """Return how many sessions there are whose clients are not connected."""
+        return self._kept + self._made - len(self.sessions)
 
     def is_expired(self, state: SavedSession) -> bool:
         """Tell whether a session that is away has had its time."""
@@ -174,7 +206,11 @@ class Durables:
             ]
         session.received.packet_ids = durable.inbound.certain()
         self.sessions[session.client_id] = session
-        self._rota.append(session)
+        self._rota[session] = None
+        self._attached += 1
+        part = self._moved[self._attached % _SAVE_PARTS]
+        part.append(session)
+        durable.moved = partial(part.append, session)
         return durable
 
     def feed(self, session: Session) -> None:
@@ -195,6 +231,8 @@ class Durables:
             durable.leave_feed()
         if durable.feed is None or durable.feed.has_caught_up():
             self._miss_no_more(session.client_id)
+        else:
+            session.outbox.stir()
 
     def _miss_no_more(self, client_id: str) -> None:
         for topic_filter, qos in self._missing.pop(client_id, ()):
@@ -253,21 +291,28 @@ class Durables:
             for saved in durable.owned.state.subscriptions:
                 self._interest.miss(TopicFilter.parse(saved.filter), saved.qos)
         del self.sessions[session.client_id]
-        self.feeding.end(durable)
-        # Now, for the outbox is about to forget what is in flight.
-        durable.freeze()
-        # Whoever waits to take the session over must find what is saved now.
-        self.turns.begin_next(session.client_id, partial(self._save_last, session, durable, will))
+        del self._rota[session]
+        session.outbox.moved = None
+        turn = Turn(session.client_id, lambda: self._save_last(turn, session, durable, will))
+        try:
+            self.feeding.end(durable)
+            # Now, for the outbox is about to forget what is in flight.
+            durable.freeze()
+        finally:
+            # Whoever waits to take the session over must find what is saved now.
+            self.turns.begin_next(turn)
 
-    def _save_last(self, session: Session, durable: Durable, will: SavedWill | None) -> None:
+    def _save_last(
+        self, turn: Turn, session: Session, durable: Durable, will: SavedWill | None
+    ) -> None:
         if session.unsettled and not durable.is_lost:
             # Messages of this connection are on their way to the disk: what the client sends again
             # must find their outcome.
-            session.when_settled.append(partial(self._save_last, session, durable, will))
+            again = partial(self._save_last, turn, session, durable, will)
+            session.when_settled.append(turn.step("its messages to be stored", again))
             return
-        done = partial(self.turns.end, session.client_id)
         if session.expiry_seconds == 0:
-            self.drop(durable.owned, done)
+            self.drop(durable.owned, turn.step("its session to be deleted", turn.end))
             return
         durable.owned.put_meta(
             connected=False,
@@ -277,7 +322,7 @@ class Durables:
             dropped=durable.dropped(),
             unclean=durable.is_doubtful(),
         )
-        durable.close(done)
+        durable.close(turn.step("its session to be saved", turn.end))
 
     def _lost(self, session: Session, error: Exception) -> None:
         """Go on without a save that cannot be made."""
@@ -287,10 +332,10 @@ class Durables:
         waiting, session.when_settled = session.when_settled, []
         for act in waiting:
             # What they wait for may have waited for this save.
-            act()
+            contain(act)
         if durable.when_lost is not None:
             durable.when_lost(error)
-        elif session.client_id in self.sessions:
+        elif self.sessions.get(session.client_id) is session:
             self._failed(session, error)
 
     def forget_rights(self) -> None:
@@ -300,7 +345,11 @@ class Durables:
 
     def drop(self, owned: OwnedSession, then: Act) -> None:
         """Delete a session for good; call back when that is durable, or cannot be."""
-        self.carry_out(owned.client_id, owned.drop_later, then)
+
+        def dropped() -> None:
+            self._kept -= 1
+
+        self.carry_out(owned.client_id, owned.drop_later, then, dropped)
 
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
         """Delete a session that is away."""
@@ -320,12 +369,22 @@ class Durables:
         """Save a session that is away; call back when that is durable, or cannot be."""
         self.carry_out(owned.client_id, owned.save_later, then)
 
-    def carry_out(self, name: str, submit: Callable[[], CommitTicket | None], then: Act) -> None:
-        """Commit something; call back when that is durable, or cannot be."""
+    def carry_out(
+        self,
+        name: str,
+        submit: Callable[[], CommitTicket | None],
+        then: Act,
+        durable: Act | None = None,
+    ) -> None:
+        """Commit something; call back when that is durable, or cannot be. `durable` is called
+        before, in the first case alone.
+        """
 
         def done(error: Exception | None) -> None:
             if error is not None:
                 self.tell(name, error)
+            elif durable is not None:
+                durable()
             then()
 
         try:
@@ -341,20 +400,36 @@ class Durables:
     # Saving.
 
     def _save_some(self) -> None:
-        """Save a part of the sessions; all of them have their turn within a second."""
-        for _ in range(len(self._rota) // _SAVE_PARTS + 1):
-            if not self._rota:
-                break
-            session = self._rota.popleft()
+        """Save a part of the sessions that have moved, all within a second; and a few others, all
+        within half a minute.
+        """
+        self._part = (self._part + 1) % _SAVE_PARTS
+        part = self._moved[self._part]
+        moved = part[:]
+        part.clear()
+        for session in moved:
             if self.sessions.get(session.client_id) is session:
-                self._look_after(session)
-                self._rota.append(session)
+                contain(partial(self._look_after, session))
+        self._turns_due += len(self._rota) / _ROUND_PARTS
+        while self._turns_due >= 1 and self._rota:
+            self._turns_due -= 1
+            session, _ = self._rota.popitem(last=False)
+            self._rota[session] = None
+            self.looks += 1
+            contain(_durable(session).save_passed)
         self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
+
+    def _look(self) -> None:
+        self.turns.look()
+        self._later(_LOOK_SECONDS, self._look)
 
     def _look_after(self, session: Session) -> None:
         durable = _durable(session)
+        self.looks += 1
+        # Before anything is done that may move it again.
+        session.outbox.moved = durable.moved
         dropped = durable.dropped()
-        if dropped != durable.owned.state.dropped:
+        if dropped != durable.owned.dropped:
             durable.owned.put_meta(dropped=dropped)
             durable.save()
         durable.save_progress()
@@ -362,6 +437,8 @@ class Durables:
             self._miss_no_more(session.client_id)
         if durable.is_finished():
             self.feed(session)
+        if durable.is_behind():
+            session.outbox.stir()
 
     def now(self) -> float:
         """Return the loop's time."""
@@ -377,7 +454,11 @@ class Durables:
             except SiltstoneError as exc:
                 answers.append(exc)
 
-        self._shell.read_in_thread(ask, lambda: then(answers[0]))
+        def answer() -> None:
+            mistake = OutcomeUnknownError("internal error, see the broker's log")
+            then(answers[0] if answers else mistake)
+
+        self._shell.read_in_thread(partial(contain, ask), answer)
 
     def keeper(self, name: str, submit: Callable[[], SaveTicket | None]) -> Keeper:
         """Return what saves something of this name."""

@@ -2,6 +2,9 @@
 
 The turn waits for the disk here and there; meanwhile the visitor may go. An earlier connection is
 ended first, and leaves in a turn of its own.
+
+Invariants: a visitor waits no longer than `connect_timeout`; the turn ends, whatever becomes of the
+visitor or of a step.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ from functools import partial
 from typing import Protocol
 
 from siltstone.broker.access import Identity
-from siltstone.broker.broker import Broker
+from siltstone.broker.broker import Broker, Peer
 from siltstone.broker.durables import Durables
 from siltstone.broker.terms import Terms
+from siltstone.broker.timers import Timer
+from siltstone.broker.turns import Turn
 from siltstone.broker.wills import saved_will
 from siltstone.errors import SiltstoneError
+from siltstone.guard import contain
 from siltstone.mqtt.packets import Connect
 from siltstone.mqtt.reason import Reason
 from siltstone.session.durable import Durable
@@ -26,13 +32,20 @@ from siltstone.session.state import SavedWill
 Act = Callable[[], None]
 
 
-class Visitor(Protocol):
+class Visitor(Peer, Protocol):
     """The client that wants to get in."""
 
     ended: bool
 
-    def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
+    @property
+    def is_in(self) -> bool:
+        """Whether it was let in."""
+
+    def stop(self) -> None:
+        """Read no more until as many have said go on."""
+
+    def go_on(self) -> None:
+        """Read again, if nobody else says stop."""
 
     def welcome(
         self,
@@ -70,7 +83,18 @@ def _refuse_stranger(visitor: Visitor) -> None:
 class Entry:
     """One visitor on its way to its session."""
 
-    __slots__ = ("_broker", "_connect", "_durables", "_identity", "_terms", "_visitor")
+    __slots__ = (
+        "_broker",
+        "_connect",
+        "_durables",
+        "_former",
+        "_identity",
+        "_joining",
+        "_terms",
+        "_timer",
+        "_turn",
+        "_visitor",
+    )
 
     def __init__(
         self,
@@ -87,13 +111,43 @@ class Entry:
         self._connect = connect
         self._terms = terms
         self._identity = identity
+        # The client that had the session, and was ended.
+        self._former: Peer | None = None
+        # The session while it is saved as connected, until the visitor is let in.
+        self._joining: tuple[Session, Durable] | None = None
+        self._timer: Timer | None = None
 
     def begin(self) -> None:
         """Come in when it is this client id's turn."""
-        self._durables.turns.begin(self._terms.client_id, self._take_turn)
+        broker = self._broker
+        self._timer = broker.timers.at(
+            broker.shell.now() + broker.limits.connect_timeout, self._timed_out
+        )
+        self._turn = Turn(self._terms.client_id, self._take_turn, self._over)
+        self._durables.turns.begin(self._turn)
 
-    def _end_turn(self) -> None:
-        self._durables.turns.end(self._terms.client_id)
+    def _timed_out(self) -> None:
+        """Keep the visitor waiting no longer, nor those behind it for its sake."""
+        holder = self._durables.turns.holder(self._terms.client_id)
+        waits_for = "its turn" if holder is None else holder.waits_for
+        self._visitor.end(Reason.SERVER_BUSY, f"the session is busy: it waits for {waits_for}")
+        self._durables.turns.withdraw(self._turn)
+        if self._joining is not None:
+            # Its save may be tried for long, should the disk be full.
+            self._turn.end()
+
+    def _over(self, turn: Turn) -> None:
+        """Clean up behind a turn that has ended, be it by a step that failed."""
+        if turn is not self._turn:
+            return
+        self._broker.timers.cancel(self._timer)
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            session, durable = joining
+            durable.when_lost = None
+            self._broker.leave(session, None)
+        if not self._visitor.ended and not self._visitor.is_in:
+            self._visitor.end(Reason.SERVER_UNAVAILABLE, "internal error, see the broker's log")
 
     def _take_turn(self) -> None:
         broker = self._broker
@@ -103,25 +157,32 @@ class Entry:
             or is_turned_away(broker, self._visitor, client_id)
             or is_stranger(self._visitor, broker.registry.find(client_id), self._identity)
         ):
-            self._end_turn()
+            self._turn.end()
             return
         other = broker.clients.get(client_id)
-        if other is not None:
+        if other is None:
+            step = self._turn.step("its session to be loaded", self._found)
+            self._durables.find(client_id, step)
+        elif other is self._former:
+            raise AssertionError("a client that was ended is still there")
+        else:
             # [MQTT-3.1.4-3]. It leaves in the next turn, and then it is this one's again.
-            self._durables.turns.begin_next(client_id, self._take_turn)
-            other.end(Reason.SESSION_TAKEN_OVER)
-            self._end_turn()
-            return
-        self._durables.find(client_id, self._found)
+            self._former = other
+            turn, self._turn = self._turn, Turn(client_id, self._take_turn, self._over)
+            self._durables.turns.begin_next(self._turn)
+            try:
+                other.end(Reason.SESSION_TAKEN_OVER)
+            finally:
+                turn.end()
 
     def _found(self, owned: OwnedSession | SiltstoneError | None) -> None:
         if isinstance(owned, SiltstoneError):
             self._give_up(owned)
         elif self._visitor.ended:
-            self._end_turn()
+            self._turn.end()
         elif owned is not None and owned.state.user != self._identity.user:
             _refuse_stranger(self._visitor)
-            self._end_turn()
+            self._turn.end()
         elif owned is None:
             self._begin_anew()
         elif self._connect.clean_start or self._durables.is_expired(owned.state):
@@ -143,32 +204,35 @@ class Entry:
                 self._durables.tell(owned.client_id, error)
             then()
 
-        self._broker.publish_saved_will(owned.client_id, will, None, settle)
+        step = self._turn.step("its will to be stored", settle)
+        self._broker.publish_saved_will(owned.client_id, will, None, step)
 
     def _drop(self, owned: OwnedSession) -> None:
         self._broker.subscriptions.forget(owned.client_id)
-        self._durables.drop_away(owned, self._begin_anew)
+        step = self._turn.step("its former session to be deleted", self._begin_anew)
+        self._durables.drop_away(owned, step)
 
     def _begin_anew(self) -> None:
         broker = self._broker
         # Others may have come in meanwhile.
         if self._visitor.ended or is_turned_away(broker, self._visitor, self._terms.client_id):
-            self._end_turn()
+            self._turn.end()
         elif broker.registry.is_full:
             self._visitor.end(Reason.QUOTA_EXCEEDED, "too many sessions")
-            self._end_turn()
+            self._turn.end()
         elif self._terms.expiry_seconds == 0:
-            self._visitor.welcome(
-                self._connect, self._terms, self._identity, None, is_present=False
-            )
-            self._end_turn()
+            self._welcome(None, is_present=False)
+            self._turn.end()
+        elif not broker.alarms.takes_new_sessions:
+            self._visitor.end(Reason.QUOTA_EXCEEDED, "the disk is full, no new sessions are kept")
+            self._turn.end()
         else:
             self._durables.make(
                 self._terms.client_id,
                 user=self._identity.user,
                 version=self._connect.version,
                 expiry_seconds=self._terms.expiry_seconds,
-                then=self._made,
+                then=self._turn.step("its session to be created", self._made),
             )
 
     def _made(self, owned: OwnedSession | SiltstoneError) -> None:
@@ -178,8 +242,9 @@ class Entry:
             self._join(owned, is_present=False)
 
     def _give_up(self, error: SiltstoneError) -> None:
+        self._durables.tell(self._terms.client_id, error)
         self._visitor.end(Reason.SERVER_UNAVAILABLE, f"the session cannot be loaded: {error}")
-        self._end_turn()
+        self._turn.end()
 
     def _join(self, owned: OwnedSession, *, is_present: bool) -> None:
         """Say on disk that the session is connected, then let the visitor in."""
@@ -187,7 +252,8 @@ class Entry:
         session = broker.registry.create(self._terms.client_id, self._identity.user)
         session.expiry_seconds = self._terms.expiry_seconds
         durable = self._durables.attach(session, owned, self._terms.window)
-        durable.when_lost = partial(self._not_joined, session, durable)
+        self._joining = session, durable
+        durable.when_lost = self._turn.step("its session to be saved", self._not_joined)
         owned.put_meta(
             connected=True,
             away_since_us=None,
@@ -196,21 +262,33 @@ class Entry:
             expiry_seconds=self._terms.expiry_seconds,
             will=saved_will(self._connect.will),
         )
-        durable.save(partial(self._let_in, session, durable, is_present=is_present))
+        let_in = partial(self._let_in, session, durable, is_present=is_present)
+        durable.save(self._turn.step("its session to be saved", let_in))
 
-    def _not_joined(self, session: Session, durable: Durable, error: Exception) -> None:
-        durable.when_lost = None
+    def _not_joined(self, error: Exception) -> None:
         self._visitor.end(Reason.SERVER_UNAVAILABLE, f"the session cannot be saved: {error}")
-        self._broker.leave(session, None)
-        self._end_turn()
+        self._turn.end()
 
     def _let_in(self, session: Session, durable: Durable, *, is_present: bool) -> None:
-        broker = self._broker
-        durable.when_lost = None
-        if self._visitor.ended or is_turned_away(broker, self._visitor, session.client_id):
-            broker.leave(session, None)
-        else:
-            self._visitor.welcome(
-                self._connect, self._terms, self._identity, session, is_present=is_present
-            )
-        self._end_turn()
+        if not self._visitor.ended and not is_turned_away(
+            self._broker, self._visitor, session.client_id
+        ):
+            durable.when_lost = None
+            self._welcome(session, is_present=is_present)
+            if self._visitor.is_in:
+                # From now on it leaves with its client.
+                self._joining = None
+        self._turn.end()
+
+    def _welcome(self, session: Session | None, *, is_present: bool) -> None:
+        contain(
+            partial(
+                self._visitor.welcome,
+                self._connect,
+                self._terms,
+                self._identity,
+                session,
+                is_present=is_present,
+            ),
+            partial(self._visitor.end, Reason.UNSPECIFIED_ERROR, "internal error"),
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from siltstone.errors import SiltstoneError
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.guard import contain
 
 Item = TypeVar("Item")
@@ -46,9 +46,12 @@ class Errands(Generic[Item, Answer]):
 
         def then() -> None:
             self._is_away = False
-            for (_, tell), answer in zip(taken, answers, strict=False):
+            # Whoever asked waits for an answer, be it that ours was a mistake.
+            mistake = OutcomeUnknownError("internal error, see the broker's log")
+            answers.extend([mistake] * (len(taken) - len(answers)))
+            for (_, tell), answer in zip(taken, answers, strict=True):
                 contain(partial(tell, answer))
             if self._waiting and not self._is_away:
                 self._go()
 
-        self._in_thread(work, then)
+        self._in_thread(partial(contain, work), then)

@@ -60,6 +60,10 @@ class Gathered:
         self.size_bytes += size
         return size
 
+    def has(self, publisher: bytes) -> bool:
+        """Tell whether any row is of a publisher."""
+        return publisher in self._names
+
     def shared_flags(self) -> int | list[int]:
         """Return the flags of all rows, or those of each."""
         return self.flags if self._mixed_flags else self.flags[0]

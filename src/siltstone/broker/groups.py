@@ -19,6 +19,7 @@ from typing import Final
 
 from siltstone.broker.durables import Durables
 from siltstone.broker.timers import Timers
+from siltstone.broker.turns import Turn
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.feed.batch import FeedBatch
@@ -39,6 +40,8 @@ Act = Callable[[], None]
 
 _LOG: Final = logging.getLogger("siltstone.groups")
 _LOOK_SECONDS: Final = 1.0
+# So many looks are half a minute: then positions are saved that rows only passed by.
+_PASSED_LOOKS: Final = 30
 # Groups whose members are at work are saved so often.
 _SAVE_SECONDS: Final = 0.1
 _US: Final = 1_000_000
@@ -101,6 +104,7 @@ class Group:
 
     def freed(self) -> int:
         """Return how many more rows the members could take, if it is worth telling; else 0."""
+        self.lending.pace(self._groups.now())
         return self.lending.freed()
 
     def lost(self, serials: int) -> None:
@@ -137,10 +141,15 @@ class Group:
             for shard in range(len(self.feed.places)):
                 self.progress.lane(shard).pass_by(self.feed.place(shard))
 
+    def place(self) -> dict[int, int]:
+        """Return the first serial of each shard that is not done."""
+        self.look()
+        return self.progress.position() if self.is_open else self.ends
+
     def put_progress(self) -> None:
         """Hand how far the group has come to the next save."""
         self.look()
-        self.progress.changed = False
+        self.progress.saved()
         if self.owned is not None:
             self.owned.put_progress(
                 position=position_of(self.progress), done=done_of(self.progress)
@@ -161,8 +170,13 @@ class Groups:
         self.groups: dict[str, Group] = {}
         # Those that have lent something.
         self.busy: dict[Group, None] = {}
+        self._looks = 0
         self._again()
         self._save_again()
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return self._durables.now()
 
     def join(self, topic_filter: TopicFilter, member: Member, *, is_durable: bool) -> Group:
         """Make an outbox a member of a group; it gets rows as soon as the group is loaded."""
@@ -170,13 +184,13 @@ class Groups:
         if group is None:
             group = Group(topic_filter, self._terms, self._feeding.ends(), self)
             self.groups[group.text] = group
-            self._durables.turns.begin(group.text, partial(self._load, group))
+            self._begin_turn(group, self._load)
         is_known = any(known.outbox is member.outbox for known in group.lending.members)
         group.lending.join(member, self._durables.now())
         if is_durable and not group.is_kept:
             group.is_kept = True
             if group.is_open:
-                self._durables.turns.begin(group.text, partial(self._keep, group))
+                self._begin_turn(group, self._keep)
         if group.feed is not None and not is_known:
             self._feeding.hub.grant(group.feed, member.credit)
         return group
@@ -189,7 +203,7 @@ class Groups:
             group.put_progress()
             del self.groups[group.text]
             self.busy.pop(group, None)
-            self._durables.turns.begin(group.text, partial(self._park, group))
+            self._begin_turn(group, self._park)
         else:
             self._feeding.replenish(group)
 
@@ -232,43 +246,48 @@ class Groups:
 
     # Turns, one at a time for each group.
 
-    def _load(self, group: Group) -> None:
+    def _begin_turn(self, group: Group, act: Callable[[Group, Turn], None]) -> None:
+        turn = Turn(group.text, lambda: act(group, turn))
+        self._durables.turns.begin(turn)
+
+    def _load(self, group: Group, turn: Turn) -> None:
         """Find out whether the group was here before."""
         archive = self._durables.archive
         name, text = group.name, group.filter.text
-        self._durables.ask(partial(archive.take_group, name, text), partial(self._loaded, group))
+        step = turn.step("its group to be loaded", partial(self._loaded, group, turn))
+        self._durables.ask(partial(archive.take_group, name, text), step)
 
-    def _loaded(self, group: Group, found: OwnedGroup | SiltstoneError | None) -> None:
+    def _loaded(self, group: Group, turn: Turn, found: OwnedGroup | SiltstoneError | None) -> None:
         if isinstance(found, SiltstoneError):
             _tell(group.text, found)
-            self._durables.turns.end(group.text)
+            turn.end()
             return
         group.owned = found
         group.restore(None if found is None else found.state)
         if found is not None:
             group.is_kept = True
             found.put_meta(empty_since_us=None)
-        self._open(group)
+        self._open(group, turn)
 
-    def _open(self, group: Group) -> None:
+    def _open(self, group: Group, turn: Turn) -> None:
         group.is_open = True
         if group.lending.members:
             self._begin(group)
         if not group.is_safe:
-            self._keep(group)
+            self._keep(group, turn)
         else:
             self._watch(group)
-            self._durables.turns.end(group.text)
+            turn.end()
 
     def _begin(self, group: Group) -> None:
         """Let rows come by from where a group stands."""
         places = {shard: lane.next_serial for shard, lane in group.progress.lanes.items()}
         self._feeding.begin(group, [group.filter], places, group.lending.begin())
 
-    def _keep(self, group: Group) -> None:
+    def _keep(self, group: Group, turn: Turn) -> None:
         """Keep a group from now on."""
         if group.owned is not None:
-            self._durables.turns.end(group.text)
+            turn.end()
             return
         group.look()
         saved = SavedGroup(
@@ -281,15 +300,16 @@ class Groups:
             done=done_of(group.progress),
         )
         archive = self._durables.archive
-        self._durables.ask(partial(archive.create_group, saved), partial(self._kept, group))
+        step = turn.step("its group to be created", partial(self._kept, group, turn))
+        self._durables.ask(partial(archive.create_group, saved), step)
 
-    def _kept(self, group: Group, made: OwnedGroup | SiltstoneError) -> None:
+    def _kept(self, group: Group, turn: Turn, made: OwnedGroup | SiltstoneError) -> None:
         if isinstance(made, SiltstoneError):
             _tell(group.text, made)
         else:
             group.owned = made
             self._watch(group)
-        self._durables.turns.end(group.text)
+        turn.end()
 
     def _watch(self, group: Group) -> None:
         """Save a group that is kept from now on."""
@@ -311,15 +331,14 @@ class Groups:
         for act in waiting:
             contain(act)
 
-    def _park(self, group: Group) -> None:
+    def _park(self, group: Group, turn: Turn) -> None:
         """Let a group without members keep its place, or end it."""
-        end = partial(self._durables.turns.end, group.text)
         self._call_back(group)
         if group.owned is None or group.keeper is None:
-            end()
+            turn.end()
         else:
             group.owned.put_meta(empty_since_us=self._clock.now_us())
-            group.keeper.close(end)
+            group.keeper.close(turn.step("its group to be saved", turn.end))
 
     # Time.
 
@@ -329,7 +348,7 @@ class Groups:
     def _save_busy(self) -> None:
         """Save what has moved of the groups that are at work."""
         for group in list(self.busy):
-            self._save(group)
+            contain(partial(self._save, group))
             if not group.lending.has_lent():
                 del self.busy[group]
         self._save_again()
@@ -345,46 +364,52 @@ class Groups:
     def _look(self) -> None:
         """Save what has moved, and lend on what stands still."""
         now = self._durables.now()
+        self._looks += 1
         for group in list(self.groups.values()):
-            self._try_again(group)
-            self._save(group)
-            group.lending.look_for_stalls(now, self._terms.loan_timeout)
-            self._feeding.replenish(group)
+            contain(partial(self._look_after, group, now))
         self._again()
+
+    def _look_after(self, group: Group, now: float) -> None:
+        self._try_again(group)
+        self._save(group)
+        if self._looks % _PASSED_LOOKS == 0 and group.keeper and group.progress.is_far():
+            group.keeper.save()
+        group.lending.look_for_stalls(now, self._terms.loan_timeout)
+        self._feeding.replenish(group)
 
     def _try_again(self, group: Group) -> None:
         """Do what could not be done when its turn was."""
         turns = self._durables.turns
         if not group.is_open and turns.is_free(group.text):
-            turns.begin(group.text, partial(self._load, group))
+            self._begin_turn(group, self._load)
         elif not group.is_safe and turns.is_free(group.text):
-            turns.begin(group.text, partial(self._keep, group))
+            self._begin_turn(group, self._keep)
         elif group.is_open and group.feed is None:
             self._begin(group)
 
-    def expire(self, text: str, then: Act) -> None:
+    def expire(self, text: str, turn: Turn) -> None:
         """End a group that was long enough without members; it is its turn."""
         archive = self._durables.archive
         name, plain = group_parts(text)
         if text in self.groups:
-            then()
+            turn.end()
         else:
-            self._durables.ask(
-                partial(archive.take_group, name, plain), partial(self._expired, text, then)
-            )
+            step = turn.step("its group to be loaded", partial(self._expired, text, turn))
+            self._durables.ask(partial(archive.take_group, name, plain), step)
 
-    def _expired(self, text: str, then: Act, found: OwnedGroup | SiltstoneError | None) -> None:
+    def _expired(self, text: str, turn: Turn, found: OwnedGroup | SiltstoneError | None) -> None:
         if isinstance(found, SiltstoneError):
             _tell(text, found)
         if found is None or isinstance(found, SiltstoneError):
-            then()
+            turn.end()
             return
         state = found.state
         empty_us = state.empty_since_us
         if empty_us is None or empty_us + state.expiry_seconds * _US > self._clock.now_us():
-            then()
+            turn.end()
         else:
-            self._durables.carry_out(text, found.drop_later, then)
+            step = turn.step("its group to be deleted", turn.end)
+            self._durables.carry_out(text, found.drop_later, step)
 
 
 def _tell(text: str, error: Exception) -> None:

@@ -1,27 +1,31 @@
 """What a client publishes: judged, stored, dispatched, and acknowledged in its order.
 
-Invariants: a message is acknowledged after its outcome is known, in the order of the messages, and
-never when it was not kept; who publishes faster than the disk or a subscriber can take is read more
-slowly.
+Invariants: a message is acknowledged after its outcome is known, in the order of the messages. One
+that the client may publish is never acknowledged when it was not kept. A session hears once of
+every batch that its outcome is known, be it that a mistake of ours has ended the connection.
+
+MQTT 3.1.1 cannot say no. A message that the client may never publish is acknowledged and dropped,
+for the client would send it again for ever. A message that could not be stored holds the client:
+nothing of it is read for a while, then it is closed, and may send the message again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from siltstone.broker.access import Identity
+from siltstone.broker.backpressure import Backpressure
 from siltstone.broker.bridge import Producer
-from siltstone.broker.broker import QUIET_SECONDS, RETAIN, Broker
+from siltstone.broker.broker import RETAIN, Broker
 from siltstone.broker.outcomes import reason_of
-from siltstone.broker.rate import Rate
+from siltstone.broker.outlet import Owner
 from siltstone.broker.retained import Exchange
 from siltstone.broker.taps import SettlePart
-from siltstone.database import Durability
 from siltstone.errors import SiltstoneError
+from siltstone.guard import contain, contain_with
 from siltstone.mqtt.flow import (
     Receipt,
     Receipts,
@@ -33,36 +37,14 @@ from siltstone.mqtt.flow import (
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
-from siltstone.session.outbox import Outbox
 from siltstone.session.session import Session
 
 _DUP: Final = 8
 # The bit that only QoS 2 has.
 QOS2: Final = 2
 _ALLOWED_MAX: Final = 10_000
-# So many messages in one read are bulk, which waits at most so long for a subscriber.
-_BULK: Final = 256
-_PACE_SECONDS: Final = 0.1
-
-
-class Owner(Protocol):
-    """The client whose messages these are."""
-
-    ended: bool
-
-    def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
-
-    def stop(self) -> None:
-        """Read no more until as many have said go on."""
-
-    def go_on(self) -> None:
-        """Read again, if nobody else says stop."""
-
-    def report(
-        self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None
-    ) -> None:
-        """Log something that happened to this client."""
+# One client's refused messages are told in one line for so long.
+_REFUSAL_QUIET_SECONDS: Final = 10.0
 
 
 class Intake:
@@ -77,13 +59,22 @@ class Intake:
         self._identity = identity
         self._version = version
         self._receipts = Receipts()
-        self._rate = Rate(broker.limits.publish_rate_max)
+        self._backpressure = Backpressure(broker, owner)
         # What was decided for which topic, and by whom.
         self._may_publish: dict[bytes, bool] = {}
         self._judge = broker.access
         self._quiet_until = 0.0
+        self._untold = 0
+        # Nothing is taken any more; the connection ends soon.
+        self._is_held = False
+        limits = broker.limits
+        self._acknowledges_refused = version is not Version.V5 and (
+            limits.refused_publish == "acknowledge"
+        )
         # What waits until it is on disk which messages of QoS 2 these are.
         self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
+        # Whether a mistake of ours has ended the intake.
+        self._has_failed = False
 
     def release(self, packet_ids: list[int]) -> None:
         """Take PUBREL."""
@@ -103,6 +94,8 @@ class Intake:
 
     def take(self, batch: PublishBatch) -> None:
         """Take messages of the client, in their order."""
+        if self._is_held:
+            return
         broker = self._broker
         session = self._session
         broker.statistics.publishes_received += len(batch.topics)
@@ -117,10 +110,10 @@ class Intake:
             session.unsettled += 1
             self._owner.stop()
             if len(self._line) == 1:
-                self._announce(batch)
+                contain_with(self._announce, batch, self._fail)
         else:
             self._take(session.received.take_new(batch), batch, receipt, None)
-        self._hold_back(len(batch.topics))
+        self._backpressure.hold_back(len(batch.topics))
 
     def _announce(self, batch: PublishBatch) -> None:
         """Say on disk which messages of QoS 2 are about to be stored, and as what."""
@@ -139,98 +132,157 @@ class Intake:
                 inbound.keep(packet_id)
                 known.append(index)
         fresh = session.received.take_new(batch)
+        expect = partial(self._expect, fresh)
+        if known:
+            told = pick(batch, known)
+            self._broker.taps.take_again(
+                told, session.publisher, partial(contain, expect, self._fail)
+            )
+        else:
+            expect()
+
+    def _expect(self, fresh: PublishBatch) -> None:
+        """Save as what the new messages of QoS 2 will be stored, then take them."""
+        durable = self._session.durable
+        assert durable is not None
+        inbound = durable.inbound
         second = pick(fresh, find_flags(fresh.flags, QOS2))
-        producers: dict[Durability | None, Producer] = {}
+        producer: Producer | None = None
+        announced: list[int] = []
         for durability, part in self._broker.rules.split(second).items():
             if durability is None:
                 for packet_id in part.packet_ids:
                     inbound.keep(packet_id)
             else:
-                producers[durability] = inbound.expect(durability, part.packet_ids)
-        then = partial(self._advance, fresh, producers)
-        if known:
-            told = pick(batch, known)
-            then = partial(self._broker.taps.take_again, told, session.publisher, then)
+                announced = part.packet_ids
+                producer = inbound.expect(announced)
+        then = partial(self._advance, fresh, producer, announced)
         if second.topics:
-            durable.save_received(then)
+            durable.save_received(partial(contain, then, self._fail))
         else:
             then()
 
     def _advance(
-        self, fresh: PublishBatch, producers: Mapping[Durability | None, Producer]
+        self, fresh: PublishBatch, producer: Producer | None, announced: list[int]
     ) -> None:
         """Take what was announced, then what is behind it as far as it need not be."""
-        batch, receipt = self._line.popleft()
-        self._take(fresh, batch, receipt, producers)
-        self._passed()
+        if self._has_failed:
+            return
+        if not self._is_as_announced(fresh, announced):
+            self._expect(fresh)
+            return
+        self._take_first(fresh, producer)
         while self._line:
-            batch, receipt = self._line[0]
+            batch, _ = self._line[0]
             if find_flags(batch.flags, QOS2):
                 self._announce(batch)
                 return
-            self._line.popleft()
-            self._take(batch, batch, receipt, None)
-            self._passed()
+            self._take_first(batch, None)
 
-    def _passed(self) -> None:
-        self._owner.go_on()
-        self._session.settled()
+    def _take_first(self, fresh: PublishBatch, producer: Producer | None) -> None:
+        """Take what is first in the line, as far as it is new."""
+        batch, receipt = self._line.popleft()
+        try:
+            self._take(fresh, batch, receipt, producer)
+        finally:
+            self._owner.go_on()
+            self._session.settled()
+
+    def _is_as_announced(self, fresh: PublishBatch, announced: list[int]) -> bool:
+        """Tell whether the rules still store no other messages of QoS 2 than was announced.
+
+        They may depend on subscribers, which come and go while the announcement is saved.
+        """
+        rules = self._broker.rules
+        if not rules.leaves_out:
+            return True
+        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        return all(
+            durability is None or set(announced).issuperset(part.packet_ids)
+            for durability, part in rules.split(second).items()
+        )
+
+    def _fail(self) -> None:
+        """End the connection after a mistake of ours: nothing that waits here will be taken."""
+        self._has_failed = True
+        while self._line:
+            self._line.popleft()
+            self._session.settled()
+        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error")
 
     def _take(
         self,
         fresh: PublishBatch,
         batch: PublishBatch,
         receipt: Receipt | None,
-        producers: Mapping[Durability | None, Producer] | None,
+        producer: Producer | None,
     ) -> None:
         """Take the messages of a batch that were not received before."""
-        broker = self._broker
+        if receipt is None:
+            self._take_fresh(fresh, None, None, producer)
+            return
         session = self._session
-        if receipt is not None:
-            session.outbox.changing()
-        settle = None if receipt is None else partial(self._settled, receipt)
-        if receipt is not None and fresh is not batch:
+        session.outbox.changing()
+        session.unsettled += 1
+        if fresh is not batch:
             receipt.repeated = set(batch.packet_ids).difference(fresh.packet_ids)
+        try:
+            self._take_fresh(fresh, receipt, partial(self._settled, receipt), producer)
+        except BaseException:
+            self._abandon(receipt)
+            raise
+        self._hear(receipt)
+
+    def _take_fresh(
+        self,
+        fresh: PublishBatch,
+        receipt: Receipt | None,
+        settle: SettlePart | None,
+        producer: Producer | None,
+    ) -> None:
+        broker = self._broker
         kept = self._permitted(fresh, receipt)
         waits, kept, exchanges = self._retain(kept, receipt, settle)
-        if self._owner.ended:
+        if receipt is not None:
+            receipt.waits += waits
+        if self._owner.ended or self._is_held:
             # Nothing of this is stored or was sent to anybody, nor shall it be retained.
             broker.forget_retained(exchanges)
             self._refuse(fresh, receipt, Reason.NOT_AUTHORIZED)
         elif kept.topics:
-            waits += self._store(kept, settle, exchanges, producers)
-            broker.dispatch(self._unseen(kept), session.outbox)
-        if receipt is not None:
-            session.unsettled += waits
-            receipt.waits = waits
-            if waits == 0:
-                self._answer(receipt)
+            # Messages of all QoS are one append: apart, they would change their order.
+            waits = broker.store(kept, self._session.publisher, settle, exchanges, producer)
+            if receipt is not None:
+                receipt.waits += waits
+            broker.dispatch(self._unseen(kept), self._session.outbox)
 
-    def _store(
-        self,
-        batch: PublishBatch,
-        settle: SettlePart | None,
-        exchanges: list[Exchange],
-        producers: Mapping[Durability | None, Producer] | None,
-    ) -> int:
-        """Store messages, those of QoS 2 as it was announced; return how often `settle` will be
-        called.
+    def _hear(self, receipt: Receipt) -> None:
+        """Take note that one outcome of a batch is known; answer when all are."""
+        receipt.waits -= 1
+        if receipt.waits == 0:
+            try:
+                self._answer(receipt)
+            finally:
+                self._session.settled()
+
+    def _abandon(self, receipt: Receipt) -> None:
+        """Wait for no outcome of a batch: a mistake of ours came between, and nobody knows which of
+        them will be heard of.
         """
-        broker = self._broker
-        publisher = self._session.publisher
-        if not producers:
-            return broker.store(batch, publisher, settle, exchanges)
-        indexes = find_flags(batch.flags, QOS2)
-        waits = broker.store(pick(batch, indexes), publisher, settle, exchanges, producers)
-        others = without(batch, indexes)
-        if others.topics:
-            waits += broker.store(others, publisher, settle, exchanges)
-        return waits
+        # What is heard counts down from here, and never to 0.
+        receipt.waits = -1
+        session = self._session
+        if session.durable is not None:
+            session.durable.inbound.doubt()
+        session.settled()
 
     def _permitted(self, batch: PublishBatch, receipt: Receipt | None) -> PublishBatch:
         """Return the messages that the client may publish."""
         refused = self._forbidden(batch)
         if refused:
+            self._tell_refused("publish refused", batch, refused, Reason.NOT_AUTHORIZED)
+            if self._acknowledges_refused:
+                return without(batch, refused)
             return self._leave_out(batch, refused, receipt, Reason.NOT_AUTHORIZED)
         return batch
 
@@ -240,32 +292,21 @@ class Intake:
         """Keep what is to be retained; return how often `settle` will be called, the messages that
         are not refused, and what they changed.
         """
-        if self._owner.ended:
+        if self._owner.ended or self._is_held:
             return 0, batch, []
-        exchanges: list[Exchange] = []
-        reason = Reason.QUOTA_EXCEEDED
         try:
             waits, beyond, exchanges = self._broker.retain(batch, self._session.publisher, settle)
         except SiltstoneError as exc:
-            waits, beyond = 0, find_flags(batch.flags, RETAIN)
-            reason = reason_of(exc)
-        if beyond:
-            batch = self._leave_out(batch, beyond, receipt, reason)
+            refused = find_flags(batch.flags, RETAIN)
+            self._tell_refused("publish refused", batch, refused, reason_of(exc))
+            return 0, self._leave_out(batch, refused, receipt, reason_of(exc)), []
+        if beyond and self._acknowledges_refused:
+            # It is kept, and subscribers get it.
+            self._tell_refused("publish not retained", batch, beyond, Reason.QUOTA_EXCEEDED)
+        elif beyond:
+            self._tell_refused("publish refused", batch, beyond, Reason.QUOTA_EXCEEDED)
+            batch = self._leave_out(batch, beyond, receipt, Reason.QUOTA_EXCEEDED)
         return waits, batch, exchanges
-
-    def _hold_back(self, count: int) -> None:
-        """Read more slowly who publishes faster than others can take it."""
-        broker = self._broker
-        if broker.bridge.is_full:
-            self._owner.stop()
-            broker.bridge.when_room(self._owner.go_on)
-        behind = broker.ready.behind
-        if behind is not None:
-            broker.ready.behind = None
-            if count >= _BULK:
-                self._wait_for(behind)
-        if self._rate.per_second:
-            self._slow_down(count)
 
     def _forbidden(self, batch: PublishBatch) -> list[int]:
         """Return the indexes of messages that the client may not publish."""
@@ -287,19 +328,42 @@ class Intake:
         self, batch: PublishBatch, refused: list[int], receipt: Receipt | None, reason: Reason
     ) -> PublishBatch:
         """Answer what may not be published; return the rest."""
-        broker = self._broker
-        broker.statistics.publishes_refused += len(refused)
-        now = broker.shell.now()
-        if now >= self._quiet_until:
-            self._quiet_until = now + QUIET_SECONDS
-            topic = batch.topics[refused[0]]
-            self._owner.report(logging.WARNING, "publish refused", reason, "", topic=topic)
         if self._version is not Version.V5 and any(batch.flags[index] & 3 for index in refused):
             # [MQTT-3.3.5-2] of 3.1.1: acknowledge or close; an acknowledgement here means kept.
-            self._owner.end(reason)
+            self._hold(reason, "")
             return batch
         self._refuse(pick(batch, refused), receipt, reason)
         return without(batch, refused)
+
+    def _tell_refused(
+        self, event: str, batch: PublishBatch, refused: list[int], reason: Reason
+    ) -> None:
+        """Count messages that are refused, and log them now and then."""
+        broker = self._broker
+        broker.statistics.publishes_refused += len(refused)
+        self._untold += len(refused)
+        now = broker.shell.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _REFUSAL_QUIET_SECONDS
+            text = f"messages since the last line: {self._untold}"
+            self._untold = 0
+            topic = batch.topics[refused[0]]
+            self._owner.report(logging.WARNING, event, reason, text, topic=topic)
+
+    def _hold(self, reason: Reason, text: str) -> None:
+        """Read no more, and end the connection after a while.
+
+        A client that is closed at once connects again at once, and sends the same message.
+        """
+        if self._is_held:
+            return
+        self._is_held = True
+        self._owner.stop()
+        broker = self._broker
+        broker.timers.at(
+            broker.shell.now() + broker.limits.refusal_delay,
+            partial(self._owner.end, reason, text),
+        )
 
     def _refuse(self, part: PublishBatch, receipt: Receipt | None, reason: Reason) -> None:
         """Answer some messages of a batch with a reason, those that want an answer."""
@@ -330,18 +394,17 @@ class Intake:
     def _settled(self, receipt: Receipt, part: PublishBatch, error: Exception | None) -> None:
         """Take note of the outcome of a batch, or of a part of it."""
         session = self._session
-        if error is not None:
-            earlier = set(receipt.refused())
-            self._refuse(part, receipt, reason_of(error))
-            for index, packet_id in enumerate(part.packet_ids):
-                if part.flags[index] & 3 == 2 and packet_id not in earlier:
-                    session.dispatched[packet_id] = _hash_of(part, index)
-            if session.durable is not None:
-                session.durable.inbound.renew()
-        receipt.waits -= 1
-        if receipt.waits == 0:
-            self._answer(receipt)
-        session.settled()
+        try:
+            if error is not None:
+                earlier = set(receipt.refused())
+                self._refuse(part, receipt, reason_of(error))
+                for index, packet_id in enumerate(part.packet_ids):
+                    if part.flags[index] & 3 == 2 and packet_id not in earlier:
+                        session.dispatched[packet_id] = _hash_of(part, index)
+                if session.durable is not None:
+                    session.durable.inbound.renew()
+        finally:
+            self._hear(receipt)
 
     def _answer(self, known: Receipt) -> None:
         """Acknowledge what is next in order, now that one more outcome is known."""
@@ -352,39 +415,14 @@ class Intake:
             if self._session.durable is not None:
                 self._session.durable.inbound.release(refused)
         for receipt in self._receipts.take_settled():
-            if self._owner.ended:
+            if self._owner.ended or self._is_held:
                 return
             if receipt.reasons and self._version is not Version.V5:
                 # 3.1.1 can only acknowledge or close.
-                self._owner.end(Reason.QUOTA_EXCEEDED, "a message could not be stored")
+                self._hold(Reason.QUOTA_EXCEEDED, "a message could not be stored")
                 return
             self._receipts.complete(receipt.refused())
             self._session.outbox.write(receipt.encode())
-
-    def _wait_for(self, behind: Outbox) -> None:
-        """Let a subscriber that is far behind catch up, for a moment, before reading more.
-
-        Only who publishes in bulk is made to wait, and never long: it goes on at a pace, and no
-        other publisher notices.
-        """
-        now = self._broker.shell.now()
-        if behind.is_stuck(now):
-            return
-        self._owner.stop()
-        waiting = [self._owner.go_on]
-
-        def go_on() -> None:
-            if waiting:
-                waiting.pop()()
-
-        behind.when_relieved(go_on)
-        self._broker.timers.at(now + _PACE_SECONDS, go_on)
-
-    def _slow_down(self, count: int) -> None:
-        wait = self._rate.take(count, self._broker.shell.now())
-        if wait > 0:
-            self._owner.stop()
-            self._broker.timers.at(self._broker.shell.now() + wait, self._owner.go_on)
 
 
 def _hash_of(batch: PublishBatch, index: int) -> int:

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Final
 
 from siltstone.broker.broker import Broker
-from siltstone.broker.control import Control, serve_control
+from siltstone.broker.control import Control, ControlDesk, Deed, serve_control
 from siltstone.broker.deadlines import Deadlines
 from siltstone.broker.durables import Durables
 from siltstone.broker.feeding import Feeding
 from siltstone.broker.groups import Groups, GroupTerms
+from siltstone.broker.retained_deeds import RetainedDeeds
+from siltstone.broker.snapshots import Snapshots
 from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.directory import Store
@@ -29,7 +31,8 @@ _LOG: Final = logging.getLogger("siltstone.sessions")
 
 def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock) -> None:
     """Let sessions outlive their connections from now on; waits for the disk."""
-    archive = SessionArchive(store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS), clock)
+    commits = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+    archive = SessionArchive(commits, clock, database.origin)
     run = begin_run(archive, clock)
     durables = begin_keeping(broker, archive, database.feed_source(), run)
     durables.load_interest()
@@ -62,6 +65,7 @@ def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: 
         limits=broker.settings.sessions,
         failed=partial(_end_session, broker),
     )
+    broker.registry.away = durables.away
     share = broker.settings.share
     broker.subscriptions.groups = groups = Groups(
         durables,
@@ -107,11 +111,14 @@ def _empty_groups(archive: SessionArchive, now_us: int) -> None:
         after = group_id(groups[-1].name, groups[-1].filter)
 
 
-async def open_control(fs: PosixFileSystem, store: Store, broker: Broker) -> asyncio.Server | None:
-    """Listen to the people who run the broker, where there are sessions to speak of."""
+async def open_control(
+    fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots
+) -> asyncio.Server | None:
+    """Listen to the people who run the broker."""
+    deeds: dict[str, Deed] = {"snapshot": snapshots.save_now, **RetainedDeeds(broker).deeds}
     groups = broker.subscriptions.groups
-    if broker.durables is None or groups is None:
-        return None
-    source = store.database(broker.settings.storage.database).feed_source()
-    control = Control(broker, broker.durables, groups, source)
-    return await serve_control(fs, store.path, control)
+    if broker.durables is not None and groups is not None:
+        source = store.database(broker.settings.storage.database).feed_source()
+        deeds |= Control(broker, broker.durables, groups, source).deeds
+    desk = ControlDesk(broker, deeds)
+    return await serve_control(fs, store.path, desk, broker.settings.control_timeout)

@@ -6,25 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.outcomes import Settling
 from siltstone.errors import QuotaExceededError, SiltstoneError
 from siltstone.mqtt.publish import PublishBatch
 
 Done = Callable[[Exception | None], None]
-
-
-class _Outcome:
-    """Counts the parts of a batch whose outcome is not known, and keeps the first error."""
-
-    def __init__(self, done: Done) -> None:
-        self.waits = 1
-        self._done = done
-        self._error: Exception | None = None
-
-    def settled(self, _part: PublishBatch | None, error: Exception | None) -> None:
-        self._error = self._error or error
-        self.waits -= 1
-        if self.waits == 0:
-            self._done(self._error)
 
 
 def publish_here(broker: Broker, publisher: bytes, batch: PublishBatch, done: Done) -> None:
@@ -32,7 +18,7 @@ def publish_here(broker: Broker, publisher: bytes, batch: PublishBatch, done: Do
 
     After an error some of it may have been stored and sent to subscribers.
     """
-    outcome = _Outcome(done)
+    outcome = Settling(done)
     broker.statistics.publishes_received += len(batch.topics)
     try:
         waits, beyond, exchanges = broker.retain(batch, publisher, outcome.settled)

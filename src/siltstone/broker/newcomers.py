@@ -12,7 +12,7 @@ from siltstone.broker.broker import RETAIN, Broker
 from siltstone.errors import SiltstoneError
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
-from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch, expiry_of
+from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch, expiry_of, stored_properties
 from siltstone.store.partition import Columns
 
 
@@ -43,8 +43,8 @@ def batch_of(rows: Columns) -> PublishBatch:
     batch.flags = [rows.flags] * rows.count if isinstance(rows.flags, int) else rows.flags
     batch.packet_ids = [0] * rows.count
     if rows.properties is not None:
-        batch.properties = rows.properties
-        expiries = [expiry_of(properties) for properties in rows.properties]
+        batch.properties = [stored_properties(properties) for properties in rows.properties]
+        expiries = [expiry_of(properties) for properties in batch.properties]
         if any(expiry != NO_EXPIRY for expiry in expiries):
             batch.expiries = expiries
     return batch

@@ -1,4 +1,6 @@
-"""A connection, as the client behind it sees it: a protocol without code."""
+"""A connection as the client behind it sees it, and a client as its parts do: protocols without
+code.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Protocol
 
 from siltstone.broker.access import Credentials
 from siltstone.mqtt.packets import Connect
+from siltstone.mqtt.reason import Reason
 
 
 class Outlet(Protocol):
@@ -25,3 +28,23 @@ class Outlet(Protocol):
 
     def resume_reading(self) -> None:
         """Bring bytes again."""
+
+
+class Owner(Protocol):
+    """The client of one connection, as its parts see it."""
+
+    ended: bool
+
+    def end(self, reason: Reason, text: str = "") -> None:
+        """Tell the client why, and close."""
+
+    def stop(self) -> None:
+        """Read no more until as many have said go on."""
+
+    def go_on(self) -> None:
+        """Read again, if nobody else says stop."""
+
+    def report(
+        self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None
+    ) -> None:
+        """Log something that happened to this client."""

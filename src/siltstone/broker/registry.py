@@ -44,11 +44,18 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.subscription_count = 0
         self._expiries: dict[str, Timer] = {}
+        # Says how many sessions there are beside these; where they are kept is asked.
+        self.away: Callable[[], int] | None = None
+
+    def __len__(self) -> int:
+        """Return how many sessions there are, be their clients connected or away."""
+        away = self.away
+        return len(self.sessions) + (0 if away is None else away())
 
     @property
     def is_full(self) -> bool:
         """Whether no further session may begin."""
-        return len(self.sessions) >= self._limits.sessions_max
+        return len(self) >= self._limits.sessions_max
 
     def find(self, client_id: str) -> Session | None:
         """Return the session of a client id."""

@@ -5,8 +5,9 @@ messages, as fast as the client takes them.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from siltstone.broker.access import Identity
 from siltstone.broker.broker import Broker
@@ -16,6 +17,10 @@ from siltstone.mqtt.packets import SubAck, Subscribe, UnsubAck, Unsubscribe
 from siltstone.mqtt.reason import ERROR, Reason
 from siltstone.mqtt.wire import Version
 from siltstone.session.session import Session
+from siltstone.topic.grammar import TopicFilter
+
+# What one turn takes of the filters of a packet: their levels, and one for each.
+SLICE_LEVELS: Final = 400
 
 
 class Owner(Protocol):
@@ -25,6 +30,9 @@ class Owner(Protocol):
 
     def end(self, reason: Reason, text: str = "") -> None:
         """Tell the client why, and close."""
+
+    def take_more(self) -> None:
+        """Go on with the packets behind the one that was long."""
 
 
 class Requests:
@@ -38,6 +46,8 @@ class Requests:
         identity: Identity,
         version: Version,
         packet_size_max: int,
+        *,
+        is_bridge: bool,
     ) -> None:
         self._broker = broker
         self._owner = owner
@@ -45,8 +55,11 @@ class Requests:
         self._identity = identity
         self._version = version
         self._packet_size_max = packet_size_max
+        self._is_bridge = is_bridge
         self._replays: deque[Replay] = deque()
         self._is_refilling = False
+        # Whether the filters of a packet are not all taken yet.
+        self.is_busy = False
 
     def begin(self, *, is_present: bool) -> None:
         """Go on with what an earlier connection has left unsent."""
@@ -64,16 +77,42 @@ class Requests:
         self._broker.subscriptions.put_off(self._session, self._replays)
 
     def subscribe(self, packet: Subscribe) -> None:
-        """Take SUBSCRIBE."""
-        reasons, replays = self._broker.subscriptions.subscribe(
-            self._session, packet, self._rights()
+        """Take SUBSCRIBE; `is_busy` where that goes on in later turns."""
+        if self._is_bridge:
+            packet = _bridged(packet)
+        self._subscribe_slice(packet, 0, [], [])
+
+    def _subscribe_slice(
+        self, packet: Subscribe, start: int, reasons: list[Reason], replays: list[Replay]
+    ) -> None:
+        """Take some filters; other clients have their turns in between."""
+        if self._owner.ended:
+            return
+        subscriptions = packet.subscriptions
+        following = subscriptions[start : start + SLICE_LEVELS]
+        stop = start + _slice_end([each.filter for each in following])
+        granted, more = self._broker.subscriptions.subscribe(
+            self._session, replace(packet, subscriptions=subscriptions[start:stop]), self._rights()
         )
+        reasons.extend(granted)
+        replays.extend(more)
+        if stop < len(subscriptions):
+            self.is_busy = True
+            self._broker.shell.soon(partial(self._subscribe_slice, packet, stop, reasons, replays))
+            return
+        self._keep_subscribed(packet.packet_id, tuple(reasons), replays)
+        self._finish_slices()
+
+    def _keep_subscribed(
+        self, packet_id: int, reasons: tuple[Reason, ...], replays: list[Replay]
+    ) -> None:
+        """Answer when all is kept."""
         if self._version is not Version.V5:
             # The one failure that 3.1.1 knows.
             reasons = tuple(
                 Reason.UNSPECIFIED_ERROR if reason >= ERROR else reason for reason in reasons
             )
-        answer = SubAck(packet_id=packet.packet_id, reasons=reasons)
+        answer = SubAck(packet_id=packet_id, reasons=reasons)
         durables = self._broker.durables
         if self._session.durable is not None and durables is not None:
             durables.feed(self._session)
@@ -93,9 +132,29 @@ class Requests:
         self.refill()
 
     def unsubscribe(self, packet: Unsubscribe) -> None:
-        """Take UNSUBSCRIBE."""
-        reasons = self._broker.subscriptions.unsubscribe(self._session, packet)
-        answer = UnsubAck(packet_id=packet.packet_id, reasons=reasons)
+        """Take UNSUBSCRIBE; `is_busy` where that goes on in later turns."""
+        self._unsubscribe_slice(packet, 0, [])
+
+    def _unsubscribe_slice(self, packet: Unsubscribe, start: int, reasons: list[Reason]) -> None:
+        if self._owner.ended:
+            return
+        filters = packet.filters
+        stop = _slice_end(list(filters[start : start + SLICE_LEVELS])) + start
+        part = replace(packet, filters=filters[start:stop])
+        reasons.extend(self._broker.subscriptions.unsubscribe(self._session, part))
+        if stop < len(filters):
+            self.is_busy = True
+            self._broker.shell.soon(partial(self._unsubscribe_slice, packet, stop, reasons))
+            return
+        self._keep_unsubscribed(UnsubAck(packet_id=packet.packet_id, reasons=tuple(reasons)))
+        self._finish_slices()
+
+    def _finish_slices(self) -> None:
+        if self.is_busy:
+            self.is_busy = False
+            self._owner.take_more()
+
+    def _keep_unsubscribed(self, answer: UnsubAck) -> None:
         durables = self._broker.durables
         if self._session.durable is not None and durables is not None:
             durables.narrow(self._session)
@@ -141,3 +200,26 @@ class Requests:
             may_subscribe=partial(broker.may_subscribe, self._identity),
             may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
         )
+
+
+def _slice_end(filters: list[TopicFilter]) -> int:
+    """Return how many filters one turn takes: at least one, and about as many as their levels."""
+    levels = 0
+    for count, topic_filter in enumerate(filters, 1):
+        levels += 1 + len(topic_filter.levels)
+        if levels >= SLICE_LEVELS:
+            return count
+    return len(filters)
+
+
+def _bridged(packet: Subscribe) -> Subscribe:
+    """Return SUBSCRIBE with the options that a bridge of 3.1.1 has no bits for.
+
+    Without them a topic that is bridged both ways would go round for ever, and nothing would be
+    retained on the other side.
+    """
+    subscriptions = [
+        replace(each, no_local=each.filter.group is None, retain_as_published=True)
+        for each in packet.subscriptions
+    ]
+    return replace(packet, subscriptions=tuple(subscriptions))

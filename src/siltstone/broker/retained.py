@@ -230,6 +230,10 @@ class RetainedMessages:
         """
         return chain(self._volatile.walk(topic_filter), self._index.walk(topic_filter))
 
+    def is_kept(self, topic: bytes) -> bool:
+        """Tell whether a topic has a message that is no value of the broker itself."""
+        return topic in self._index
+
     def get(self, topic: bytes, now_us: int) -> Retained | None:
         """Return the message of one topic."""
         message = self._volatile.get(topic) or self._index.get(topic)

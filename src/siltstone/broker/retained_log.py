@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from siltstone.database import Database, Durability
+from siltstone.mqtt.publish import stored_properties
 from siltstone.store.manifest import SlabId
 from siltstone.store.outcome import Ticket
 from siltstone.store.partition import Columns
@@ -182,7 +183,7 @@ def _messages_of(batch: pa.RecordBatch) -> Iterator[Retained]:
             b"$" + topic[1:] if is_special else topic,
             payload,
             qos | RETAIN,
-            properties[size:],
+            stored_properties(properties[size:]),
             stored_us,
             expires_us,
             names.setdefault(name, name),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Final
 
 from siltstone.broker.access import Identity
@@ -19,10 +20,12 @@ from siltstone.broker.subscribing import Rights
 from siltstone.errors import UsageError
 from siltstone.mqtt.packets import Subscription, Will
 from siltstone.mqtt.properties import decode_properties
+from siltstone.mqtt.publish import stored_properties
 from siltstone.mqtt.wire import PacketType, Reader, encode_variable
-from siltstone.session.delivery import NEVER, Delivery
+from siltstone.session.delivery import NEVER, Delivery, Spilled
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
+from siltstone.snapshot.contents import InFile
 from siltstone.snapshot.records import (
     NEVER_US,
     Handshakes,
@@ -56,6 +59,8 @@ class Revival:
         self._wills: list[tuple[Session, WaitingWill]] = []
         self.sessions = 0
         self.messages = 0
+        # Those of them whose payloads stay on disk.
+        self.spilled_messages = 0
 
     def apply(self, record: Record) -> None:
         """Take one record. Raises: UsageError for one that is of no broker."""
@@ -95,7 +100,7 @@ class Revival:
             record.topic,
             record.payload,
             record.flags,
-            record.properties,
+            stored_properties(record.properties),
             record.stored_us,
             record.expires_us,
             record.publisher,
@@ -146,9 +151,14 @@ class Revival:
         expires_at = NEVER
         if record.expires_us != NEVER_US:
             expires_at = self._time_of(record.expires_us) or _JUST_BEFORE
-        delivery = Delivery(
-            record.topic, record.payload, record.flags, record.properties, expires_at
-        )
+        properties = stored_properties(record.properties)
+        payload = record.payload
+        if isinstance(payload, InFile) and not record.packet_id:
+            delivery = Delivery(record.topic, b"", record.flags, properties, expires_at)
+            delivery.spilled = Spilled(payload.file, payload.start, len(payload))
+            self.spilled_messages += 1
+        else:
+            delivery = Delivery(record.topic, payload, record.flags, properties, expires_at)
         delivery.packet_id = record.packet_id
         (self._inflight if record.packet_id else self._waiting).append(delivery)
         self.messages += 1
@@ -171,7 +181,7 @@ class Revival:
             retain=bool(record.flags & _RETAIN),
             properties=replace(
                 decode_properties(reader, PacketType.PUBLISH),
-                will_delay_interval=round(left) or None,
+                will_delay_interval=ceil(left) or None,
             ),
         )
 

@@ -23,10 +23,14 @@ from siltstone.broker.access import load_access
 from siltstone.broker.admission import Admission
 from siltstone.broker.broker import Act, Broker
 from siltstone.broker.channel import Channel
+from siltstone.broker.clock_watch import watch_clock
+from siltstone.broker.descriptors import Shares, share_descriptors, tell_shares
+from siltstone.broker.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.door import Door, open_door, read_certificates
 from siltstone.broker.keeping import keep_sessions, open_control
 from siltstone.broker.links import link_settings, open_links
 from siltstone.broker.listeners import Listener, open_listener
+from siltstone.broker.recovered import tell_recovered
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
 from siltstone.broker.settings import BrokerSettings, ListenerSettings
@@ -36,50 +40,101 @@ from siltstone.broker.snapshots import (
     Snapshots,
     begin_backup,
     begin_capture,
+    bounded_contents,
     check_persistence,
     load_state,
     open_keeper,
 )
+from siltstone.broker.standstill import until_settled
+from siltstone.broker.storage_drift import tell_drift
 from siltstone.broker.sys_topics import SysTopics
 from siltstone.broker.tls import server_context
 from siltstone.broker.topic_logs import serve_topic_logs
-from siltstone.clock import SystemClock
+from siltstone.clock import Clock, GuardedClock, SystemClock
 from siltstone.directory import Store, open_store
-from siltstone.errors import SiltstoneError
+from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import (
     PosixFileSystem,
     absolute_path,
     end_process,
+    open_file_count,
     raise_file_limit,
 )
 from siltstone.logs import log
 from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
+# As of every command that could not be done.
+STORE_FAILED: Final = 3
+# Signals that ask for something, and whose default is to end the process.
+_ASKING: Final = (signal.SIGHUP, signal.SIGUSR1)
 _LOGIN_THREADS: Final = 4
 _READER_THREADS: Final = 4
 _UPKEEP_SECONDS: Final = 1.0
 _SWEEP_BUDGET: Final = 1000
 _STORE_TIMEOUT: Final = 60.0
 _POLL_SECONDS: Final = 0.005
+# The store takes nothing more, so that only the clients' goodbye is waited for.
+_FAILED_TIMEOUT: Final = 5.0
 _COLLECT_AT: Final = (100_000, 50, 100)
+_COLLECT_ENDED: Final = 200
 
 
-def run_server(settings: BrokerSettings, *, allow_empty: bool = False) -> int:
-    """Run the broker until SIGTERM or SIGINT; return the status to exit with.
+class EarlySignals:
+    """Signals that come before the loop can act on them: they wait for it, and end nothing."""
+
+    def __init__(self) -> None:
+        self._came: set[int] = set()
+        for number in _ASKING:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._came.add(number)
+
+    def take(self, number: int) -> bool:
+        """Tell whether a signal has come; the loop has its own handler from now on."""
+        return number in self._came
+
+
+def run_server(settings: BrokerSettings, early: EarlySignals, *, allow_empty: bool = False) -> int:
+    """Run the broker until SIGTERM or SIGINT, or until the store fails; return the status to exit
+    with.
+
+    A failed write or sync is not tried again, for nothing is known of it until the store is opened
+    anew. So the process ends with the status of a failure, and its supervisor starts it again.
 
     Without a valid snapshot, where there should be one, it starts only if that is allowed.
 
     Raises: SiltstoneError when it cannot start, or cannot write its last snapshot.
     """
-    with open_store(settings.data) as store:
-        server = Server(settings, store, allow_empty=allow_empty)
-        uvloop.run(server.run())
-    if server.left_calls:
+    failure = None
+    left_calls = False
+    try:
+        clock = GuardedClock(
+            SystemClock(),
+            jump_seconds=settings.clock_jump_max,
+            confirm_seconds=settings.clock_confirm,
+        )
+        with open_store(settings.data, clock=clock) as store:
+            server = Server(settings, store, allow_empty=allow_empty, early=early, clock=clock)
+            try:
+                uvloop.run(server.run())
+            finally:
+                # The loop took its handlers with it, and the store is still to be closed.
+                for number in _ASKING:
+                    signal.signal(number, signal.SIG_IGN)
+                failure = server.tell_failure()
+                left_calls = server.left_calls
+    except SiltstoneError as exc:
+        if failure is None:
+            raise
+        log(_LOG, logging.ERROR, "the store could not be closed in order", error=str(exc))
+    status = 0 if failure is None else STORE_FAILED
+    if left_calls:
         # All is stored, and Python would wait for those who do not read what they asked for.
         logging.shutdown()
-        end_process(0)
-    return 0
+        end_process(status)
+    return status
 
 
 def check_files(settings: BrokerSettings) -> None:
@@ -143,33 +198,43 @@ class Server:
     """A broker on its listeners."""
 
     def __init__(
-        self, settings: BrokerSettings, store: Store, *, allow_empty: bool = False
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        *,
+        allow_empty: bool = False,
+        early: EarlySignals | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
+        self._early = early
         self._allow_empty = allow_empty
         self._store = store
         self._fs = PosixFileSystem()
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._admission = Admission(settings.limits)
         self._channels: set[Channel] = set()
         self._listeners: list[Listener] = []
         self._door: Door | None = None
+        self._disk: DiskWatch | None = None
         # Whether calls of Flight still ran when it ended.
         self.left_calls = False
         self._control: asyncio.Server | None = None
         self._topic_logs: TopicLogServer | None = None
         self._stopping = asyncio.Event()
+        self._failure: tuple[str, Exception] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
 
     async def run(self, started: Callable[[list[Listener]], None] | None = None) -> None:
         """Serve until a signal says stop."""
         loop = asyncio.get_running_loop()
-        raise_file_limit()
+        limit = raise_file_limit()
         shell = LoopShell(loop, lambda: broker.tick())  # noqa: PLW0108 - it is made below
         broker = self._make_broker(shell)
         snapshots = self._make_snapshots(loop, broker)
         _spare_collector()
         links = open_links(broker, self._fs, absolute_path(self._settings.data))
+        shares = self._share_descriptors(limit)
         sys_topics = SysTopics(broker)
         for number, act in (
             (signal.SIGTERM, self._stopping.set),
@@ -178,15 +243,15 @@ class Server:
             (signal.SIGUSR1, snapshots.ask),
         ):
             loop.add_signal_handler(number, act)
+            if self._early is not None and self._early.take(number):
+                act()
         try:
-            self._control = await open_control(self._fs, self._store, broker)
+            self._control = await open_control(self._fs, self._store, broker, snapshots)
             await self._listen(loop, broker)
             if self._settings.flight.enabled:
                 self._door = open_door(self._settings.flight, self._store, broker)
             if self._settings.topiclog.enabled:
-                self._topic_logs = await serve_topic_logs(
-                    self._settings.topiclog, self._store, broker
-                )
+                self._topic_logs = await self._serve_topic_logs(broker, shares)
             if started is not None:
                 started(self._listeners)
             async with asyncio.TaskGroup() as group:
@@ -216,9 +281,58 @@ class Server:
             shell.close()
             log(_LOG, logging.INFO, "stopped")
 
+    def tell_failure(self) -> tuple[str, Exception] | None:
+        """Return what has failed in the store, if anything did; the log hears of it once."""
+        if self._failure is None:
+            self._failure = self._store.failure()
+            if self._failure is not None:
+                database, cause = self._failure
+                log(
+                    _LOG,
+                    logging.CRITICAL,
+                    "the store has failed, so the broker ends: nothing more can be acknowledged "
+                    "until it starts again",
+                    database=database,
+                    error=str(cause),
+                )
+        return self._failure
+
     def stop(self) -> None:
         """End in good order, as SIGTERM does."""
         self._stopping.set()
+
+    async def _serve_topic_logs(self, broker: Broker, shares: Shares) -> TopicLogServer | None:
+        """Serve topic logs; where they are damaged the rest of the broker goes on without them."""
+        try:
+            return await serve_topic_logs(
+                self._settings.topiclog,
+                self._store,
+                broker,
+                connections_max=shares.topic_logs,
+                keep_free_bytes=self._settings.storage.keep_free_bytes,
+            )
+        except CorruptionError as exc:
+            log(
+                _LOG,
+                logging.ERROR,
+                "topic logs are damaged and not served",
+                reason=str(exc),
+                remedy="stop the broker and run: siltstone verify topics --repair",
+            )
+            return None
+
+    def _share_descriptors(self, limit: int) -> Shares:
+        """Leave descriptors for storage, and say so where that costs connections."""
+        settings = self._settings
+        clients = settings.limits.connections_max
+        topic_logs = settings.topiclog.connections_max if settings.topiclog.enabled else 0
+        shares = share_descriptors(
+            limit, open_file_count(), clients_wanted=clients, topic_logs_wanted=topic_logs
+        )
+        tell_shares(shares, limit, clients_wanted=clients, topic_logs_wanted=topic_logs)
+        if shares.clients < clients:
+            self._admission.bound(shares.clients)
+        return shares
 
     def _make_broker(self, shell: LoopShell) -> Broker:
         settings = self._settings
@@ -234,20 +348,14 @@ class Server:
             )
         storage = settings.storage
         database = self._store.ensure(storage.database, storage.database_settings())
-        for report in database.reports:
-            if report.torn_bytes or report.rebuilt or report.foreign:
-                log(
-                    _LOG,
-                    logging.WARNING,
-                    "mended after a crash",
-                    database=database.name,
-                    slab=report.slab,
-                    torn_bytes=report.torn_bytes,
-                    indexes_rebuilt=len(report.rebuilt),
-                    foreign_files=len(report.foreign),
-                )
+        tell_recovered(database)
+        tell_drift(storage, database, settings.data)
         log_database = self._store.ensure(LOG_NAME, LOG_SETTINGS)
+        tell_recovered(log_database)
         retained = RetainedMessages(log_database, self._clock, settings.limits)
+        keep_free = storage.keep_free_bytes
+        database.leave_free(keep_free)
+        log_database.leave_free(retained_free_bytes(keep_free))
         retained.load()
         broker = Broker(
             settings,
@@ -257,6 +365,9 @@ class Server:
             clock=self._clock,
             shell=shell,
         )
+        free_bytes = partial(self._fs.free_bytes, self._store.path)
+        self._disk = DiskWatch(broker.alarms, free_bytes, keep_free_bytes=keep_free)
+        self._disk.look()
         if settings.sessions.durable:
             keep_sessions(self._store, broker, database, self._clock)
         return broker
@@ -271,10 +382,13 @@ class Server:
             loop=loop,
         )
         if settings.persistence == "snapshot":
-            load_state(broker, snapshots.keeper, allow_empty=self._allow_empty)
+            keeper = snapshots.keeper
+            memory_max = settings.snapshot.memory_max
+            contents = bounded_contents(self._fs, keeper.directory, memory_max)
+            load_state(broker, keeper, contents, allow_empty=self._allow_empty)
             snapshots.use(OF_BROKER, partial(begin_capture, broker, loop))
         else:
-            snapshots.use(OF_STORE, partial(begin_backup, self._fs, path))
+            snapshots.use(OF_STORE, partial(begin_backup, broker, self._fs, path))
         return snapshots
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, broker: Broker) -> None:
@@ -300,11 +414,19 @@ class Server:
         return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker) -> None:
-        """Look after the retained messages."""
+        """Look after the disk, the retained messages, and memory."""
         loop = asyncio.get_running_loop()
         retained = broker.retained
+        collected = 0
         while True:
             await asyncio.sleep(_UPKEEP_SECONDS)
+            if self.tell_failure() is not None:
+                self.stop()
+            if self._disk is not None:
+                self._disk.look()
+            if isinstance(self._clock, GuardedClock):
+                watch_clock(broker.alarms, self._clock)
+            collected = collect_ended(broker, collected)
             retained.sweep(self._clock.now_us(), _SWEEP_BUDGET)
             if not retained.needs_compaction():
                 continue
@@ -368,14 +490,16 @@ class Server:
         await self._close_topic_logs()
         for channel in self._channels:
             channel.stop_reading()
-        await _until(lambda: broker.bridge.pending_bytes == 0, _STORE_TIMEOUT)
+        timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
+        await _until(lambda: broker.bridge.pending_bytes == 0, timeout)
         for channel in list(self._channels):
             channel.end_service()
         await _until(lambda: not self._channels, self._settings.drain_timeout)
         for channel in list(self._channels):
             channel.abort()
         # The wills of those who were connected, and their sessions.
-        await _until(lambda: broker.is_settled, _STORE_TIMEOUT)
+        timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
+        await until_settled(broker, timeout)
 
 
 def _spare_collector() -> None:
@@ -386,6 +510,20 @@ def _spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AT)
+
+
+def collect_ended(broker: Broker, collected: int) -> int:
+    """Free what ended connections have left behind, once they are many; return up to which one.
+
+    The parts of a connection refer to each other, so that only the collector frees them, and by
+    itself it hardly ever looks at what is old. A look costs time for every session that stays:
+    the more of these there are, the rarer it is.
+    """
+    ended = broker.statistics.connections - len(broker.clients)
+    if ended - collected < max(_COLLECT_ENDED, len(broker.registry.sessions) // 2):
+        return collected
+    gc.collect()
+    return ended
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:

@@ -1,6 +1,7 @@
 """The kinds of value that settings have: what they are called, and how they are read and written.
 
-Sizes are in bytes and may be written as text ("16 MiB"), times are in seconds, permissions may be
+Sizes are in bytes and may be written as text ("16 MiB"), times are in seconds and may be written as
+text ("30d", "1h30m"), permissions may be
 written in octal, and "none" stands for None, which TOML has no word for. The noun of a kind is what
 a complaint says was expected, and what the reference calls it.
 """
@@ -34,6 +35,8 @@ DAY: Final = 86_400.0
 U32_MAX: Final = 4_294_967_295
 
 _BYTE_SIZE: Final = TypeAdapter(ByteSize)
+_DURATIONS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)\s*")
 _HOOK: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)?")
 # As the store has it, but for those that begin with _: the broker keeps its own state in them.
 _DATABASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -88,6 +91,17 @@ def _size(value: Any) -> Any:
         raise ValueError("no size") from exc
 
 
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _number(value)
+    stripped = value.strip()
+    parts = _DURATION_PART.findall(stripped)
+    if not parts or _DURATION_PART.sub("", stripped):
+        # A bare number, as an environment has it, or nothing that is one.
+        return value
+    return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
+
+
 def _mode(value: Any) -> Any:
     return int(value, 8) if isinstance(value, str) else _number(value)
 
@@ -117,7 +131,7 @@ def _matching(pattern: re.Pattern[str]) -> AfterValidator:
 
 Count = Annotated[int, BeforeValidator(_number), Noun("a whole number")]
 Size = Annotated[int, BeforeValidator(_size), Noun("a size", size_text)]
-Seconds = Annotated[float, BeforeValidator(_number), Noun("a number of seconds")]
+Seconds = Annotated[float, BeforeValidator(_seconds), Noun("a number of seconds")]
 OptionalSize = Annotated[Size | None, BeforeValidator(_none), Noun("none, or a size", size_text)]
 OptionalSeconds = Annotated[
     Seconds | None, BeforeValidator(_none), Noun("none, or a number of seconds")

@@ -12,15 +12,16 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from siltstone.broker.access_settings import AccessSettings
 from siltstone.broker.bridge_settings import BridgeSettings
 from siltstone.broker.setting_types import (
     DAY,
     U32_MAX,
     Count,
-    HookName,
     Mode,
     OptionalBool,
     OptionalSeconds,
+    OptionalSize,
     Seconds,
     Settings,
     Size,
@@ -56,6 +57,21 @@ class Limits(Settings):
         le=PACKET_SIZE_MAX,
         description="The largest packet that is read; told to clients as Maximum Packet Size.",
     )
+    control_size_max: Size = Field(
+        default=256 * KIB,
+        ge=KIB,
+        le=PACKET_SIZE_MAX,
+        description="The largest packet that is read of any type but PUBLISH.",
+    )
+    filters_max: Count = Field(
+        default=1000, ge=1, description="Filters in one SUBSCRIBE or UNSUBSCRIBE."
+    )
+    user_properties_max: Count = Field(
+        default=1000, ge=1, description="User properties in one packet, or in its will."
+    )
+    properties_size_max: Size = Field(
+        default=256 * KIB, ge=KIB, description="Bytes of all properties of one packet."
+    )
     receive_max: Count = Field(
         default=1024,
         ge=1,
@@ -90,6 +106,18 @@ class Limits(Settings):
     queue_policy: Literal["drop-new", "drop-old"] = Field(
         default="drop-old", description="Which message a full queue gives up."
     )
+    refused_publish: Literal["acknowledge", "close"] = Field(
+        default="acknowledge",
+        description="What a client of MQTT 3.1.1 gets for a QoS 1 or 2 publish that it may not "
+        "make: an acknowledgement, with the message dropped, or the end of the connection.",
+    )
+    refusal_delay: Seconds = Field(
+        default=5.0,
+        ge=0,
+        le=60,
+        description="How long a client of MQTT 3.1.1 is held before it is closed because its "
+        "publish could not be stored.",
+    )
     write_buffer_max: Size = Field(
         default=MIB,
         ge=KIB,
@@ -111,7 +139,10 @@ class Limits(Settings):
         default=1024, ge=23, le=U16_MAX, description="The longest client id, in bytes."
     )
     connect_timeout: Seconds = Field(
-        default=10.0, gt=0, le=3600, description="From the accept to a whole CONNECT."
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="From the accept to a whole CONNECT, and then from the login to CONNACK.",
     )
     keep_alive_max: Count = Field(
         default=U16_MAX,
@@ -267,36 +298,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class AccessSettings(Settings):
-    """Who may connect, and what they may do."""
-
-    password_file: str = Field(
-        default="", description="File of users and password hashes; see `siltstone passwd`."
-    )
-    acl_file: str = Field(
-        default="", description="File that says who may publish and subscribe to what."
-    )
-    hook: HookName = Field(
-        default="", description='A Python callable that decides, as "module:callable".'
-    )
-    login_delay: Seconds = Field(
-        default=0.5,
-        ge=0,
-        le=60,
-        description="How long the answer to a failed login waits; doubled by each further one from "
-        "the same address.",
-    )
-    login_delay_max: Seconds = Field(
-        default=10.0, ge=0, le=60, description="The longest that it waits."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.login_delay > self.login_delay_max:
-            raise wrong("must not be above login_delay_max", "login_delay")
-        return self
-
-
 class SnapshotSettings(Settings):
     """Snapshots of all state, in the directory `snapshots` of the data."""
 
@@ -307,6 +308,13 @@ class SnapshotSettings(Settings):
         '"snapshot", and else never. SIGUSR1 and `siltstone snapshot now` ask for one too.',
     )
     keep: Count = Field(default=2, ge=1, description="How many are kept.")
+    memory_max: OptionalSize = Field(
+        default=None,
+        ge=0,
+        description="How much memory the contents of a snapshot may take when it is loaded; "
+        "payloads beyond it stay on disk until they are sent. none: half of what the process may "
+        "have.",
+    )
 
 
 class LogSettings(Settings):
@@ -379,11 +387,28 @@ class BrokerSettings(Settings):
     sys_interval: Seconds = Field(
         default=10.0, ge=0, description="How often the $SYS topics are published; 0: never."
     )
+    clock_jump_max: Seconds = Field(
+        default=60.0,
+        gt=0,
+        description="How far the clock of the machine may jump before it is not believed.",
+    )
+    clock_confirm: Seconds = Field(
+        default=3600.0,
+        ge=0,
+        description="How long a clock that jumped ahead must go on so before it is believed; until"
+        " then nothing is dropped or expires by it.",
+    )
     drain_timeout: Seconds = Field(
         default=2.0,
         ge=0,
         le=600,
         description="How long a closing connection may take to read what it was sent.",
+    )
+    control_timeout: Seconds = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="How long a connection to the control socket may say nothing.",
     )
     limits: Limits = Field(default=Limits(), description="How much clients may ask for.")
     storage: Storage = Field(default=Storage(), description="Where messages are stored.")
@@ -404,6 +429,16 @@ class BrokerSettings(Settings):
     bridge: tuple[BridgeSettings, ...] = Field(
         default=(), description="Other brokers that messages are exchanged with."
     )
+
+    def lets_in_anonymous(self, listener: ListenerSettings) -> bool:
+        """Tell whether a client without a name may come in at a listener.
+
+        On loopback it may by default; not by TLS where there are users, for TLS is for others.
+        """
+        has_users = bool(self.access.password_file or self.access.hook)
+        if listener.allow_anonymous is None and listener.secure and has_users:
+            return False
+        return listener.anonymous_allowed
 
     @property
     def snapshot_interval(self) -> float:

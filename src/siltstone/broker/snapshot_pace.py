@@ -5,7 +5,9 @@ interpreter meanwhile, and the loop would wait for a thread that itself waits fo
 thread does what needs no interpreter, and a moment at a time too, for a processor is what the
 others need: large contents, compression, the disk. A store, which is on the disk, is read there.
 
-As long as nobody sends anything, the loop does not rest, and a message waits for one moment.
+While nobody sends anything, neither rests: a snapshot takes what the loop leaves. The first message
+then waits for a moment of the loop, or for one of a thread that reads a store, and those behind it
+find both at their pace again.
 """
 
 from __future__ import annotations
@@ -26,8 +28,32 @@ _TURN_REST_SECONDS: Final = 0.001
 _WORK_SECONDS: Final = 0.0001
 _REST_SECONDS: Final = 0.0004
 _HURRIED_SECONDS: Final = 0.005
-# Nobody sends anything if so many turns in a row have seen nothing new.
-_QUIET_TURNS: Final = 100
+# Nobody sends anything if nothing came for so long.
+_LULL_SECONDS: Final = 0.01
+# The moments of a thread in a lull. It must sleep: one that only lets go of the interpreter has it
+# back before the loop wakes up.
+_LULL_WORK_SECONDS: Final = 0.001
+_LULL_REST_SECONDS: Final = 0.00005
+
+
+class Lull:
+    """Tells whether nobody has sent anything for a while; any thread may ask."""
+
+    def __init__(self, now: Callable[[], float], received: Callable[[], int]) -> None:
+        """`received` is a count of what others have sent."""
+        self._now = now
+        self._received = received
+        self._last_received = received()
+        self._since = now()
+
+    def is_on(self) -> bool:
+        """Look whether anything has come."""
+        now = self._now()
+        received = self._received()
+        if received != self._last_received:
+            self._last_received = received
+            self._since = now
+        return now - self._since >= _LULL_SECONDS
 
 
 class LoopPace:
@@ -44,9 +70,9 @@ class LoopPace:
         self._loop = loop
         self._now = now
         self._sleep = sleep
-        self._received = received
-        self._last_received = received()
-        self._quiet_turns = 0
+        # The loop and the thread look at different times.
+        self._lull = Lull(now, received)
+        self._thread_lull = Lull(now, received)
         self._is_hurried = False
         self._is_stopped = False
         self._filling: Future[bool] | None = None
@@ -76,7 +102,7 @@ class LoopPace:
 
     def rest(self) -> None:
         """Leave the processor to others."""
-        if not self._is_hurried:
+        if not self._is_hurried and not self._thread_lull.is_on():
             self._sleep(_REST_SECONDS)
 
     async def _fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
@@ -92,20 +118,22 @@ class LoopPace:
 
     def turn_rest(self) -> float:
         """Return how long the loop is to do other things, behind a turn."""
-        received = self._received()
-        self._quiet_turns = self._quiet_turns + 1 if received == self._last_received else 0
-        self._last_received = received
-        if self._is_hurried or self._quiet_turns > _QUIET_TURNS:
-            return 0.0
-        return _TURN_REST_SECONDS
+        return 0.0 if self._lull.is_on() or self._is_hurried else _TURN_REST_SECONDS
 
 
 class ThreadPace:
     """Does all in the thread, with a rest behind each moment of work."""
 
-    def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+        received: Callable[[], int],
+    ) -> None:
+        """`received` is a count of what others have sent."""
         self._now = now
         self._sleep = sleep
+        self._lull = Lull(now, received)
         self._is_hurried = False
 
     def hurry(self) -> None:
@@ -121,14 +149,15 @@ class ThreadPace:
         while self._turn(writer, records):
             if writer.is_full:
                 return True
-            self.rest()
+            if not self._is_hurried:
+                self._sleep(_LULL_REST_SECONDS if self._lull.is_on() else _REST_SECONDS)
         return False
 
     def rest(self) -> None:
-        """Leave interpreter and processor to others."""
-        if not self._is_hurried:
+        """Leave interpreter and processor to others, behind work that held no interpreter."""
+        if not self._is_hurried and not self._lull.is_on():
             self._sleep(_REST_SECONDS)
 
     def _turn(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
-        end = self._now() + _WORK_SECONDS
+        end = self._now() + (_LULL_WORK_SECONDS if self._lull.is_on() else _WORK_SECONDS)
         return writer.take(records, lambda: self._now() < end)

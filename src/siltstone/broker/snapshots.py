@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from time import perf_counter, sleep
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.capture import Capture
 from siltstone.broker.revival import Revival
 from siltstone.broker.snapshot_pace import LoopPace, ThreadPace
+from siltstone.broker.standstill import Standstill
 from siltstone.clock import Clock
 from siltstone.directory import Store
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.fs.api import FileSystem
+from siltstone.fs.api import File, FileSystem
+from siltstone.fs.posix import memory_bytes
 from siltstone.kv.rocks import open_read_only
 from siltstone.logs import log
 from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
-from siltstone.snapshot.contents import ContentsInMemory, NoContents
+from siltstone.snapshot.contents import BoundedContents, NoContents
 from siltstone.snapshot.keeper import Keeper, Saved, link_target
 from siltstone.snapshot.loader import SnapshotReader
 from siltstone.snapshot.records import Record
@@ -39,6 +41,9 @@ OF_BROKER: Final = "broker"
 OF_STORE: Final = "store"
 
 _LOG: Final = logging.getLogger("siltstone.snapshot")
+_PAYLOADS: Final = "payloads.tmp"
+# So often a cut is tried during which something is stored.
+_CUTS_MAX: Final = 5
 # So many sessions are looked at before it is asked whether there is time for more.
 _PIECE: Final = 1
 
@@ -48,12 +53,14 @@ Begin = Callable[[], "Begun"]
 
 class Begun(NamedTuple):
     """A snapshot that was begun: what there is to write, None where nothing was found for a moment;
-    what is called on the loop when it was; and at which pace to do it, None for at once.
+    what is called on the loop when it was; at which pace to do it, None for at once; and what must
+    be done on the loop before the first record is asked for.
     """
 
     records: Iterator[Record | None]
     end: Callable[[], None]
     pace: LoopPace | ThreadPace | None
+    prepare: Callable[[], Awaitable[None]] | None = None
 
 
 class Snapshots:
@@ -93,6 +100,18 @@ class Snapshots:
         """Let one be written, beginning after now."""
         self._schedule.ask()
         self._asked.set()
+
+    async def save_now(self, _request: Mapping[str, Any]) -> str:
+        """Write one for somebody who waits for it; return the name of its file.
+
+        Raises: SiltstoneError, and then the one before stands.
+        """
+        try:
+            saved = await asyncio.shield(self.save(is_last=False))
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "snapshot not written", error=str(exc))
+            raise
+        return saved.path.name
 
     async def run(self) -> None:
         """Write snapshots when they are due, until cancelled."""
@@ -143,6 +162,8 @@ class Snapshots:
         if is_last and begun.pace is not None:
             begun.pace.hurry()
         try:
+            if begun.prepare is not None:
+                await begun.prepare()
             write = partial(self._write, begun)
             return await self._loop.run_in_executor(self._executor, write)
         finally:
@@ -178,10 +199,27 @@ def _captured_records(capture: Capture) -> Iterator[Record | None]:
         yield None
 
 
-def begin_backup(fs: FileSystem, data: PurePath) -> Begun:
+def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
     """Begin a snapshot of a store, which is read as other processes would."""
     source = StoreSource(fs, data, partial(open_read_only, fs))
-    return Begun(source.records(), _nothing, ThreadPace(perf_counter, sleep))
+    counts = broker.statistics
+    pace = ThreadPace(perf_counter, sleep, lambda: counts.bytes_received)
+    return Begun(source.records(), _nothing, pace, partial(_cut, broker, source))
+
+
+async def _cut(broker: Broker, source: StoreSource) -> None:
+    """Cut a store at one moment, in which the broker stores nothing."""
+    loop = asyncio.get_running_loop()
+    for _ in range(_CUTS_MAX):
+        standstill = Standstill(broker)
+        try:
+            is_still = await standstill.reach()
+            await loop.run_in_executor(None, source.cut)
+        finally:
+            was_still = standstill.end()
+        if is_still and was_still:
+            return
+    log(_LOG, logging.WARNING, "messages were stored while a snapshot began")
 
 
 def _nothing() -> None:
@@ -207,7 +245,10 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
         return
     directory = store.path / SNAPSHOTS
     name = link_target(fs, directory) if fs.exists(directory) else ""
-    if not name or not fs.exists(directory / name):
+    if not name:
+        return
+    if not fs.exists(directory / name):
+        log(_LOG, logging.WARNING, "the link to the newest snapshot leads nowhere", missing=name)
         return
     with fs.open(directory / name, writable=False) as file:
         if SnapshotReader(file, NoContents()).about.source == OF_BROKER:
@@ -217,20 +258,64 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
             )
 
 
-def load_state(broker: Broker, keeper: Keeper, *, allow_empty: bool) -> None:
-    """Let a broker have what its last snapshot holds. Raises: what `Keeper.load` raises."""
+def bounded_contents(
+    fs: FileSystem, directory: PurePath, memory_max: int | None
+) -> BoundedContents:
+    """Return where contents go: beyond the memory, of which they may have half where nothing is
+    said, to a file that is gone with this process.
+    """
+
+    def create() -> File:
+        path = directory / _PAYLOADS
+        if fs.exists(path):
+            fs.remove(path)
+        file = fs.create(path)
+        fs.remove(path)
+        return file
+
+    return BoundedContents(memory_bytes() // 2 if memory_max is None else memory_max, create)
+
+
+def load_state(
+    broker: Broker, keeper: Keeper, contents: BoundedContents, *, allow_empty: bool
+) -> None:
+    """Let a broker have what its last snapshot holds.
+
+    Raises: what `Keeper.load` raises; UsageError when there is not enough memory.
+    """
     revival = Revival(broker)
     # All that is made here stays: looking through it for garbage would take longer than making it.
     gc.disable()
     try:
-        loaded = keeper.load(revival, ContentsInMemory(), allow_empty=allow_empty)
+        loaded = keeper.load(revival, contents, allow_empty=allow_empty)
         revival.finish()
         # Nor need it ever be looked through by those who collect later.
         gc.freeze()
+    except MemoryError as exc:
+        raise UsageError(
+            f"the snapshot does not fit into memory; lower snapshot.memory_max, so that more "
+            f"payloads stay on disk, or allow more memory: directory={keeper.directory} "
+            f"sessions={revival.sessions} messages={revival.messages}"
+        ) from exc
     finally:
         gc.enable()
+    if contents.size_bytes:
+        log(
+            _LOG,
+            logging.WARNING,
+            "payloads of waiting messages stay on disk, they exceed snapshot.memory_max",
+            size_bytes=contents.size_bytes,
+            messages=revival.spilled_messages,
+        )
     for bad in loaded.bad:
         log(_LOG, logging.ERROR, "snapshot damaged", moved_to=str(bad.path), error=str(bad.error))
+    if loaded.missing:
+        log(
+            _LOG,
+            logging.WARNING,
+            "the newest snapshot is missing, so an older one is loaded",
+            missing=loaded.missing,
+        )
     if loaded.path is None:
         log(_LOG, logging.INFO, "starting without a snapshot")
         return

@@ -23,6 +23,8 @@ from siltstone.segment.segment import SEGMENT_BYTES_MIN
 from siltstone.store.settings import DatabaseSettings
 
 _DEFAULTS: Final = DatabaseSettings()
+# What is the broker's own, and no setting of the database.
+OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
 
 
 class StoreRule(Settings):
@@ -54,7 +56,7 @@ class Storage(Settings):
         description="What is stored, by topic filter; without a match: always, synced.",
     )
     shards: Count = Field(
-        default=_DEFAULTS.shards, ge=1, le=4096, description="How many threads write."
+        default=_DEFAULTS.shards, ge=1, le=16_384, description="How many threads write."
     )
     thresholds: Thresholds = Field(
         default=_DEFAULTS.thresholds,
@@ -103,9 +105,16 @@ class Storage(Settings):
         description="Refuse publishes beyond this size on the disk, passed by a step at most.",
     )
 
+    keep_free_bytes: Size = Field(
+        default=64 * 1024 * 1024,
+        ge=0,
+        description="Refuse publishes when the disk has less left; the positions of sessions have"
+        " it for themselves. Also for a database that exists.",
+    )
+
     def database_settings(self) -> DatabaseSettings:
         """Return the settings of the database, should it have to be created."""
-        return DatabaseSettings(**self.model_dump(exclude={"database", "rules"}))
+        return DatabaseSettings(**self.model_dump(exclude=set(OF_THE_BROKER)))
 
 
 class ShareSettings(Settings):

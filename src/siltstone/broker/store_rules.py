@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from siltstone.broker.bridge import stronger
 from siltstone.broker.interest import Interest
 from siltstone.broker.storage_settings import StoreRule
 from siltstone.database import Durability
@@ -40,10 +41,19 @@ class StoreRules:
         return _ALWAYS
 
     def split(self, batch: PublishBatch) -> dict[Durability | None, PublishBatch]:
-        """Return a batch by durability, each part in order; whole where there are no rules."""
+        """Return what is stored of a batch and what is not, each part in order and none of them
+        empty; whole where there are no rules.
+
+        What is stored has one durability, the strongest that any message of it asks for: apart,
+        messages of one publisher would change their order.
+        """
+        if not batch.topics:
+            return {}
         if not self._rules:
             return {"synced": batch}
-        indexes: dict[Durability | None, list[int]] = {}
+        stored: list[int] = []
+        left_out: list[int] = []
+        strongest: Durability = "none"
         for index, topic in enumerate(batch.topics):
             rule = self._known.get(topic)
             if rule is None:
@@ -51,10 +61,16 @@ class StoreRules:
                     self._known.clear()
                 rule = self._known[topic] = self.rule(topic)
             durability = self._durability(rule, topic, batch.flags[index] & 3)
-            indexes.setdefault(durability, []).append(index)
-        if len(indexes) == 1:
-            return dict.fromkeys(indexes, batch)
-        return {durability: pick(batch, part) for durability, part in indexes.items()}
+            if durability is None:
+                left_out.append(index)
+            else:
+                stored.append(index)
+                strongest = stronger(strongest, durability)
+        if not stored:
+            return {None: batch} if left_out else {}
+        if not left_out:
+            return {strongest: batch}
+        return {strongest: pick(batch, stored), None: pick(batch, left_out)}
 
     def _durability(self, rule: StoreRule, topic: bytes, qos: int) -> Durability | None:
         if rule.store == "always":

@@ -20,9 +20,10 @@ from siltstone.broker.retained_log import Retained
 from siltstone.broker.settings import Limits
 from siltstone.broker.shares import Subscriber
 from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
-from siltstone.mqtt.publish import with_expiry
+from siltstone.mqtt.publish import with_time_left
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import encode_variable
+from siltstone.session.delivery import NEVER
 from siltstone.session.lending import Member
 from siltstone.session.outbox import Outbox
 from siltstone.session.session import Session
@@ -55,6 +56,7 @@ class Subscriptions:
         registry: Registry,
         retained: RetainedMessages,
         now_us: Callable[[], int],
+        now: Callable[[], float],
     ) -> None:
         self._limits = limits
         self._strategy = strategy
@@ -63,6 +65,7 @@ class Subscriptions:
         self._registry = registry
         self._retained = retained
         self._now_us = now_us
+        self._now = now
         # Where share groups read the store; None where they get what comes.
         self.groups: Groups | None = None
         # What sessions that are away have not been sent yet, by client id.
@@ -187,7 +190,7 @@ class Subscriptions:
                 if (may_receive is None or may_receive(message.topic)) and not (
                     is_own and subscribed.subscription.no_local
                 ):
-                    _send_retained(outbox, message, subscribed, now_us)
+                    _send_retained(outbox, message, subscribed, now_us, self._now())
         return False
 
     def _route(
@@ -256,15 +259,19 @@ class Replay:
         self.messages = messages
 
 
-def _send_retained(outbox: Outbox, message: Retained, subscribed: Subscribed, now_us: int) -> None:
+def _send_retained(
+    outbox: Outbox, message: Retained, subscribed: Subscribed, now_us: int, now: float
+) -> None:
     properties = message.properties
+    expires_at = NEVER
     if message.expires_us:
-        left = message.expires_us - now_us
-        properties = with_expiry(properties, max(1, left // 1_000_000))
+        left_us = message.expires_us - now_us
+        properties = with_time_left(properties, left_us)
+        expires_at = now + left_us / 1_000_000
     # [MQTT-3.3.1-8]: sent because of a subscription, it has the retain flag.
     flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
     properties += _encoded(subscribed.identifier)
-    outbox.offer(message.topic, message.payload, flags, properties, 0.0)
+    outbox.offer(message.topic, message.payload, flags, properties, expires_at)
 
 
 def _encoded(identifier: int) -> bytes:

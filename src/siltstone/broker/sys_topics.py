@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from siltstone.broker.alarms import ALARMS
 from siltstone.broker.broker import Broker
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.version import __version__
@@ -87,7 +88,7 @@ class SysTopics:
         counts = broker.statistics
         sent, dropped, sent_bytes = broker.sent_totals()
         connected = len(broker.clients)
-        total = len(broker.registry.sessions)
+        total = len(broker.registry)
         values = {
             b"version": f"siltstone {__version__}",
             b"uptime": f"{int(broker.shell.now() - counts.started_at)} seconds",
@@ -110,6 +111,8 @@ class SysTopics:
             b"bytes/received": f"{counts.bytes_received}",
             b"bytes/sent": f"{sent_bytes}",
         }
+        for alarm in ALARMS:
+            values[b"alarm/" + alarm.encode()] = broker.alarms.text(alarm)
         for name, now in (
             (b"bytes/received", counts.bytes_received),
             (b"bytes/sent", sent_bytes),

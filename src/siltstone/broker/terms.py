@@ -7,6 +7,7 @@ from typing import Final
 
 from siltstone.broker.settings import U16_MAX, Limits
 from siltstone.mqtt.encode import encode
+from siltstone.mqtt.flow import is_reserved
 from siltstone.mqtt.packets import ConnAck, Connect
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
@@ -40,7 +41,7 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Terms | Reason:
     # The limit is the client's; one that brings no id may always have one.
     if len(connect.client_id.encode()) > limits.client_id_size_max:
         return Reason.CLIENT_IDENTIFIER_NOT_VALID
-    if connect.will is not None and connect.will.topic.startswith(b"$"):
+    if connect.will is not None and is_reserved(connect.will.topic):
         return Reason.TOPIC_NAME_INVALID
     asked = connect.properties
     keep_alive = connect.keep_alive_seconds

@@ -1,77 +1,172 @@
-"""How long a login waits, by address: twice as long with each failure, forgotten after a while.
+"""What failed logins cost: a wait that doubles with each failure, then a lockout.
 
-Addresses of IPv6 are taken by their /64, for that is what one customer gets. Memory is bounded: of
-very many addresses those that failed longest ago are forgotten first. One thread uses it.
+Failures are counted by user and address. A login that works forgets those of its own user from its
+own address, and no others. An address from which many users have failed may try one login at a
+time. Addresses of IPv6 are taken by their /64, for that is what one customer gets.
+
+Invariants: a wait is a place in time that no other login of the same user and address gets, so that
+many connections at once may guess no more than one. Memory is bounded: of very many the ones that
+failed longest ago are forgotten first. One thread uses it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from siltstone.clock import Clock
+from siltstone.mqtt.reason import Reason
 
-ADDRESSES_MAX: Final = 10_000
+ENTRIES_MAX: Final = 10_000
 FORGET_SECONDS: Final = 600.0
 
 # Doubled so often, any delay has reached its maximum.
 _DOUBLINGS_MAX: Final = 32
 _HOST_BITS: Final = 64
 
+_K = TypeVar("_K")
+
+
+class _Key(NamedTuple):
+    """One user from one network; the user as a digest, for a name may be long."""
+
+    user: bytes
+    network: str
+
 
 @dataclass(slots=True)
 class _Failures:
     count: int
     last: float
+    # When the next login may be tried, those that wait counted in.
+    next_at: float
+    locked_until: float = 0.0
 
 
 class Throttle:
-    """Failed logins of late; `delay` is the wait after the first failure, 0 for none at all."""
+    """Failed logins of late.
 
-    def __init__(self, clock: Clock, *, delay: float = 0.5, delay_max: float = 10.0) -> None:
+    `delay` is the wait after the first failure, 0 for none at all; `failures_max` failures lock a
+    user out from an address for `lockout` seconds, 0 for never.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        delay: float = 0.5,
+        delay_max: float = 10.0,
+        failures_max: int = 10,
+        lockout: float = 300.0,
+    ) -> None:
         self._clock = clock
         self._delay = delay
         self._delay_max = delay_max
+        self._failures_max = failures_max
+        self._lockout = lockout
         # The one that failed last is the last one.
-        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+        self._users: OrderedDict[_Key, _Failures] = OrderedDict()
+        self._networks: OrderedDict[str, _Failures] = OrderedDict()
 
-    def delay_for(self, address: str) -> float:
-        """Return how many seconds to wait with a login from this address, or with its answer."""
-        if not self._failures:
+    def is_locked(self, user: str | None, address: str) -> bool:
+        """Tell whether a user is locked out from an address."""
+        if not self._users:
+            return False
+        failures = self._recent(self._users, _key(user, address))
+        return failures is not None and self._clock.monotonic() < failures.locked_until
+
+    def judge(self, user: str | None, address: str) -> float | Reason:
+        """Return how many seconds to wait with a login, or why not to try it at all.
+
+        It is BANNED while locked out, and SERVER_BUSY where too many wait for their turn.
+        """
+        if not self._networks:
             return 0.0
-        failures = self._recent(_network(address))
-        if failures is None:
+        if self.is_locked(user, address):
+            return Reason.BANNED
+        now = self._clock.monotonic()
+        waiting: list[tuple[_Failures, float]] = []
+        failures = self._recent(self._users, _key(user, address))
+        if failures is not None:
+            waiting.append((failures, self._delay_after(failures.count)))
+        network = self._recent(self._networks, network_of(address))
+        if network is not None and 0 < self._failures_max <= network.count:
+            waiting.append((network, self._delay))
+        at = max((entry.next_at for entry, _ in waiting), default=now)
+        if at - now > self._delay_max:
+            return Reason.SERVER_BUSY
+        for entry, delay in waiting:
+            entry.next_at = max(at, now) + delay
+        return max(0.0, at - now)
+
+    def delay_for(self, user: str | None, address: str) -> float:
+        """Return how many seconds to wait with the answer to a login that failed."""
+        if not self._users:
             return 0.0
-        doublings = min(failures.count - 1, _DOUBLINGS_MAX)
+        failures = self._recent(self._users, _key(user, address))
+        return 0.0 if failures is None else self._delay_after(failures.count)
+
+    def failed(self, user: str | None, address: str) -> bool:
+        """Count a failed login; tell whether it locks the user out.
+
+        A client that gave no user name has guessed nothing, and is not locked out.
+        """
+        failures = self._count(self._users, _key(user, address))
+        failures.next_at = max(
+            failures.next_at, self._clock.monotonic() + self._delay_after(failures.count)
+        )
+        if user is None:
+            return False
+        self._count(self._networks, network_of(address))
+        if not 0 < self._failures_max <= failures.count or self._lockout == 0:
+            return False
+        was_locked = self._clock.monotonic() < failures.locked_until
+        failures.locked_until = self._clock.monotonic() + self._lockout
+        return not was_locked
+
+    def succeeded(self, user: str | None, address: str) -> None:
+        """Forget the failures of a user from an address."""
+        if self._users:
+            self._users.pop(_key(user, address), None)
+
+    def _delay_after(self, count: int) -> float:
+        doublings = min(count - 1, _DOUBLINGS_MAX)
         return min(self._delay * (1 << doublings), self._delay_max)
 
-    def failed(self, address: str) -> None:
-        """Count a failed login."""
-        network = _network(address)
-        failures = self._recent(network)
-        count = 1 if failures is None else failures.count + 1
-        self._failures[network] = _Failures(count, self._clock.monotonic())
-        self._failures.move_to_end(network)
-        if len(self._failures) > ADDRESSES_MAX:
-            self._failures.popitem(last=False)
+    def _count(self, entries: OrderedDict[_K, _Failures], key: _K) -> _Failures:
+        failures = self._recent(entries, key)
+        now = self._clock.monotonic()
+        if failures is None:
+            failures = entries[key] = _Failures(0, now, now)
+        failures.count += 1
+        failures.last = now
+        entries.move_to_end(key)
+        if len(entries) > ENTRIES_MAX:
+            entries.popitem(last=False)
+        return failures
 
-    def succeeded(self, address: str) -> None:
-        """Forget the failures of an address."""
-        if self._failures:
-            self._failures.pop(_network(address), None)
-
-    def _recent(self, network: str) -> _Failures | None:
-        """Return the failures of a network, unless they are so old that they are forgotten."""
-        failures = self._failures.get(network)
-        if failures is not None and self._clock.monotonic() - failures.last >= FORGET_SECONDS:
-            del self._failures[network]
+    def _recent(self, entries: OrderedDict[_K, _Failures], key: _K) -> _Failures | None:
+        """Return the failures of a key, unless they are so old that they are forgotten."""
+        failures = entries.get(key)
+        if failures is None:
+            return None
+        now = self._clock.monotonic()
+        if now - failures.last >= FORGET_SECONDS and now >= failures.locked_until:
+            del entries[key]
             return None
         return failures
 
 
-def _network(address: str) -> str:
+def _key(user: str | None, address: str) -> _Key:
+    # No digest is empty, so that this is no user's.
+    digest = b"" if user is None else blake2b(user.encode(), digest_size=16).digest()
+    return _Key(digest, network_of(address))
+
+
+def network_of(address: str) -> str:
     """Return what stands for an address: of IPv6 the /64; what is no address for itself."""
     try:
         parsed = ip_address(address)

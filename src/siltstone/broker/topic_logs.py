@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.recovered import tell_recovered
 from siltstone.broker.topiclog_settings import TopicLogPublish, TopicLogSettings
 from siltstone.directory import Store
-from siltstone.logs import log
 from siltstone.mqtt.publish import PublishBatch
-from siltstone.store.opening import RecoveryReport
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topiclog.hub import HubLimits
-from siltstone.topiclog.log import TopicLogs, open_topic_logs
+from siltstone.topiclog.log import open_topic_logs
 from siltstone.topiclog.server import TopicLogServer
 
-_LOG: Final = logging.getLogger("siltstone.server")
 _REMEMBERED_MAX: Final = 10_000
 
 
@@ -52,11 +49,21 @@ class Publishing:
 
 
 async def serve_topic_logs(
-    settings: TopicLogSettings, store: Store, broker: Broker
+    settings: TopicLogSettings,
+    store: Store,
+    broker: Broker,
+    *,
+    connections_max: int,
+    keep_free_bytes: int = 0,
 ) -> TopicLogServer:
-    """Recover all topics, then take connections. Raises: UsageError, CorruptionError."""
-    logs, reports = _open(settings, store)
-    _tell(reports)
+    """Recover all topics, then take so many connections at once; so much of the disk is left to
+    others.
+
+    Raises: UsageError, CorruptionError.
+    """
+    logs, database = open_topic_logs(store, settings.database_settings())
+    database.leave_free(keep_free_bytes)
+    tell_recovered(database)
     publishing = Publishing(broker, settings.publish)
     server = TopicLogServer(
         logs,
@@ -66,28 +73,9 @@ async def serve_topic_logs(
             reserved_bytes_max=settings.reserved_bytes_max,
         ),
         body_timeout=settings.body_timeout,
-        connections_max=settings.connections_max,
+        idle_timeout=settings.idle_timeout,
+        connections_max=connections_max,
         publisher=publishing if settings.publish else None,
     )
     await server.listen(settings.host, settings.port)
     return server
-
-
-def _open(settings: TopicLogSettings, store: Store) -> tuple[TopicLogs, list[RecoveryReport]]:
-    logs, database = open_topic_logs(store, settings.database_settings())
-    return logs, database.reports
-
-
-def _tell(reports: list[RecoveryReport]) -> None:
-    for report in reports:
-        if report.torn_bytes or report.rebuilt or report.foreign:
-            log(
-                _LOG,
-                logging.WARNING,
-                "mended after a crash",
-                database="topics",
-                slab=report.slab,
-                torn_bytes=report.torn_bytes,
-                indexes_rebuilt=len(report.rebuilt),
-                foreign_files=", ".join(report.foreign),
-            )

@@ -78,6 +78,12 @@ class TopicLogSettings(Settings):
         le=3600,
         description="A large send of which less than 16 KiB come in so long is cut off.",
     )
+    idle_timeout: Seconds = Field(
+        default=3600.0,
+        ge=0,
+        description="A connection on which nothing comes or is answered for so long is closed; one "
+        "that waits for messages is not. 0: never.",
+    )
     segment_bytes: Size = Field(
         default=_DEFAULTS.segment_bytes,
         ge=SEGMENT_BYTES_MIN,

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from siltstone.errors import PeerError, UsageError
 from siltstone.mqtt.properties import Properties, decode_properties, encode_properties
+from siltstone.mqtt.publish import stored_properties
 from siltstone.mqtt.wire import PacketType, Reader, Writer
 
 _PREFIX: Final = "mqtt."
@@ -63,7 +64,10 @@ def decode(encoded: bytes) -> tuple[tuple[str, str], ...]:
     try:
         properties = decode_properties(Reader(bytes(writer.data)), PacketType.PUBLISH)
     except PeerError:
-        return ((UNDECODED, b64encode(encoded).decode()),)
+        mended = stored_properties(encoded)
+        if mended in (b"", encoded):
+            return ((UNDECODED, b64encode(encoded).decode()),)
+        return decode(mended)
     return tuple(_named(properties).items())
 
 

@@ -1,7 +1,11 @@
 """Payloads as text or as structs, a column at a time; what cannot be decoded is NULL.
 
+Invariant: a payload has one answer, whatever stands beside it: what the parser makes of it alone.
+
 A column that decodes whole is decoded in one go. One with bad payloads in it is halved until they
-stand alone; of JSON, whose parser is slow to begin, those that Python can tell are left out first.
+stand alone. The parser of JSON is slow to begin, so those that it surely refuses are left out
+first: Python tells by their values. What Python cannot read is left to the parser, which takes
+numbers and depths that Python does not.
 """
 
 from __future__ import annotations
@@ -9,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import chain
 from json import loads
-from typing import Any, Final, Never
+from math import isfinite
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 _BLANKS: Final = b" \t\r\n"
+_DECIMAL_LETTERS: Final = frozenset("0123456789+-.eE")
 
 
 def decode_payload(payload: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -67,11 +73,11 @@ def _decode_json(payload: pa.Array, kind: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         good = None
     if good is None:
-        fitting = [
-            value is True and is_document(item.as_py(), kind)
+        likely = [
+            value is True and not is_surely_unfit(item.as_py(), kind)
             for value, item in zip(shaped.to_pylist(), text, strict=True)
         ]
-        shaped = pa.array(fitting, pa.bool_())
+        shaped = pa.array(likely, pa.bool_())
         good = _joined(_decoded(text.filter(shaped), parse), kind)
     if len(good) == len(payload):
         return good
@@ -103,35 +109,61 @@ def _parser(kind: pa.DataType) -> Callable[[pa.Array], pa.Array | None]:
     return parse
 
 
-def is_document(payload: bytes, kind: pa.DataType) -> bool:
-    """Say whether a payload is JSON that fits a type, as far as Python can tell."""
+def is_object(payload: bytes) -> bool:
+    """Say whether a payload is a JSON object, as far as Python can tell; NaN is a number."""
     try:
-        return _fits(loads(payload, parse_constant=_refuse_constant), kind)
+        return isinstance(loads(payload), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _refuse_constant(word: str) -> Never:
-    raise ValueError(f"{word} is no JSON")
+def is_surely_unfit(payload: bytes, kind: pa.DataType) -> bool:
+    """Say whether the parser refuses a payload for the type of one of its values.
+
+    A payload of which this is not said may be refused all the same.
+    """
+    try:
+        return not _may_fit(loads(payload), kind)
+    except (ValueError, RecursionError):
+        # Too many digits or too deep for Python, or words that the parser takes for numbers.
+        return False
 
 
-def _fits(value: Any, kind: pa.DataType) -> bool:
+def _may_fit(value: Any, kind: pa.DataType) -> bool:
     if value is None:
         return True
     if pa.types.is_struct(kind):
+        # Of a field that is there twice the parser refuses either.
         return isinstance(value, dict) and all(
-            _fits(value.get(field.name), field.type) for field in kind
+            _may_fit(value.get(field.name), field.type) for field in kind
         )
     if pa.types.is_list(kind):
-        return isinstance(value, list) and all(_fits(item, kind.value_type) for item in value)
+        return isinstance(value, list) and all(_may_fit(item, kind.value_type) for item in value)
     if pa.types.is_boolean(kind):
         return isinstance(value, bool)
     if pa.types.is_integer(kind):
         return type(value) is int and -(1 << kind.bit_width - 1) <= value < 1 << kind.bit_width - 1
     if pa.types.is_floating(kind):
         return isinstance(value, int | float) and not isinstance(value, bool)
-    # What is written as text and read as a time or a decimal, the parser judges.
-    return isinstance(value, str)
+    if pa.types.is_decimal(kind):
+        return _may_be_decimal(value)
+    if pa.types.is_timestamp(kind):
+        return isinstance(value, str) and value[:4].isdecimal()
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return isinstance(value, str)
+    return True
+
+
+def _may_be_decimal(value: object) -> bool:
+    match value:
+        case bool():
+            return False
+        case float():
+            return isfinite(value)
+        case str():
+            return _DECIMAL_LETTERS.issuperset(value)
+        case _:
+            return isinstance(value, int)
 
 
 def trimmed(payload: pa.Array) -> pa.Array:

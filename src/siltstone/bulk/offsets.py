@@ -1,10 +1,14 @@
 """Positions in a database: for each shard the serial of the next row, to and from JSON.
 
-    {"version": 1, "shards": {"0": 1200, "1": 1187}}
+    {"version": 2, "identity": "9f…", "shards": {"0": 1200, "1": 1187}}
 
-This is what Spark keeps in a checkpoint. Users write it too, as startingOffsets and endingOffsets,
-where -2 stands for the earliest and -1 for the latest row, as Kafka's users know them. A shard that
-a position does not name is at its earliest row: shards may appear while a query runs.
+This is what Spark keeps in a checkpoint. The identity is that of the database: a later one of the
+same name has another, and its serials begin anew. Version 1 has none; a checkpoint has it where an
+earlier version wrote it, and a user who means the database as it is.
+
+Users write it too, as startingOffsets and endingOffsets, where -2 stands for the earliest and -1
+for the latest row, as Kafka's users know them. A shard that a position does not name is at its
+earliest row: shards may appear while a query runs.
 """
 
 from __future__ import annotations
@@ -15,27 +19,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from siltstone.errors import UsageError
+from siltstone.store.identity import UNIDENTIFIED
 from siltstone.store.selection import SlabExtent
 
-VERSION: Final = 1
+VERSION: Final = 2
+_WITHOUT_IDENTITY: Final = 1
 EARLIEST: Final = -2
 LATEST: Final = -1
 _SERIAL_MAX: Final = 1 << 63
+_DIGITS_MAX: Final = 10
+_SHOWN_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Serials by shard; shards that are not named stand at `default`."""
+    """Serials by shard; shards that are not named stand at `default`.
+
+    The identity is that of the database. It is None where a user names none, and empty in a
+    checkpoint that an earlier version wrote.
+    """
 
     serials: Mapping[int, int]
     default: int = EARLIEST
+    identity: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, in the order of the shards: Spark compares positions as text."""
-        return {
-            "version": VERSION,
-            "shards": {str(shard): serial for shard, serial in sorted(self.serials.items())},
-        }
+        shards = {str(shard): serial for shard, serial in sorted(self.serials.items())}
+        if not self.identity:
+            return {"version": _WITHOUT_IDENTITY, "shards": shards}
+        return {"version": VERSION, "identity": self.identity, "shards": shards}
 
     def to_text(self) -> str:
         """Return them as an option that `parse_offsets` reads again."""
@@ -48,6 +61,11 @@ AT_EARLIEST: Final = Offsets({}, EARLIEST)
 AT_LATEST: Final = Offsets({}, LATEST)
 
 
+def shortened(text: str) -> str:
+    """Return a text as a sentence shows it, of a long one its beginning."""
+    return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…")
+
+
 def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
     """Read what a user wrote as an option. Raises: UsageError."""
     word = text.strip()
@@ -57,26 +75,38 @@ def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
         return AT_LATEST
     try:
         values = json.loads(word)
-    except json.JSONDecodeError as exc:
+    except (ValueError, RecursionError) as exc:
         raise UsageError(
             f"{name} must be earliest, latest, or JSON like "
-            f'{{"version": 1, "shards": {{"0": 1200}}}}: {name}={text!r}'
+            f'{{"version": 1, "shards": {{"0": 1200}}}}: {name}={shortened(text)}'
         ) from exc
-    return read_offsets(values, name, default=default)
+    return _offsets_of(values, name, default, unnamed=None)
 
 
-def read_offsets(values: object, name: str, *, default: int = EARLIEST) -> Offsets:
+def read_offsets(values: object, name: str) -> Offsets:
     """Read plain values, as they are in a checkpoint. Raises: UsageError."""
-    if not isinstance(values, dict) or set(values) != {"version", "shards"}:
-        raise UsageError(f"{name} must have version and shards, and nothing else: {values!r}")
-    if values["version"] != VERSION:
+    return _offsets_of(values, name, EARLIEST, unnamed=UNIDENTIFIED)
+
+
+def _offsets_of(values: object, name: str, default: int, *, unnamed: str | None) -> Offsets:
+    """Read plain values; `unnamed` is the identity of those that have none."""
+    if not isinstance(values, dict) or "version" not in values or "shards" not in values:
+        raise UsageError(f"{name} must have version and shards: {values!r}")
+    if values["version"] not in (VERSION, _WITHOUT_IDENTITY):
         raise UsageError(f"{name} are of an unknown version: version={values['version']!r}")
+    known = {"version", "shards"} | ({"identity"} if values["version"] == VERSION else set())
+    if set(values) != known:
+        there = ", ".join(sorted(known))
+        raise UsageError(f"{name} of this version must have {there}, and nothing else: {values!r}")
+    identity = values.get("identity", unnamed)
+    if "identity" in values and not (isinstance(identity, str) and identity):
+        raise UsageError(f"{name} must name the identity of a database: identity={identity!r}")
     shards = values["shards"]
     if not isinstance(shards, dict):
         raise UsageError(f"{name} must give a serial for each shard: shards={shards!r}")
     serials: dict[int, int] = {}
     for shard, serial in shards.items():
-        if not (isinstance(shard, str) and shard.isdecimal()):
+        if not (isinstance(shard, str) and shard.isdecimal() and len(shard) <= _DIGITS_MAX):
             raise UsageError(f"{name} must name shards by their numbers: shard={shard!r}")
         if type(serial) is not int or not EARLIEST <= serial < _SERIAL_MAX:
             raise UsageError(
@@ -84,7 +114,7 @@ def read_offsets(values: object, name: str, *, default: int = EARLIEST) -> Offse
                 f"shard={shard} serial={serial!r}"
             )
         serials[int(shard)] = serial
-    return Offsets(serials, default)
+    return Offsets(serials, default, identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

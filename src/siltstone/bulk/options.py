@@ -22,6 +22,7 @@ from siltstone.bulk.offsets import (
     LATEST,
     Offsets,
     parse_offsets,
+    shortened,
 )
 from siltstone.bulk.schema import COLUMNS
 from siltstone.errors import InvalidTopicError, UsageError
@@ -38,6 +39,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A number is seconds below the first bound, milliseconds below the second, else microseconds.
 _SECONDS_END: Final = 100_000_000_000
 _MILLISECONDS_END: Final = 100_000_000_000_000
+_TIME_END_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
@@ -104,8 +106,15 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         )
     values: dict[str, Any] = {"path": plain_path(given.get("path", "")), "node": node}
     for name, (field, parse) in _PARSERS.items():
-        if name.lower() in given:
-            values[field] = parse(given[name.lower()], name)
+        text = given.get(name.lower())
+        if text is not None:
+            try:
+                values[field] = parse(text, name)
+            except (ValueError, OverflowError, RecursionError) as exc:
+                raise UsageError(
+                    f"{name} has a number that is too large, or is nested too deeply: "
+                    f"{name}={shortened(text)}"
+                ) from exc
     parsed = ReadOptions(**values)
     if parsed.until_us is not None and parsed.until_us < parsed.since_us:
         raise UsageError("endTime lies before startTime")
@@ -191,7 +200,10 @@ def parse_time(text: str, name: str) -> int:
         number = int(word)
         if number < _SECONDS_END:
             return number * 1_000_000
-        return number * 1000 if number < _MILLISECONDS_END else number
+        time_us = number * 1000 if number < _MILLISECONDS_END else number
+        if time_us >= _TIME_END_US:
+            raise UsageError(f"{name} lies behind the year 9999: {name}={shortened(text)}")
+        return time_us
     try:
         moment = datetime.fromisoformat(word)
     except ValueError as exc:

@@ -19,6 +19,7 @@ from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import absolute_path
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.selection import SlabExtent
 
 
@@ -27,6 +28,10 @@ class Origin(Protocol):
 
     def extents(self) -> list[SlabExtent]:
         """Return the serials of every slab as of now."""
+        ...
+
+    def identity(self) -> DatabaseIdentity:
+        """Return which database it is whose extents were asked for last."""
         ...
 
     def plan_batch(self) -> Plan[Readable]:
@@ -58,6 +63,9 @@ class DatabaseOrigin:
     def extents(self) -> list[SlabExtent]:
         return self._database.extents()
 
+    def identity(self) -> DatabaseIdentity:
+        return self._database.origin
+
     def plan_batch(self) -> Plan[Readable]:
         return plan_batch(self._database, self._options)
 
@@ -85,6 +93,9 @@ class DirectoryOrigin:
 
     def extents(self) -> list[SlabExtent]:
         return self._opened().extents()
+
+    def identity(self) -> DatabaseIdentity:
+        return self._opened().identity()
 
     def plan_batch(self) -> Plan[Readable]:
         return self._opened().plan_batch()

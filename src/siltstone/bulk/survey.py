@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, Generic, TypeVar
 
-from siltstone.bulk.offsets import Loss, find_losses, resolve
+from siltstone.bulk.offsets import AT_EARLIEST, AT_LATEST, Loss, Offsets, find_losses, resolve
 from siltstone.bulk.options import ReadOptions
 from siltstone.bulk.planner import Admitted, Backlog, Limits, SlabFrames, admit, pack
 from siltstone.bulk.portion import Portion, Readable
@@ -17,6 +17,7 @@ from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import absolute_path
+from siltstone.store.identity import DatabaseIdentity, told
 from siltstone.store.manifest import SlabId
 from siltstone.store.selection import Choice, FramePlace, SlabExtent, Wanted
 
@@ -83,10 +84,12 @@ def find_database(store: Store, name: str) -> Database:
 def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
     """Plan a batch query: up to one end for each shard, taken now."""
     extents = database.extents()
-    start = resolve(options.batch_start(), extents)
-    end = resolve(options.ending, extents)
+    starting = own_offsets(options.batch_start(), database.origin, options) or AT_EARLIEST
+    ending = own_offsets(options.ending, database.origin, options) or AT_LATEST
+    start = resolve(starting, extents)
+    end = resolve(ending, extents)
     # Who asks for all there is gets all there is; who names a serial gets it or hears of it.
-    if any(serial >= 0 for serial in options.starting.serials.values()):
+    if any(serial >= 0 for serial in starting.serials.values()):
         refuse_losses(find_losses(start, end, extents), options)
     return plan_between(database, options, start, end, extents)
 
@@ -99,6 +102,24 @@ def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
             f"rows are gone that the query asks for: {gone}; they were dropped, or the store is "
             "not the one that the offsets are of; set failOnDataLoss=false to go on without them"
         )
+
+
+def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions) -> Offsets | None:
+    """Return offsets of this database; None for those of another one of its name, where the query
+    may lose rows.
+
+    Raises: SlabDroppedError where it may not.
+    """
+    identity = offsets.identity
+    if not offsets.serials or identity is None or origin.owns(identity):
+        return offsets
+    if options.fails_on_loss:
+        raise SlabDroppedError(
+            f"the offsets are of another database of this name, which was dropped: "
+            f"offsets={told(identity)} database={origin.text}; begin with another checkpoint to "
+            "read this one, or set failOnDataLoss=false to go on at its beginning"
+        )
+    return None
 
 
 def plan_between(

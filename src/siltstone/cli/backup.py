@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from siltstone.cli.control import is_served, while_still
 from siltstone.cli.opening import open_reading
-from siltstone.cli.options import DATA_DEFAULT, Data, Json
-from siltstone.cli.output import say, show_json
-from siltstone.cli.quantities import format_size
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
+from siltstone.cli.output import note, say, show_json
+from siltstone.cli.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
 from siltstone.errors import ExistsError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
@@ -26,6 +27,7 @@ from siltstone.snapshot.writer import publish_snapshot
 from siltstone.version import __version__
 
 SOURCE = "store"
+_CUTS_MAX: Final = 5
 
 
 def about_store(serial: int = 0) -> About:
@@ -66,6 +68,8 @@ def backup(
             partial(open_read_only, fs),
             ContentsInFile(contents),
         )
+        closing.callback(source.close)
+        _cut(data, source)
         totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())
     if json:
         document: dict[str, Any] = {
@@ -78,11 +82,32 @@ def backup(
         say(f"wrote {file}, {format_size(size_bytes)}")
 
 
+def _cut(data: Path, source: StoreSource) -> None:
+    """Cut all databases at one moment, for which a broker that runs there stands still."""
+    if not is_served(data):
+        source.cut()
+        return
+    for _ in range(_CUTS_MAX):
+        if while_still(data, source.cut):
+            return
+    note("messages were stored while the backup began; its databases may differ by some of them")
+
+
 def restore(
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="A file that backup wrote.", show_default=False),
     ],
+    size_max: Annotated[
+        int | None,
+        typer.Option(
+            "--size-max",
+            metavar="SIZE",
+            parser=converted(parse_size),
+            help="Refuse a backup with more data than this; by default, than the disk has room.",
+            show_default=False,
+        ),
+    ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
@@ -91,7 +116,9 @@ def restore(
     directory = absolute_path(data)
     with fs.open(absolute_path(file), writable=False) as source:
         try:
-            summary = restore_directory(fs, SystemClock(), source, directory, RocksEngine)
+            summary = restore_directory(
+                fs, SystemClock(), source, directory, RocksEngine, size_bytes_max=size_max
+            )
         except ExistsError as exc:
             raise ExistsError(f"{exc}; name another one with --data") from exc
     if json:

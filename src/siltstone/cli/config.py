@@ -174,8 +174,9 @@ These say the same thing:
     --set limits.packet_size_max=4MiB               # flag
 
 A size is a number of bytes, or a text with a unit: KiB, MiB, GiB, kB, MB, GB. A time is a number of
-seconds. The word `none` takes a limit away where the table says so. In the environment and in flags
-a list or table is written as JSON, and a number picks one of a list:
+seconds, or a text with units: "250ms", "90s", "1h30m", "30d", "2w". The word `none` takes a limit
+away where the table says so. In the environment and in flags a list or table is written as JSON,
+and a number picks one of a list:
 
     SILTSTONE_LISTENERS='[{"port": 1883}, {"kind": "ws", "port": 8083}]'
     SILTSTONE_LISTENERS__1__PORT=8084

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,17 +26,47 @@ def is_served(data: Path) -> bool:
         return True
 
 
-def ask_broker(data: Path, request: Mapping[str, Any]) -> Any:
-    """Ask something of the broker; return its answer. Raises: UsageError, RetryError."""
+def ask_broker(data: Path, request: Mapping[str, Any], timeout: float = _TIMEOUT_SECONDS) -> Any:
+    """Ask something of the broker; return its answer.
+
+    Raises: UsageError; RetryError where it failed, or gave no answer in time.
+    """
+    with _connected(data) as line:
+        line.settimeout(timeout)
+        return _ask(line, request)
+
+
+def while_still(data: Path, look: Callable[[], None]) -> bool:
+    """Look at the store while the broker stores nothing; tell whether it was so until the end.
+
+    Raises: RetryError, UsageError; what the look raises.
+    """
+    with _connected(data) as line:
+        is_still = _ask(line, {"do": "hold"})
+        look()
+        return bool(_ask(line, {"do": "release"}) and is_still)
+
+
+@contextmanager
+def _connected(data: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(_TIMEOUT_SECONDS)
         try:
             line.connect(str(data / CONTROL))
-            line.sendall(json.dumps(request).encode() + b"\n")
-            with line.makefile("rb") as answers:
-                answer = json.loads(answers.readline())
-        except (OSError, ValueError) as exc:
+        except OSError as exc:
             raise RetryError(f"the broker did not answer: {exc}") from exc
+        yield line
+
+
+def _ask(line: socket.socket, request: Mapping[str, Any]) -> Any:
+    try:
+        line.sendall(json.dumps(request).encode() + b"\n")
+        with line.makefile("rb") as answers:
+            answer = json.loads(answers.readline())
+    except (OSError, ValueError) as exc:
+        raise RetryError(f"the broker did not answer: {exc}") from exc
+    if answer.get("failed"):
+        raise RetryError(answer["error"])
     if "error" in answer:
         raise UsageError(answer["error"])
     return answer["ok"]

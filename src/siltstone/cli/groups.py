@@ -1,4 +1,7 @@
-"""`siltstone groups`: share groups of durable sessions, how far behind they are, moved in time."""
+"""`siltstone groups`: share groups, how far behind they are, moved in time.
+
+A group of which no member is durable is known to the broker that runs, and to nobody else.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli.control import ask_broker, is_served
-from siltstone.cli.options import DATA_DEFAULT, Data, Json
-from siltstone.cli.output import add_row, say, show, show_json, table
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
+from siltstone.cli.output import add_row, confirm, say, show, show_json, table
 from siltstone.cli.sessions import (
     COUNT_MAX,
     Database,
@@ -25,7 +28,7 @@ from siltstone.feed.reading import StoreSource
 from siltstone.session.archive_keys import group_id, group_parts
 from siltstone.session.lag import group_lag
 from siltstone.session.moving import move_group
-from siltstone.session.state import SavedGroup
+from siltstone.session.state import SavedGroup, ShardSerial
 
 app = typer.Typer(no_args_is_help=True, help="Look after share groups.")
 
@@ -40,22 +43,28 @@ def list_groups(
     data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
 ) -> None:
     """List share groups: how far behind they are, and since when they have no members."""
-    with looking(data) as (archive, store):
+    live = _live_groups(data)
+    with looking(data, database) as (archive, store):
         source = store.database(database).feed_source()
-        documents = [_document(group, source, count_max=COUNT_MAX) for group in archive.groups()]
+        kept = {group_id(group.name, group.filter): group for group in archive.groups()}
+        documents = [
+            _document(group, source, is_kept=text in kept, count_max=COUNT_MAX)
+            for text, group in (live | kept).items()
+        ]
     if json:
         show_json(documents)
     elif not documents:
         say(f"no share groups in {data}")
     else:
-        columns = ("group", "strategy", "members", "behind", "by", "ends in")
-        shown = table(*columns, right=columns[3:])
+        columns = ("group", "strategy", "kept", "members", "behind", "by", "ends in")
+        shown = table(*columns, right=columns[4:])
         for each in documents:
             add_row(
                 shown,
                 (
                     each["group"],
                     each["strategy"],
+                    "yes" if each["kept"] else "no",
                     "some" if each["empty_seconds"] is None else "none",
                     f"{each['behind']:,}{'+' if each['behind_is_more'] else ''}",
                     seconds_text(each["behind_seconds"]),
@@ -71,11 +80,13 @@ def show_group(
 ) -> None:
     """Show one group."""
     group_parts(group)
-    with looking(data) as (archive, store):
-        saved = archive.group(group)
-        if saved is None:
+    with looking(data, database) as (archive, store):
+        kept = archive.group(group)
+        found = _live_groups(data).get(group) if kept is None else kept
+        if found is None:
             raise NotFoundError(f"there is no share group {group!r}")
-        document = _document(saved, store.database(database).feed_source())
+        source = store.database(database).feed_source()
+        document = _document(found, source, is_kept=kept is not None)
     if json:
         show_json(document)
         return
@@ -87,41 +98,67 @@ def show_group(
 
 @app.command("reset")
 def reset(
-    group: GroupText, to: To, data: Data = DATA_DEFAULT, database: Database = "messages"
+    group: GroupText,
+    to: To,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
 ) -> None:
     """Move a group in time: back, to get messages again, or on, to skip them."""
     parts = group_parts(group)
     if is_served(data):
         ask_broker(data, {"do": "move-group", "group": group, "to": to})
     else:
-        with changing(data) as (archive, store):
+        with changing(data, database) as (archive, store):
             owned = archive.take_group(*parts)
             if owned is None:
                 raise NotFoundError(f"there is no share group {group!r}")
             move_group(owned, place_of(store, database, to))
             owned.save()
-    say(f"{group} was moved")
+    if json:
+        show_json({"group": group, "moved": True, "to": to})
+    else:
+        say(f"{group} was moved")
 
 
 @app.command("drop")
-def drop(group: GroupText, data: Data = DATA_DEFAULT) -> None:
+def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Forget where a group without members was; one that joins begins a new one."""
     parts = group_parts(group)
+    if not yes:
+        confirm(f"drop {group} with what waits for it")
     if is_served(data):
         found = ask_broker(data, {"do": "drop-group", "group": group})
     else:
-        with changing(data) as (archive, _):
+        with changing(data, None) as (archive, _):
             owned = archive.take_group(*parts)
             found = owned is not None
             if owned is not None:
                 owned.drop()
     if not found:
         raise NotFoundError(f"there is no share group {group!r}")
-    say(f"{group} was dropped")
+    if json:
+        show_json({"group": group, "dropped": True})
+    else:
+        say(f"{group} was dropped")
+
+
+def _live_groups(data: Data) -> dict[str, SavedGroup]:
+    """Return the groups that have members, as the broker that runs has them; else none."""
+    if not is_served(data):
+        return {}
+    groups = {}
+    for each in ask_broker(data, {"do": "groups"}):
+        name, topic_filter = group_parts(each["group"])
+        position = tuple(ShardSerial(int(at), serial) for at, serial in each["position"].items())
+        groups[each["group"]] = SavedGroup(
+            name=name, filter=topic_filter, strategy=each["strategy"], position=position
+        )
+    return groups
 
 
 def _document(
-    group: SavedGroup, source: StoreSource, *, count_max: int | None = None
+    group: SavedGroup, source: StoreSource, *, is_kept: bool, count_max: int | None = None
 ) -> dict[str, Any]:
     now_us = SystemClock().now_us()
     lag = group_lag(source, group, now_us, count_max=count_max)
@@ -130,6 +167,7 @@ def _document(
     return {
         "group": group_id(group.name, group.filter),
         "strategy": group.strategy,
+        "kept": is_kept,
         "behind": lag.messages,
         "behind_is_more": lag.is_more,
         "behind_seconds": None if lag.oldest_us is None else (now_us - lag.oldest_us) / 1e6,

@@ -1,6 +1,7 @@
-"""`siltstone kv`: list key-value databases and look into them, also while another process has them.
+"""`siltstone kv`: create and drop key-value databases, list them and look into them; the latter
+also while another process has them.
 
-`commits` is among them: the positions of sessions, share groups and topic logs.
+`commits` is among them: the positions of sessions, share groups and topic logs. It is always there.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.opening import open_reading
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
-from siltstone.cli.output import add_row, console_on, say, show, show_json, table
+import siltstone
+from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, converted
+from siltstone.cli.output import (
+    add_row,
+    confirm_drop,
+    console_on,
+    say,
+    show,
+    show_json,
+    table,
+)
 from siltstone.cli.quantities import format_size, parse_span
+from siltstone.cli.settings import SETTINGS, named_options, shown_value
 from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.clock import SystemClock
-from siltstone.errors import NotFoundError
+from siltstone.directory import COMMITS
+from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.kv.api import Engine
 from siltstone.kv.keys import TIME_END
@@ -29,15 +41,102 @@ from siltstone.store.rows import Row
 from siltstone.topic.grammar import check_topic
 from siltstone.tx.iterator import RowBatch
 from siltstone.tx.reading import KeyValueReader
+from siltstone.tx.settings import KeyValueSettings
 
-app = typer.Typer(no_args_is_help=True, help="Look into key-value databases.")
+app = typer.Typer(no_args_is_help=True, help="Create, drop and look into key-value databases.")
 
 _CHUNK: Final = 1000
+_DEFAULTS: Final = KeyValueSettings()
+
+
+def _option(field: str, metavar: str, text: str) -> Any:
+    return typer.Option(
+        f"--{SETTINGS[field].option}",
+        parser=converted(SETTINGS[field].parse),
+        metavar=metavar,
+        help=text,
+        show_default=shown_value(field, getattr(_DEFAULTS, field)),
+    )
 
 
 def open_engine(path: PurePath) -> Engine:
     """Open a key-value store for reading, beside whoever has it open."""
     return open_read_only(PosixFileSystem(), path)
+
+
+@app.command("create")
+def create(
+    name: Name,
+    plain: Annotated[
+        bool, typer.Option("--map", help="One row a topic, without times: a plain map.")
+    ] = False,
+    shards: Annotated[int | None, _option("shards", "N", "How many threads commit.")] = None,
+    threshold: Annotated[
+        Any, _option("thresholds", "N,N…", "Words that a level keeps apart before the rest vary.")
+    ] = None,
+    rotate: Annotated[
+        float | None, _option("rotate_seconds", "TIME", "Begin a new generation so often.")
+    ] = None,
+    rotate_bytes: Annotated[
+        int | None, _option("rotate_bytes", "SIZE", "Begin a new generation at this size.")
+    ] = None,
+    retain: Annotated[
+        float | None, _option("retain_seconds", "TIME", "Drop sealed slabs that are older.")
+    ] = None,
+    retain_bytes: Annotated[
+        int | None, _option("retain_bytes", "SIZE", "Drop the oldest sealed slabs beyond this.")
+    ] = None,
+    quota: Annotated[
+        int | None, _option("quota_bytes", "SIZE", "Refuse writes beyond this size.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a key-value database, and the data directory where there is none."""
+    given = {
+        "shards": shards,
+        "thresholds": threshold,
+        "rotate_seconds": rotate,
+        "rotate_bytes": rotate_bytes,
+        "retain_seconds": retain,
+        "retain_bytes": retain_bytes,
+        "quota_bytes": quota,
+    }
+    _refuse_commits(name)
+    with named_options("--"):
+        known = {field: value for field, value in given.items() if value is not None}
+        settings = KeyValueSettings(timed=not plain, **known)
+    with siltstone.open(data) as store:
+        if name in store.keyvalue_names():
+            raise ExistsError(f"key-value database {name!r} exists already")
+        store.keyvalue(name, settings)
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        say(f"created key-value database {name} in {data}")
+
+
+@app.command("drop")
+def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """Delete a key-value database with all its rows."""
+    _refuse_commits(name)
+    with open_writing(data) as store:
+        if name in store.keyvalue_names() and not yes:
+            rows = sum(1 for _ in store.keyvalue(name).read())
+            confirm_drop(f"key-value database {name!r}", rows)
+        store.drop_keyvalue(name)
+    if json:
+        show_json({"dropped": name})
+    else:
+        say(f"dropped key-value database {name}")
+
+
+def _refuse_commits(name: str) -> None:
+    if name == COMMITS:
+        raise UsageError(
+            f"{COMMITS} holds the positions of sessions, share groups and topic logs; it is made "
+            f"with the data directory and stays"
+        )
 
 
 @app.command("list")

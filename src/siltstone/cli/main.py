@@ -47,6 +47,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "kv": "siltstone.cli.kv",
     "sessions": "siltstone.cli.sessions",
     "groups": "siltstone.cli.groups",
+    "retained": "siltstone.cli.retained",
     "snapshot": "siltstone.cli.snapshot",
     "config": "siltstone.cli.config",
     "topic": "siltstone.cli.topic",

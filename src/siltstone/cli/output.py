@@ -64,6 +64,13 @@ def confirm_drop(what: str, rows: int) -> None:
     ask(f"Drop {what} with {lost}?")
 
 
+def confirm(deed: str) -> None:
+    """Ask before something is lost. Raises: UsageError where nobody can answer; Exit for a no."""
+    if not is_terminal():
+        raise UsageError(f"this would {deed}; pass --yes to do it unasked")
+    ask(f"{deed[:1].upper()}{deed[1:]}?")
+
+
 def ask(question: str) -> None:
     """Ask whoever sits at the terminal. Raises: Exit for anything but a yes."""
     sys.stderr.write(f"{printable(question)} [y/N] ")

@@ -45,6 +45,7 @@ class PrivateFileSystem(PosixFileSystem):
     """
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self._file = file
 
     def create(self, path: PurePath) -> PosixFile:

@@ -21,7 +21,9 @@ from siltstone.cli.quantities import parse_span
 from siltstone.cli.sinks import (
     TABLE_COLUMNS,
     ArrowSink,
+    CsvSink,
     JsonLinesSink,
+    JsonSink,
     ParquetSink,
     Sink,
     TableSink,
@@ -37,20 +39,38 @@ class Format(Enum):
     """How rows are written."""
 
     TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    NDJSON = "ndjson"
     JSONL = "jsonl"
     ARROW = "arrow"
     PARQUET = "parquet"
 
 
+_SUFFIXES: Final = {
+    ".csv": Format.CSV,
+    ".json": Format.JSON,
+    ".ndjson": Format.NDJSON,
+    ".jsonl": Format.NDJSON,
+    ".arrow": Format.ARROW,
+    ".arrows": Format.ARROW,
+    ".parquet": Format.PARQUET,
+}
+
+
 def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> Format:
-    """Return the format that the options ask for. Raises: UsageError when they disagree."""
-    if json and wanted not in (None, Format.JSONL):
-        raise UsageError("--json means --format jsonl; pass one of the two")
-    chosen = wanted or (Format.JSONL if json else Format.TABLE)
+    """Return the format that the options ask for. Raises: UsageError when they disagree.
+
+    Without --format and --json the name of the file decides, if its suffix is one of a format.
+    """
+    if json and wanted not in (None, Format.JSONL, Format.NDJSON):
+        raise UsageError("--json means --format ndjson; pass one of the two")
+    named = _SUFFIXES.get(output.suffix.lower(), Format.TABLE) if output else Format.TABLE
+    chosen = wanted or (Format.JSONL if json else named)
     if chosen is Format.PARQUET and output is None:
         raise UsageError("a Parquet file cannot be streamed; name it with --output")
     if chosen is Format.ARROW and output is None and sys.stdout.isatty():
-        raise UsageError("Arrow is no text for a terminal; name a file with --output, or pipe it")
+        raise UsageError("Arrow is not text: name a file with --output, or pipe it to a program")
     return chosen
 
 
@@ -96,7 +116,12 @@ def read(
         bool, typer.Option("--follow", help="Go on with the rows that come; Ctrl-C ends it.")
     ] = False,
     output_format: Annotated[
-        Format | None, typer.Option("--format", help="How to write.", show_default="table")
+        Format | None,
+        typer.Option(
+            "--format",
+            help="The output format. Without it, the suffix of --output decides.",
+            show_default="table",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -111,8 +136,8 @@ def read(
     """Read rows in order of time, also while another process writes."""
     chosen = choose_format(output_format, output, json=json)
     names = choose_columns(columns, chosen)
-    if follow_on and (until is not None or chosen is Format.PARQUET):
-        raise UsageError("--follow has no end; leave out --until and --format parquet")
+    if follow_on and (until is not None or chosen in (Format.PARQUET, Format.JSON)):
+        raise UsageError("--follow has no end: leave out --until, and --format parquet or json")
     since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with open_reading(data) as store:
         database = store.database(name)
@@ -176,8 +201,12 @@ def _sink(chosen: Format, output: Path | None, columns: Sequence[str]) -> Iterat
 def make_sink(chosen: Format, file: TextIO, columns: Sequence[str]) -> Sink:
     """Return a sink of this format on a file."""
     match chosen:
-        case Format.JSONL:
+        case Format.JSONL | Format.NDJSON:
             return JsonLinesSink(file, columns)
+        case Format.JSON:
+            return JsonSink(file, columns)
+        case Format.CSV:
+            return CsvSink(file, columns)
         case Format.TABLE:
             return TableSink(console_on(file), columns)
         case Format.ARROW:

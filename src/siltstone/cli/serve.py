@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from siltstone.broker.server import check_files, run_server
+from siltstone.broker.server import EarlySignals, check_files, run_server
 from siltstone.cli.config import (
     ConfigFlag,
     DataFlag,
@@ -23,6 +23,7 @@ from siltstone.cli.config import (
     settings_from,
 )
 from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
 
@@ -59,6 +60,7 @@ def serve(
         check_files(settings)
         sys.stdout.write(effective_toml(settings))
         return
+    early = EarlySignals()
     hush_libraries()
     start_logging(level=settings.log.level, form=settings.log.format)
     log(
@@ -69,5 +71,18 @@ def serve(
         data=settings.data,
         listeners=", ".join(listener.address for listener in settings.listeners),
     )
-    if status := run_server(settings, allow_empty=allow_empty):
+    _warn_of_others(place)
+    if status := run_server(settings, early, allow_empty=allow_empty):
         raise typer.Exit(status)
+
+
+def _warn_of_others(data: Path) -> None:
+    """Say that every user of the machine may read the data, as version 0.1.0 made directories."""
+    if data.exists() and PosixFileSystem().is_open_to_others(data):
+        log(
+            logging.getLogger(LOGGER),
+            logging.WARNING,
+            "every user of this machine can enter the data directory: chmod it to 700, or to 2750 "
+            "to let its group read",
+            data=str(data),
+        )

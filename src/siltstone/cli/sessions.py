@@ -18,8 +18,8 @@ import typer
 from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.kv import open_engine
 from siltstone.cli.opening import open_reading, open_writing
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
-from siltstone.cli.output import add_row, say, show, show_json, table
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
+from siltstone.cli.output import add_row, confirm, say, show, show_json, table
 from siltstone.cli.quantities import parse_time
 from siltstone.clock import SystemClock
 from siltstone.directory import COMMITS, Store
@@ -65,8 +65,11 @@ To = Annotated[
 
 
 @contextmanager
-def looking(data: Path) -> Iterator[tuple[ArchiveView, Store]]:
-    """Open what was saved, and the store, beside a broker that may run. Raises: UsageError."""
+def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Store]]:
+    """Open what was saved, and the store, beside a broker that may run. Raises: UsageError.
+
+    What was saved in another database than this one is shown at the beginning of this one.
+    """
     with open_reading(data) as store:
         place = store.path / COMMITS
         try:
@@ -74,17 +77,19 @@ def looking(data: Path) -> Iterator[tuple[ArchiveView, Store]]:
         except NotFoundError as exc:
             raise UsageError(f"there are no durable sessions in {data}") from exc
         try:
-            yield ArchiveView(reader), store
+            origin = None if database is None else store.database(database).origin
+            yield ArchiveView(reader, origin), store
         finally:
             reader.close()
 
 
 @contextmanager
-def changing(data: Path) -> Iterator[tuple[SessionArchive, Store]]:
+def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
     """Open the archive where no broker runs. Raises: UsageError, LockedError."""
     with open_writing(data) as store:
         keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
-        yield SessionArchive(keyvalue, SystemClock()), store
+        origin = None if database is None else store.database(database).origin
+        yield SessionArchive(keyvalue, SystemClock(), origin), store
 
 
 def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ...]:
@@ -99,7 +104,7 @@ def list_sessions(
     """List durable sessions: connected or away, how far behind, when they end."""
     now_us = SystemClock().now_us()
     is_live = is_served(data)
-    with looking(data) as (archive, store):
+    with looking(data, database) as (archive, store):
         source = store.database(database).feed_source()
         documents = [
             _document(
@@ -155,7 +160,7 @@ def show_session(
     """Show one session: its subscriptions, its place, what is in flight."""
     now_us = SystemClock().now_us()
     is_live = is_served(data)
-    with looking(data) as (archive, store):
+    with looking(data, database) as (archive, store):
         saved = _known(archive, client_id)
         source = store.database(database).feed_source()
         document = _document(saved, session_lag(source, saved, now_us), now_us, is_live=is_live)
@@ -175,7 +180,7 @@ def show_session(
 @app.command("export")
 def export_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
     """Write all that is kept of a session, as JSON; bytes are in base64."""
-    with looking(data) as (archive, _):
+    with looking(data, None) as (archive, _):
         saved = _known(archive, client_id)
     show_json(_plain(asdict(saved)))
 
@@ -192,12 +197,16 @@ def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
 
 
 @app.command("drop")
-def drop_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+def drop_session(
+    client_id: ClientId, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False
+) -> None:
     """End a session for good, with what waits for it."""
+    if not yes:
+        confirm(f"drop the session of {client_id!r} with what waits for it")
     if is_served(data):
         found = ask_broker(data, {"do": "drop", "client_id": client_id})
     else:
-        with changing(data) as (archive, _):
+        with changing(data, None) as (archive, _):
             owned = archive.take(client_id)
             found = owned is not None
             if owned is not None and owned.state.will is not None:
@@ -208,24 +217,34 @@ def drop_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
                 owned.drop()
     if not found:
         raise NotFoundError(f"there is no session of {client_id!r}")
-    say(f"the session of {client_id} was dropped")
+    if json:
+        show_json({"client_id": client_id, "dropped": True})
+    else:
+        say(f"the session of {client_id} was dropped")
 
 
 @app.command("move")
 def move(
-    client_id: ClientId, to: To, data: Data = DATA_DEFAULT, database: Database = "messages"
+    client_id: ClientId,
+    to: To,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
 ) -> None:
     """Move a session in time: back, to get messages again, or on, to skip them."""
     if is_served(data):
         ask_broker(data, {"do": "move", "client_id": client_id, "to": to})
     else:
-        with changing(data) as (archive, store):
+        with changing(data, database) as (archive, store):
             owned = archive.take(client_id)
             if owned is None:
                 raise NotFoundError(f"there is no durable session of {client_id!r}")
             move_session(owned, place_of(store, database, to))
             owned.save()
-    say(f"the session of {client_id} was moved")
+    if json:
+        show_json({"client_id": client_id, "moved": True, "to": to})
+    else:
+        say(f"the session of {client_id} was moved")
 
 
 def _known(archive: ArchiveView, client_id: str) -> SavedSession:
@@ -249,7 +268,8 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
         "behind_seconds": _since(lag.oldest_us, now_us),
         "inflight": len(saved.inflight),
         "has_will": saved.will is not None,
-        "dropped": saved.dropped,
+        # With what it will miss when it comes back.
+        "dropped": saved.dropped + lag.gone,
         "position": {str(shard): serial for shard, serial in saved.position},
         "subscriptions": [
             {"filter": one.filter, "qos": one.qos, "identifier": one.identifier}

@@ -92,9 +92,14 @@ def _shown(setting: Setting, value: Any) -> str:
     return "none" if value is None else setting.show(value)
 
 
+def shown_value(field: str, value: Any) -> str:
+    """Return the value of a field as people write it."""
+    return _shown(SETTINGS[field], value)
+
+
 def shown_default(field: str) -> str:
     """Return the default of a field as people write it."""
-    return _shown(SETTINGS[field], getattr(DatabaseSettings(), field))
+    return shown_value(field, getattr(DatabaseSettings(), field))
 
 
 @contextmanager

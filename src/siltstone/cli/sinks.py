@@ -1,4 +1,4 @@
-"""Where `siltstone read` puts rows: a table, JSON lines, an Arrow IPC stream, a Parquet file.
+"""Where `siltstone read` puts rows: a table, JSON, CSV, an Arrow IPC stream, a Parquet file.
 
 Each sink takes record batches with the columns that it was made for, as they come.
 """
@@ -6,6 +6,7 @@ Each sink takes record batches with the columns that it was made for, as they co
 from __future__ import annotations
 
 import base64
+import csv
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Final, Protocol, TextIO
@@ -29,6 +30,11 @@ _ROW_GROUP_ROWS: Final = 1 << 18
 _CUT_IN_THE_MIDDLE: Final = frozenset({"topic", "publisher"})
 _CELL_MIN: Final = 24
 _NUMBERS: Final = frozenset({"qos", "shard", "generation", "serial"})
+# The fields of CSV for a column whose bytes may be no text.
+_CSV_FIELDS: Final = {
+    "value": ("value", "value_base64"),
+    "properties": ("properties_base64",),
+}
 
 
 class Sink(Protocol):
@@ -103,6 +109,70 @@ class JsonLinesSink:
             for row in zip(*columns, strict=True)
         )
         self._file.write("".join(f"{line}\n" for line in lines))
+
+    def flush(self) -> None:
+        """Let a reader see what was written."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Let a reader see what was written."""
+        self._file.flush()
+
+    def abandon(self) -> None:
+        """Leave the lines as they are."""
+
+
+class JsonSink:
+    """One JSON array of all rows."""
+
+    def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
+        self._file = file
+        self._columns = columns
+        self._before = "[\n"
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write an element for each row."""
+        columns = [_plain_column(batch, name) for name in self._columns]
+        for row in zip(*columns, strict=True):
+            document = json.dumps(json_document(self._columns, row), ensure_ascii=False)
+            self._file.write(f"{self._before}{document}")
+            self._before = ",\n"
+
+    def flush(self) -> None:
+        """Let a reader see what was written."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """End the array."""
+        self._file.write("[]\n" if self._before == "[\n" else "\n]\n")
+        self._file.flush()
+
+    def abandon(self) -> None:
+        """Leave the array without its end, so that a reader sees that rows are missing."""
+
+
+class CsvSink:
+    """Comma-separated values with a header, as `siltstone append` reads them.
+
+    A value that is not UTF-8 stands in the column value_base64, and its column value is empty.
+    """
+
+    def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
+        self._file = file
+        self._columns = columns
+        fields = [field for name in columns for field in _CSV_FIELDS.get(name, (name,))]
+        # The line ends of RFC 4180: both characters are then quoted inside a value.
+        self._writer = csv.DictWriter(file, fields, restval="", lineterminator="\r\n")
+        self._writer.writeheader()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a line for each row."""
+        columns = [_plain_column(batch, name) for name in self._columns]
+        for row in zip(*columns, strict=True):
+            document = json_document(self._columns, row)
+            if "retain" in document:
+                document["retain"] = "true" if document["retain"] else "false"
+            self._writer.writerow(document)
 
     def flush(self) -> None:
         """Let a reader see what was written."""

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from siltstone.cli.backup import SOURCE
+from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, facts, say, show, show_json, table
 from siltstone.cli.quantities import format_size
 from siltstone.clock import SystemClock
-from siltstone.errors import LockedError, NotFoundError, SiltstoneError, UsageError
+from siltstone.errors import LockedError, NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
 from siltstone.kv.rocks import open_read_only
@@ -213,7 +214,10 @@ def now(
     try:
         lock = PosixFileSystem().lock(directory / "LOCK")
     except LockedError:
-        name = _ask_broker(directory, timeout)
+        if is_served(Path(directory)):
+            name = str(ask_broker(Path(directory), {"do": "snapshot"}, timeout))
+        else:
+            name = _ask_broker(directory, timeout)
     else:
         try:
             name = _write_here(directory)
@@ -268,4 +272,4 @@ def _ask_broker(directory: PurePath, timeout: float) -> str:
         ):
             return name
         sleep(_POLL_SECONDS)
-    raise UsageError(f"no snapshot came within {timeout:g} s; see the broker's log: pid={holder}")
+    raise RetryError(f"no snapshot came within {timeout:g} s; see the broker's log: pid={holder}")

@@ -21,6 +21,7 @@ from siltstone.directory import COMMITS, Store
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.kv.mending import mend
 from siltstone.session.archive_check import archive_problems
 from siltstone.store.findings import Finding
 from siltstone.store.verify import VerifyReport, verify_database
@@ -74,6 +75,11 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
     for each in wanted:
         if each in keyvalues:
             reports[each] = _check_keyvalue(fs, each, keyvalues[each])
+            if repair and reports[each].damaged:
+                done = mend(fs, keyvalues[each], quarantine / each)
+                reports[each] = _mended(
+                    reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
+                )
         else:
             reports[each] = verify_database(
                 fs, directory / each, repair=repair, quarantine=quarantine
@@ -92,6 +98,18 @@ def _check_keyvalue(fs: FileSystem, name: str, place: PurePath) -> KeyValueRepor
             for problem in archive_problems(reader.read)
         ]
     return replace(report, findings=(*report.findings, *problems))
+
+
+def _mended(before: Report, after: KeyValueReport, done: str) -> KeyValueReport:
+    """Return what was found first, with what was done about it unless it is found again."""
+    left = {finding.problem for finding in after.findings}
+    told = tuple(
+        replace(finding, repaired="" if finding.problem in left else done)
+        for finding in before.findings
+    )
+    known = {finding.problem for finding in told}
+    new = tuple(finding for finding in after.findings if finding.problem not in known)
+    return replace(after, findings=told + new)
 
 
 def _document(name: str, report: Report) -> dict[str, Any]:
@@ -136,6 +154,5 @@ def _show(reports: dict[str, Report], *, repair: bool) -> None:
         )
         size = f"{parts} with {format_size(report.bytes)}"
         say(f"{name}: {state}; {counted(report.rows, 'row')} in {size}")
-    logs = [report for report in reports.values() if isinstance(report, VerifyReport)]
-    if not repair and any(report.damaged for report in logs):
+    if not repair and any(report.damaged for report in reports.values()):
         say("mend it with --repair, while no process writes")

@@ -7,7 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
-from siltstone.errors import ClosedError, UsageError
+from siltstone.errors import ClosedError, SlabDroppedError, UsageError
 from siltstone.feed.batch import FeedBatch, committed_batch
 from siltstone.feed.position import NEVER, FeedPosition
 from siltstone.feed.reader import FeedReader
@@ -16,6 +16,7 @@ from siltstone.feed.runner import FeedRunner
 from siltstone.feed.settings import FeedSettings
 from siltstone.store.arguments import require_kind, require_number
 from siltstone.store.cook import Cooked
+from siltstone.store.identity import told
 from siltstone.store.iterator import StreamIterator
 from siltstone.store.manifest import SlabId
 from siltstone.store.slabs import WritableSlabs
@@ -43,6 +44,7 @@ class Feeds:
 
     def __init__(self, slabs: Slabs) -> None:
         self.source = StoreSource(slabs)
+        self._origin = slabs.manifest.identity
         self._listen = partial(listen, slabs) if isinstance(slabs, WritableSlabs) else None
         self._lock = Lock()
         self._runner: FeedRunner | None = None
@@ -69,6 +71,8 @@ class Feeds:
             texts = [wanted] if isinstance(wanted, str) else wanted
             require_kind("wanted", texts, Iterable, "a filter, filters or a StreamIterator")
             filters = [TopicFilter.parse(text) for text in texts]
+            if not filters:
+                raise UsageError("a feed without filters gets nothing, give it one or more")
             if position is not None:
                 self._check_place(position)
         with self._lock:
@@ -77,9 +81,10 @@ class Feeds:
             if self._runner is None:
                 self._runner = FeedRunner(self.source, self._listen, _SETTINGS)
             self._open += 1
+            start = self.source.position_at(since_us) if position is None else position
             return self._runner.add(
                 filters,
-                self.source.position_at(since_us) if position is None else position,
+                FeedPosition(start.serials, self._origin.text),
                 credit=credit,
                 since_us=since_us,
                 left=self._left,
@@ -88,7 +93,7 @@ class Feeds:
     def end_position(self) -> FeedPosition:
         """Return the position behind the last row there is."""
         self.source.refresh()
-        return FeedPosition(dict(enumerate(self.source.ends())))
+        return FeedPosition(dict(enumerate(self.source.ends())), self._origin.text)
 
     def close(self) -> None:
         """End all feeds: their users hear that the database is closed."""
@@ -99,7 +104,16 @@ class Feeds:
             runner.end(ClosedError("the database is closed"))
 
     def _check_place(self, position: FeedPosition) -> None:
-        """Refuse a position that this database never gave out. Raises: UsageError."""
+        """Refuse a position that this database never gave out.
+
+        Raises: SlabDroppedError for one of another database, UsageError for one behind the end.
+        """
+        identity = position.identity
+        if position.serials and identity is not None and not self._origin.owns(identity):
+            raise SlabDroppedError(
+                f"the position belongs to another database of this name, which was dropped; begin "
+                f"without a position: position={told(identity)} database={self._origin.text}"
+            )
         ends = self.end_position().serials
         for shard, serial in position.serials.items():
             if serial != NEVER and serial > ends.get(shard, 0):

@@ -386,8 +386,8 @@ class FeedHub:
             lane.take(feed)
             place = feed.places[shard]
             if place < held.rows_from:
-                if place:
-                    # Who begins with the first row there is has lost nothing.
+                if place or feed.is_placed[shard]:
+                    # A feed that begins with the first row there is has lost nothing.
                     dispatch.lost.append((feed, held.rows_from - place))
                     feed.gaps += held.rows_from - place
                 place = held.rows_from

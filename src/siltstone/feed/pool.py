@@ -89,6 +89,8 @@ class Feed:
         self.ends: list[int] = []
         # The next serial by shard; of a live shard it may lag behind the hub's end.
         self.places: list[int] = []
+        # Whether it began at a place that it was given, and not with whatever there is.
+        self.is_placed: list[bool] = []
         self.live: list[bool] = []
         self.waiting: list[bool] = []
         self.queued: list[bool] = []
@@ -96,7 +98,9 @@ class Feed:
 
     def add_shard(self) -> None:
         """Begin in one more shard, where the feed was to begin."""
-        self.places.append(self._start.serial(len(self.places)))
+        shard = len(self.places)
+        self.places.append(self._start.serial(shard))
+        self.is_placed.append(shard in self._start.serials)
         for states in (self.live, self.waiting, self.queued, self.passed):
             states.append(False)
 
@@ -111,7 +115,7 @@ class Feed:
 
     def position(self) -> FeedPosition:
         """Return where the feed would go on."""
-        return FeedPosition(self.serials())
+        return FeedPosition(self.serials(), self._start.identity)
 
     def has_caught_up(self) -> bool:
         """Say whether it has had everything that the hub knows of, in all shards."""

@@ -1,6 +1,9 @@
 """Where a reader of the store stands: the next serial of each shard. A value, to and from bytes.
 
-position  `SF` 1, count u32, then shard u32 and next serial u64 for each, by shard
+position  `SF` 2, count u32, then shard u32 and next serial u64 for each, by shard, then length u32
+          + text: the identity of the database, empty where the position was made by hand
+
+The identity tells a database from a later one of the same name. Version 1 ends before it.
 
 One number a shard says it all, however many streams and generations are read: each row of a shard
 has a serial, and generations follow each other in serials.
@@ -15,20 +18,28 @@ from typing import Final
 
 from siltstone.errors import UsageError
 from siltstone.store.arguments import require_kind
+from siltstone.store.identity import UNIDENTIFIED
 
 _HEAD: Final = struct.Struct("<2sBI")
 _ENTRY: Final = struct.Struct("<IQ")
 _MAGIC: Final = b"SF"
-_VERSION: Final = 1
+_LENGTH: Final = struct.Struct("<I")
+_UNIDENTIFIED: Final = 1
+_VERSION: Final = 2
 # No row ever has this serial: a reader that stands there wants nothing of the shard.
 NEVER: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPosition:
-    """The next serial by shard; a shard that is not named is read from its first row on."""
+    """The next serial by shard; a shard that is not named is read from its first row on.
+
+    The identity is that of the database. It is None in a position that was made by hand, and empty
+    in one that an earlier version saved.
+    """
 
     serials: Mapping[int, int]
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         for shard, serial in self.serials.items():
@@ -41,7 +52,7 @@ class FeedPosition:
 
     def at(self, shard: int, serial: int) -> FeedPosition:
         """Return the position that continues with this serial in a shard."""
-        return FeedPosition({**self.serials, shard: serial})
+        return FeedPosition({**self.serials, shard: serial}, self.identity)
 
     def reaches(self, other: FeedPosition) -> bool:
         """Say whether this position has everything behind it that the other has."""
@@ -49,8 +60,13 @@ class FeedPosition:
 
     def to_bytes(self) -> bytes:
         """Return a form that outlives this process."""
+        version = _UNIDENTIFIED if self.identity == UNIDENTIFIED else _VERSION
         entries = [_ENTRY.pack(shard, serial) for shard, serial in sorted(self.serials.items())]
-        return b"".join([_HEAD.pack(_MAGIC, _VERSION, len(entries)), *entries])
+        parts = [_HEAD.pack(_MAGIC, version, len(entries)), *entries]
+        if version == _VERSION:
+            text = (self.identity or "").encode()
+            parts += [_LENGTH.pack(len(text)), text]
+        return b"".join(parts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FeedPosition:
@@ -59,14 +75,28 @@ class FeedPosition:
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
             raise UsageError("these bytes are no saved position")
         _, version, count = _HEAD.unpack_from(data)
-        if version != _VERSION:
+        if version not in (_UNIDENTIFIED, _VERSION):
             raise UsageError(f"saved position of an unknown version: version={version}")
-        if len(data) != _HEAD.size + count * _ENTRY.size:
-            raise UsageError("saved position is not as long as it should be")
-        serials = dict(_ENTRY.iter_unpack(data[_HEAD.size :]))
+        end = _HEAD.size + count * _ENTRY.size
+        if version == _UNIDENTIFIED:
+            identity: str | None = UNIDENTIFIED
+            if len(data) != end:
+                raise UsageError("saved position is not as long as it should be")
+        else:
+            identity = _identity_in(data[end:]) or None
+        serials = dict(_ENTRY.iter_unpack(data[_HEAD.size : end]))
         if len(serials) != count:
             raise UsageError("saved position names a shard twice")
-        return cls(serials)
+        return cls(serials, identity)
+
+
+def _identity_in(data: bytes) -> str:
+    if len(data) < _LENGTH.size or len(data) != _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+        raise UsageError("saved position is not as long as it should be")
+    try:
+        return data[_LENGTH.size :].decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError("these bytes are no saved position") from exc
 
 
 START: Final = FeedPosition({})

@@ -18,7 +18,12 @@ from siltstone.errors import UsageError
 from siltstone.flight.appending import Announce, Commits, append_rows, check_writable
 from siltstone.flight.gate import Visitor
 from siltstone.flight.reading import Reads, public_database
-from siltstone.flight.wire import admitted_to_json, extents_to_json, positions_in
+from siltstone.flight.wire import (
+    admitted_to_json,
+    extents_to_json,
+    identity_to_json,
+    positions_in,
+)
 from siltstone.fs.api import FileSystem
 from siltstone.store.outcome import Ticket
 
@@ -68,7 +73,7 @@ class Desk:
             case "extents":
                 database = self.reads.database(self.reads.options(request.get("options"), visitor))
                 tiered = self.reads.tiered(database.name)
-                return {
+                return identity_to_json(database.origin) | {
                     "extents": extents_to_json(database.extents()),
                     "tiered": {str(shard): serial for shard, serial in tiered.items()},
                 }

@@ -14,8 +14,9 @@ from siltstone.bulk.options import ReadOptions, request_options
 from siltstone.bulk.planner import Admitted
 from siltstone.bulk.survey import Plan, PlanReport
 from siltstone.flight.client import NodeClient
-from siltstone.flight.wire import extents_from_json, load, positions_in
+from siltstone.flight.wire import extents_from_json, identity_from_json, load, positions_in
 from siltstone.fs.api import FileSystem
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.selection import SlabExtent
 
 
@@ -44,9 +45,17 @@ class NodeOrigin:
         fetched = replace(options, columns=fetched_columns(options.columns))
         self._request = request_options(fetched)
         self._client: NodeClient | None = None
+        self._identity: DatabaseIdentity | None = None
 
     def extents(self) -> list[SlabExtent]:
-        return extents_from_json(self._act("extents", {"options": self._request})["extents"])
+        answer = self._act("extents", {"options": self._request})
+        self._identity = identity_from_json(answer)
+        return extents_from_json(answer["extents"])
+
+    def identity(self) -> DatabaseIdentity:
+        if self._identity is None:
+            self._identity = identity_from_json(self._act("extents", {"options": self._request}))
+        return self._identity
 
     def tiered_before(self) -> int:
         """Return the time before which rows are in the lake of the node alone; 0: none are."""
@@ -73,7 +82,8 @@ class NodeOrigin:
         self, start: Mapping[int, int], end: Mapping[int, int]
     ) -> Plan[RemotePortion]:
         between = {"start": _by_text(start), "end": _by_text(end)}
-        return self._plan(self._request | {"between": between})
+        whose = {"identity": self.identity().text}
+        return self._plan(self._request | {"between": between | whose})
 
     def admit(
         self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None

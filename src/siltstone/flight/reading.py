@@ -24,13 +24,14 @@ from siltstone.bulk.survey import (
 )
 from siltstone.database import Database
 from siltstone.directory import Store
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.flight.gate import Visitor
 from siltstone.flight.wire import (
     ReadTicket,
     SerialSpan,
     decode_ticket,
     dump,
+    identity_in,
     options_in,
     positions_in,
 )
@@ -81,7 +82,12 @@ class Reads:
         plan = _planned(database, options, between)
         asked = request_options(replace(options, database=database.name))
         endpoints = [
-            flight.FlightEndpoint(ReadTicket(options=asked, spans=_spans(portion)).encode(), [])
+            flight.FlightEndpoint(
+                ReadTicket(
+                    options=asked, spans=_spans(portion), identity=database.identity
+                ).encode(),
+                [],
+            )
             for portion in plan.partitions
         ]
         return flight.FlightInfo(
@@ -98,6 +104,7 @@ class Reads:
         ticket = decode_ticket(encoded)
         options = self.options(ticket.options, visitor)
         schema = table_schema(options.columns)
+        _require_same(self.database(options), ticket.identity, "ticket")
         rows = self._rows(options, ticket.spans, schema, visitor)
         return schema, rows
 
@@ -155,8 +162,18 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
         return plan_batch(database, options)
     if not isinstance(between, Mapping):
         raise UsageError("between must be a JSON object with start and end")
+    _require_same(database, identity_in(between), "step")
     start, end = positions_in(between.get("start")), positions_in(between.get("end"))
     return plan_micro_batch(database, options, start, end)
+
+
+def _require_same(database: Database, identity: str, noun: str) -> None:
+    """Raise SlabDroppedError for serials of another database of this name."""
+    if identity not in ("", database.identity):
+        raise SlabDroppedError(
+            f"the {noun} is of another database of this name, which was dropped; plan the read "
+            f"again: {noun}={identity} database={database.identity}"
+        )
 
 
 def _spans(portion: Portion) -> tuple[SerialSpan, ...]:

@@ -84,7 +84,8 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
         self, context: flight.ServerCallContext, criteria: bytes
     ) -> Iterator[flight.FlightInfo]:
         with _told(context):
-            return iter([*self._desk.flights(criteria.decode(), self._visitor(context))])
+            visitor = self._visitor(context)
+            return iter([*self._desk.flights(_text(criteria, "criteria"), visitor)])
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
@@ -142,10 +143,17 @@ def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
     """Return what a descriptor asks for. Raises: UsageError."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return load(descriptor.command, "command")
-    path = [part.decode() for part in descriptor.path or []]
+    path = [_text(part, "path") for part in descriptor.path or []]
     if len(path) not in {1, 2}:
         raise UsageError("a path has a database, and a topic filter maybe")
     return dict(zip(["database", "filter"], path, strict=False))
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{what} is not valid UTF-8") from exc
 
 
 def _address(peer: str) -> str:

@@ -2,15 +2,17 @@
 
     a read          descriptor command: the options of the Spark source, as {"filter": "plant/#"};
                     or descriptor path: database, or database and topic filter
-    a step          the same with "between": {"start": offsets, "end": offsets}
-    a ticket        {"version": 1, "options": {…}, "spans": [[shard, generation, start, stop], …]}
+    a step          the same with "between": {"start": offsets, "end": offsets, "identity": …}
+    a ticket        {"version": 1, "options": {…}, "spans": [[shard, generation, start, stop], …],
+                    "identity": …}
     an append       descriptor command: {"append": {"database", "durability", "producer",
                     "sequence"}}; each batch is answered by {"rows", "duplicate"}
     rows to stage   {"stage": {"write", "batch"}}; answered by {"name"}
     an error        extra info: {"error": class, "text": sentence}
 
 A ticket names rows by their serials, so it means the same rows after a restart, and its holder
-gains nothing by it: rights are asked again when it is used.
+gains nothing by it: rights are asked again when it is used. The identity is that of the database;
+an earlier version sends none.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import Any, Final
 from siltstone import errors
 from siltstone.bulk.planner import Admitted
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.manifest import SlabId
 from siltstone.store.selection import SlabExtent
 
 VERSION: Final = 1
 _SPAN_FIELDS: Final = 4
+_SHARD_DIGITS_MAX: Final = 10
 # Those that take a sentence and nothing else: the others come as the class above them.
 _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
     kind.__name__: kind
@@ -61,6 +65,7 @@ class ReadTicket:
 
     options: Mapping[str, str]
     spans: tuple[SerialSpan, ...]
+    identity: str = ""
 
     def encode(self) -> bytes:
         """Return the ticket as it goes over the wire."""
@@ -68,7 +73,8 @@ class ReadTicket:
             [span.slab.shard, span.slab.generation, span.serials.start, span.serials.stop]
             for span in self.spans
         ]
-        return dump({"version": VERSION, "options": dict(self.options), "spans": spans})
+        values = {"version": VERSION, "options": dict(self.options), "spans": spans}
+        return dump(values | {"identity": self.identity} if self.identity else values)
 
 
 def decode_ticket(encoded: bytes) -> ReadTicket:
@@ -85,14 +91,33 @@ def decode_ticket(encoded: bytes) -> ReadTicket:
             SerialSpan(slab=SlabId(span[0], span[1]), serials=range(span[2], span[3]))
             for span in spans
         ),
+        identity=identity_in(values),
     )
+
+
+def identity_in(values: Mapping[str, Any]) -> str:
+    """Return the identity that a request names, empty for none. Raises: UsageError."""
+    identity = values.get("identity", "")
+    if not isinstance(identity, str):
+        raise UsageError(f"identity must be text: identity={identity!r}")
+    return identity
+
+
+def identity_to_json(identity: DatabaseIdentity) -> dict[str, Any]:
+    """Return an identity as plain values, to stand beside others."""
+    return {"identity": identity.text, "identified": identity.identified}
+
+
+def identity_from_json(values: Mapping[str, Any]) -> DatabaseIdentity:
+    """Read what `identity_to_json` wrote; a node of an earlier version says nothing."""
+    return DatabaseIdentity(identity_in(values), identified=values.get("identified") is True)
 
 
 def _is_span(span: object) -> bool:
     return (
         isinstance(span, list)
         and len(span) == _SPAN_FIELDS
-        and all(type(number) is int and number >= 0 for number in span)
+        and all(type(number) is int and 0 <= number <= 1 << 64 for number in span)
     )
 
 
@@ -100,16 +125,23 @@ def options_in(values: object) -> dict[str, str]:
     """Return options as text, of JSON that may have numbers and lists. Raises: UsageError."""
     if not isinstance(values, dict):
         raise UsageError("a read must be asked for by a JSON object of options")
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
-    }
+    try:
+        return {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+        }
+    except (RecursionError, ValueError) as exc:
+        raise UsageError("an option is nested too deeply, or has a number too many digits") from exc
 
 
 def positions_in(values: object) -> dict[int, int]:
     """Return numbers by shard. Raises: UsageError."""
     if not isinstance(values, dict) or not all(
-        name.isdecimal() and type(number) is int for name, number in values.items()
+        name.isdecimal()
+        and len(name) <= _SHARD_DIGITS_MAX
+        and type(number) is int
+        and -(1 << 63) <= number < 1 << 63
+        for name, number in values.items()
     ):
         raise UsageError("a position must be a JSON object of serials by shard")
     return {int(name): number for name, number in values.items()}
@@ -157,6 +189,8 @@ def load(encoded: bytes, what: str) -> dict[str, Any]:
     """Read a JSON object. Raises: UsageError."""
     try:
         values = json.loads(encoded)
+    except RecursionError as exc:
+        raise UsageError(f"{what} is nested too deeply") from exc
     except ValueError as exc:
         raise UsageError(f"{what} is no JSON: {exc}") from exc
     if not isinstance(values, dict):
@@ -174,6 +208,6 @@ def error_from(info: bytes) -> SiltstoneError | None:
     try:
         values = json.loads(info)
         name, text = values["error"], values["text"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return _ERRORS.get(name, SiltstoneError)(text)

@@ -5,8 +5,8 @@ Invariants that every implementation keeps:
   part of its data, and for `sync` and `sync_directory`, after which nothing is known;
 - what was written is durable after `File.sync`; a name (created, renamed, linked, removed) after
   `sync_directory` of the directory that holds it, of both directories when it moved;
-- OSError never leaves: it becomes StorageFullError, NotFoundError, ExistsError, LockedError,
-  UsageError (not a regular file) or DiskError.
+- OSError never leaves: it becomes StorageFullError, OverloadedError (no descriptor is left),
+  NotFoundError, ExistsError, LockedError, UsageError (not a regular file) or DiskError.
 
 Any thread may call; two that use one range of a file, or one name, arrange it between them.
 Who calls decides the order; `publish.py` holds the orders that are used more than once.
@@ -107,6 +107,13 @@ class File(Protocol):
         """
         ...
 
+    def park(self, path: PurePath) -> None:
+        """Give the descriptor back until the file is used again; path is its name now. Maps stay.
+
+        Only while no other thread uses the file.
+        """
+        ...
+
     def close(self) -> None:
         """Give the file back; a second call does nothing."""
         ...
@@ -153,6 +160,10 @@ class FileSystem(Protocol):
 
     def list(self, path: PurePath) -> list[Entry]:
         """Return the entries of a directory, sorted by name. Raises: NotFoundError."""
+        ...
+
+    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+        """Yield the entries of a directory one by one, in any order; as `scan`, with sizes."""
         ...
 
     def scan(self, path: PurePath) -> Iterator[Name]:

@@ -172,6 +172,10 @@ class FaultyFileSystem:
         self.check("list", path)
         return self.inner.list(path)
 
+    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+        self.check("list", path)
+        yield from self.inner.scan_entries(path)
+
     def scan(self, path: PurePath) -> Iterator[Name]:
         self.check("scan", path)
         yield from self.inner.scan(path)
@@ -231,6 +235,9 @@ class FaultyFile:
     def sync(self) -> None:
         self._fs.check("sync", self.path)
         self._inner.sync()
+
+    def park(self, path: PurePath) -> None:
+        self._inner.park(path)
 
     def close(self) -> None:
         self._inner.close()

@@ -121,6 +121,11 @@ class MemoryFile:
             self._check()
             self._node.sync()
 
+    def park(self, path: PurePath) -> None:
+        with self._fs.reading():
+            self._check()
+            assert self._fs.exists(path), f"a parked file has lost its name: {path=}"
+
     def close(self) -> None:
         self._closed = True
 
@@ -358,6 +363,9 @@ class MemoryFileSystem:
         with self.reading():
             entries = self._directory(path, "list").entries
             return [_entry(name, entries[name]) for name in sorted(entries)]
+
+    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+        yield from self.list(path)
 
     def scan(self, path: PurePath) -> Iterator[Name]:
         for entry in self.list(path):

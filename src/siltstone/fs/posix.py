@@ -1,21 +1,25 @@
-"""The disk of the machine: the only module that calls os, mmap and fcntl.
+"""The disk of the machine: the only module that calls os and fcntl.
 
 Invariants: no call waits on a FIFO or device, none follows a symbolic link in the last part of a
-name, and no descriptor is inherited by a child process. A map keeps a descriptor of its own until
-its last view is gone.
+name, and no descriptor is inherited by a child process. A map needs no descriptor. Files and
+directories are their owner's alone; in a directory with the set-group-ID bit, which new directories
+inherit, the group may read them. The umask still applies.
+
+A file system that keeps spare descriptors gives one of them up where the process has reached its
+limit (`ulimit -n`), so that an order of operations that has begun can be finished.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
+from threading import Lock
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
@@ -27,12 +31,17 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.api import Entry, EntryKind, Name
+from siltstone.fs.mapping import map_shared
 from siltstone.fs.translate import locked, not_a_link, not_regular, translate
 
 # O_NONBLOCK means nothing to a regular file; it keeps open(2) of a FIFO from waiting for a writer.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_FILE_MODE: Final = 0o644
-_DIRECTORY_MODE: Final = 0o755
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_GROUP_READS: Final = 0o040
+_GROUP_ENTERS: Final = 0o050
+_OTHERS: Final = 0o007
+_NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
@@ -43,9 +52,64 @@ def _translated(operation: str, path: PurePath, *, needed_bytes: int = 0) -> Ite
         raise translate(exc, operation, path, needed_bytes=needed_bytes) from exc
 
 
-def _open_regular(path: PurePath, flags: int) -> int:
+def _is_shared(directory: PurePath) -> bool:
+    """Tell whether a directory shares what is made in it with its group."""
+    return bool(os.stat(directory).st_mode & stat.S_ISGID)
+
+
+class _Spare:
+    """Descriptors that are held for when none is left."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[int] = []
+        self._lock = Lock()
+        self._refill()
+
+    def open(self, path: PurePath, flags: int, mode: int = 0) -> int:
+        """Open a file, at the cost of one of ours where the limit is reached."""
+        try:
+            descriptor = os.open(path, flags, mode)
+        except OSError as exc:
+            if exc.errno not in _NONE_LEFT or not self._give_up():
+                raise
+            return os.open(path, flags, mode)
+        if len(self._held) < self._count:
+            self._refill()
+        return descriptor
+
+    def scan(self, path: PurePath) -> os._ScandirIterator[str]:
+        """List a directory likewise."""
+        try:
+            return os.scandir(path)
+        except OSError as exc:
+            if exc.errno not in _NONE_LEFT or not self._give_up():
+                raise
+            return os.scandir(path)
+
+    def _give_up(self) -> bool:
+        with self._lock:
+            if not self._held:
+                return False
+            os.close(self._held.pop())
+            return True
+
+    def _refill(self) -> None:
+        with self._lock, suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+
+    def __del__(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+
+
+def _open_regular(spare: _Spare, path: PurePath, flags: int) -> int:
     """Open path and return the descriptor, which is of a regular file."""
-    descriptor = os.open(path, flags | _SAFE, _FILE_MODE)
+    mode = _FILE_MODE
+    if flags & os.O_CREAT and _is_shared(path.parent):
+        mode |= _GROUP_READS
+    descriptor = spare.open(path, flags | _SAFE, mode)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
@@ -55,21 +119,53 @@ def _open_regular(path: PurePath, flags: int) -> int:
 class PosixFile:
     """An open file of the machine."""
 
-    def __init__(self, path: PurePath, descriptor: int, *, writable: bool) -> None:
+    def __init__(self, spare: _Spare, path: PurePath, descriptor: int, *, writable: bool) -> None:
+        self._spare = spare
         self._path = path
         self._open_descriptor: int | None = descriptor
         self._writable = writable
+        # Where a parked file is opened again, and what it must be.
+        self._parked: tuple[PurePath, int, int] | None = None
+        self._reopening = Lock()
 
     @property
     def path(self) -> PurePath:
         return self._path
 
     def _descriptor(self, *, to_write: bool = False) -> int:
-        if self._open_descriptor is None:
-            raise ClosedError(f"the file is closed: path={self._path}")
+        descriptor = self._open_descriptor
+        if descriptor is None:
+            descriptor = self._reopen()
         if to_write and not self._writable:
             raise UsageError(f"the file was opened for reading only: path={self._path}")
-        return self._open_descriptor
+        return descriptor
+
+    def park(self, path: PurePath) -> None:
+        with _translated("park", path):
+            descriptor = self._open_descriptor
+            if descriptor is not None:
+                status = os.fstat(descriptor)
+                self._parked = (path, status.st_dev, status.st_ino)
+                self._open_descriptor = None
+                os.close(descriptor)
+
+    def _reopen(self) -> int:
+        """Open a parked file again. Raises: ClosedError, DiskError when the name has another."""
+        with self._reopening:
+            if self._open_descriptor is not None:
+                return self._open_descriptor
+            if self._parked is None:
+                raise ClosedError(f"the file is closed: path={self._path}")
+            path, *place = self._parked
+            with _translated("open", path):
+                flags = os.O_RDWR if self._writable else os.O_RDONLY
+                descriptor = _open_regular(self._spare, path, flags)
+                status = os.fstat(descriptor)
+            if [status.st_dev, status.st_ino] != place:
+                os.close(descriptor)
+                raise DiskError(path, "open", "another file has taken the name", errno=0)
+            self._open_descriptor = descriptor
+            return descriptor
 
     def size(self) -> int:
         with _translated("size", self._path):
@@ -106,7 +202,8 @@ class PosixFile:
     def allocate(self, offset: int, length: int) -> None:
         """Take the disk space of a range now; see `File.allocate`.
 
-        Refuses a range longer than the free space even where part of it is allocated already.
+        Refuses a range for which the free space cannot be enough: what the file takes already is
+        supposed to stand at its front, as it does unless a power cut left holes.
         """
         descriptor = self._descriptor(to_write=True)
         if offset + length > self.size():
@@ -117,9 +214,11 @@ class PosixFile:
             return
         with _translated("allocate", self._path, needed_bytes=length):
             # A posix_fallocate that fails keeps all it got (ext4): the disk would be full then.
+            taken = os.fstat(descriptor).st_blocks * 512
+            missing = min(length, max(0, offset + length - taken))
             status = os.fstatvfs(descriptor)
-            if status.f_bavail * status.f_frsize < length:
-                raise StorageFullError(self._path, needed_bytes=length)
+            if status.f_bavail * status.f_frsize < missing:
+                raise StorageFullError(self._path, needed_bytes=missing)
             os.posix_fallocate(descriptor, offset, length)
 
     def data_end(self, offset: int) -> int:
@@ -140,9 +239,8 @@ class PosixFile:
         size = self.size()
         if size == 0:
             raise UsageError(f"an empty file cannot be mapped: path={self._path}")
-        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         with _translated("map", self._path):
-            return memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, access))
+            return map_shared(descriptor, size, writable=writable)
 
     def sync(self) -> None:
         """Make contents and size durable, stores through maps included."""
@@ -153,6 +251,7 @@ class PosixFile:
     def close(self) -> None:
         # Whatever close(2) answers, the descriptor is gone: a second close may hit another file.
         descriptor, self._open_descriptor = self._open_descriptor, None
+        self._parked = None
         if descriptor is not None:
             with _translated("close", self._path):
                 os.close(descriptor)
@@ -186,17 +285,24 @@ class PosixLock:
 
 
 class PosixFileSystem:
-    """The file system of the machine."""
+    """The file system of the machine; it may hold some descriptors for when none is left."""
+
+    def __init__(self, *, spare: int = 0) -> None:
+        self._spare = _Spare(spare)
+
+    def __reduce__(self) -> tuple[type[PosixFileSystem], tuple[()]]:
+        """Go to another process as one that holds no descriptors: those of Spark read with it."""
+        return PosixFileSystem, ()
 
     def create(self, path: PurePath) -> PosixFile:
         with _translated("create", path):
-            descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        return PosixFile(path, descriptor, writable=True)
+            descriptor = _open_regular(self._spare, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return PosixFile(self._spare, path, descriptor, writable=True)
 
     def open(self, path: PurePath, *, writable: bool) -> PosixFile:
         with _translated("open", path):
-            descriptor = _open_regular(path, os.O_RDWR if writable else os.O_RDONLY)
-        return PosixFile(path, descriptor, writable=writable)
+            descriptor = _open_regular(self._spare, path, os.O_RDWR if writable else os.O_RDONLY)
+        return PosixFile(self._spare, path, descriptor, writable=writable)
 
     def read(self, path: PurePath) -> bytes:
         with self.open(path, writable=False) as file:
@@ -212,7 +318,8 @@ class PosixFileSystem:
 
     def make_directory(self, path: PurePath) -> None:
         with _translated("make_directory", path):
-            os.mkdir(path, _DIRECTORY_MODE)
+            shared = _GROUP_ENTERS if _is_shared(path.parent) else 0
+            os.mkdir(path, _DIRECTORY_MODE | shared)
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         with _translated("rename", source):
@@ -248,7 +355,7 @@ class PosixFileSystem:
 
     def sync_directory(self, path: PurePath) -> None:
         with _translated("sync_directory", path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = self._spare.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             finally:
@@ -256,7 +363,7 @@ class PosixFileSystem:
 
     def lock(self, path: PurePath) -> PosixLock:
         with _translated("lock", path):
-            descriptor = _open_regular(path, os.O_RDWR | os.O_CREAT)
+            descriptor = _open_regular(self._spare, path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
@@ -285,22 +392,31 @@ class PosixFileSystem:
         with _translated("set_mode", path):
             os.chmod(path, mode)
 
+    def is_open_to_others(self, path: PurePath) -> bool:
+        """Tell whether users who are neither the owner nor in the group may use a directory."""
+        with _translated("is_open_to_others", path):
+            return bool(os.stat(path).st_mode & _OTHERS)
+
     def free_bytes(self, path: PurePath) -> int:
         with _translated("free_bytes", path):
             status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
     def list(self, path: PurePath) -> list[Entry]:
-        entries = []
-        with _translated("list", path), os.scandir(path) as found:
+        return sorted(self.scan_entries(path), key=lambda entry: entry.name)
+
+    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+        with _translated("list", path), self._spare.scan(path) as found:
             for name in found:
                 # A name may go between the two calls: another process drops and we only read.
-                with suppress(FileNotFoundError):
-                    entries.append(_entry(name))
-        return sorted(entries, key=lambda entry: entry.name)
+                try:
+                    entry = _entry(name)
+                except FileNotFoundError:
+                    continue
+                yield entry
 
     def scan(self, path: PurePath) -> Iterator[Name]:
-        with _translated("scan", path), os.scandir(path) as found:
+        with _translated("scan", path), self._spare.scan(path) as found:
             for name in found:
                 yield Name(name.name, _kind(name))
 
@@ -338,6 +454,31 @@ def raise_file_limit() -> int:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def open_file_count() -> int:
+    """Return how many descriptors this process has open."""
+    with _translated("list", PurePath("/proc/self/fd")):
+        return len(os.listdir("/proc/self/fd"))
+
+
+# What a container may have, in the two ways in which Linux tells it.
+_MEMORY_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def memory_bytes() -> int:
+    """Return how much memory this process may have: of the machine, its container, its limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    for name in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError), open(name, encoding="ascii") as file:
+            limits.append(int(file.read()))
+    return min(limits)
 
 
 def end_process(status: int) -> NoReturn:

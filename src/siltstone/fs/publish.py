@@ -17,6 +17,7 @@ from siltstone.fs.api import EntryKind, FileSystem
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 REASON_SUFFIX: Final = ".reason.txt"
+FOREIGN_SUFFIX: Final = ".foreign"
 
 
 def replace_file(fs: FileSystem, path: PurePath, data: bytes) -> None:
@@ -58,6 +59,14 @@ def create_directories(fs: FileSystem, path: PurePath) -> None:
         with suppress(ExistsError):
             fs.make_directory(directory)
         fs.sync_directory(directory.parent)
+
+
+def move_aside(fs: FileSystem, path: PurePath) -> None:
+    """Give whatever stands under a name that we need another name beside it; nothing is lost. Who
+    then takes the name syncs the directory.
+    """
+    if fs.exists(path):
+        fs.rename(path, free_name(fs, path.parent, path.name + FOREIGN_SUFFIX))
 
 
 def remove_file(fs: FileSystem, path: PurePath) -> None:

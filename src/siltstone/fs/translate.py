@@ -15,6 +15,7 @@ from siltstone.errors import (
     ExistsError,
     LockedError,
     NotFoundError,
+    OverloadedError,
     SiltstoneError,
     StorageFullError,
     UsageError,
@@ -37,6 +38,12 @@ def translate(
         # Of a name that could not be synced nothing is known: it must not pass for a clean refusal.
         case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
             return StorageFullError(path, needed_bytes=needed_bytes)
+        # Nothing was opened, so nothing happened; behind a rename that does not hold.
+        case errno.EMFILE | errno.ENFILE if operation != "sync_directory":
+            return OverloadedError(
+                "no file descriptor is left, raise the limit (ulimit -n, LimitNOFILE) or lower "
+                f"limits.connections_max: path={path}"
+            )
         case errno.EWOULDBLOCK if operation == "lock":
             return locked(path)
         case _ if number in _NOT_REGULAR and operation in ("open", "lock"):

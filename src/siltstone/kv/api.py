@@ -84,6 +84,12 @@ class Engine(Protocol):
         """Return about how much space a family takes, or everything. Raises: NotFoundError."""
         ...
 
+    def write_back(self) -> None:
+        """Write what is only in memory and in a log to its place, which frees the log. Raises:
+        DiskError, StorageFullError.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the files; views of it are over. A second call does nothing."""
         ...

@@ -63,5 +63,8 @@ class FaultyEngine:
     def size_bytes(self, family: str | None = None) -> int:
         return self.inner.size_bytes(family)
 
+    def write_back(self) -> None:
+        self.inner.write_back()
+
     def close(self) -> None:
         self.inner.close()

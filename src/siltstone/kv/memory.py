@@ -97,6 +97,9 @@ class MemoryEngine:
         families = self._families.values() if family is None else [self._family(family)]
         return sum(len(key) + len(value) for values in families for key, value in values.items())
 
+    def write_back(self) -> None:
+        self._check()
+
     def close(self) -> None:
         self.closed = True
 

@@ -1,7 +1,8 @@
 """RocksDB, through rocksdict: the only module that imports it.
 
-Invariants: every write is synced before it is seen; what rocksdict raises, which is bare exceptions
-told apart by their text, stops here. RocksDB stays open, and its directory locked, for as long as
+Invariants: every write is synced before it is seen; a database that lost something it had once is
+not opened (witness.py); what rocksdict raises, which is bare exceptions told apart by their text,
+stops here. RocksDB stays open, and its directory locked, for as long as
 any object of it lives, so iterators are kept by the engine and views only know their numbers.
 """
 
@@ -38,8 +39,16 @@ from siltstone.errors import (
     StorageFullError,
 )
 from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.kv.api import DEFAULT_FAMILY, Changes, Item
-from siltstone.kv.wal import check_live_logs
+from siltstone.kv.wal import check_live_logs, last_sequence
+from siltstone.kv.witness import (
+    Evidence,
+    Witness,
+    check_manifest,
+    check_sequence,
+    read_evidence,
+)
 
 _MIB: Final = 1024 * 1024
 _WRITE_BUFFER_BYTES: Final = 64 * _MIB
@@ -50,6 +59,7 @@ _BLOOM_BITS: Final = 10
 _DELETED_WINDOW: Final = 4096
 _DELETED_MAX: Final = 1024
 _DELETED_RATIO: Final = 0.5
+_LOOKS: Final = 3
 _SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 
 
@@ -175,7 +185,9 @@ class RocksView:
 class RocksEngine:
     """RocksDB in a directory, one column family for each family."""
 
-    def __init__(self, path: PurePath, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: PurePath, *, read_only: bool = False, fs: FileSystem | None = None
+    ) -> None:
         """Open or create it. One that is read only may be open elsewhere, and stays as it was.
 
         Raises: LockedError, CorruptionError, DiskError.
@@ -189,16 +201,24 @@ class RocksEngine:
         self._tables: dict[str, Rdict] = {}
         self._handles: dict[str, ColumnFamily] = {}
         self._changing = Lock()
-        with _Translated(path, "open"):
-            names = _names_in(path)
-            self._root: Rdict | None = Rdict(
-                str(path),
-                _options(),
-                {name: _options() for name in names if name != DEFAULT_FAMILY},
-                AccessType.read_only() if read_only else AccessType.read_write(),
-            )
-            for name in names:
-                self._adopt(name)
+        fs = fs or PosixFileSystem()
+        evidence = read_evidence(fs, path)
+        if evidence is not None:
+            check_manifest(fs, path, evidence)
+            if not read_only:
+                _check_before_opening(fs, path, evidence)
+        self._witness: Witness | None = None if read_only else Witness(fs, path)
+        self._root: Rdict | None = None
+        try:
+            with _Translated(path, "open"):
+                self._root = _opened(path, read_only=read_only)
+                check_sequence(path, evidence, self._root.latest_sequence_number())
+                for name in _names_in(path):
+                    self._adopt(name)
+            self._cover()
+        except SiltstoneError:
+            self._let_go()
+            raise
 
     def families(self) -> list[str]:
         self._open()
@@ -211,6 +231,7 @@ class RocksEngine:
                 raise ExistsError(f"the family exists already: name={name}")
             root.create_column_family(name, _options())
             self._adopt(name)
+            self._cover()
 
     def drop_family(self, name: str) -> None:
         root = self._open()
@@ -219,6 +240,7 @@ class RocksEngine:
             root.drop_column_family(name)
             # Views of it go on; only the name is gone.
             del self._tables[name], self._handles[name]
+            self._cover()
 
     def get(self, family: str, key: bytes) -> bytes | None:
         table = self._table(family)
@@ -250,6 +272,8 @@ class RocksEngine:
                     else:
                         batch.put(key, value)
             root.write(batch, self._synced)
+            if self._witness is not None:
+                self._witness.note(root.latest_sequence_number())
 
     def size_bytes(self, family: str | None = None) -> int:
         self._open()
@@ -257,19 +281,42 @@ class RocksEngine:
         with _Translated(self._path, "size"):
             return sum(table.property_int_value(name) or 0 for table in tables for name in _SIZES)
 
+    def write_back(self) -> None:
+        self._open()
+        with self._changing, _Translated(self._path, "write_back"):
+            # All of them, for the log is kept until the last one has no need of it.
+            for table in self._tables.values():
+                table.flush(wait=True)
+            self._cover()
+
     def close(self) -> None:
         with self._changing:
-            root, self._root = self._root, None
-            if root is None:
+            if self._root is None:
                 return
-            tables = list(self._tables.values())
-            self._iterators.clear()
-            self._tables.clear()
-            self._handles.clear()
-            with _Translated(self._path, "close"):
-                for table in tables:
-                    table.close()
-                root.close()
+            sequence = self._root.latest_sequence_number()
+            self._let_go()
+            witness, self._witness = self._witness, None
+            if witness is not None:
+                # What was in memory only is in tables now, which the MANIFEST names.
+                witness.cover(sequence)
+                witness.close()
+
+    def _let_go(self) -> None:
+        root, self._root = self._root, None
+        if root is None:
+            return
+        tables = list(self._tables.values())
+        self._iterators.clear()
+        self._tables.clear()
+        self._handles.clear()
+        with _Translated(self._path, "close"):
+            for table in tables:
+                table.close()
+            root.close()
+
+    def _cover(self) -> None:
+        if self._witness is not None and self._root is not None:
+            self._witness.cover(self._root.latest_sequence_number())
 
     def _open(self) -> Rdict:
         root = self._root
@@ -294,6 +341,33 @@ class RocksEngine:
         if handle is None:
             raise NotFoundError(f"there is no such family: name={name}")
         return handle
+
+
+def _opened(path: PurePath, *, read_only: bool) -> Rdict:
+    return Rdict(
+        str(path),
+        _options(),
+        {name: _options() for name in _names_in(path) if name != DEFAULT_FAMILY},
+        AccessType.read_only() if read_only else AccessType.read_write(),
+    )
+
+
+def _check_before_opening(fs: FileSystem, path: PurePath, evidence: Evidence) -> None:
+    """Look whether acknowledged writes are missing while everything is as it was found: RocksDB
+    writes its log back, and removes files that nothing names, as soon as it is opened for writing.
+    """
+    if last_sequence(fs, path) >= evidence.sequence:
+        return
+    check_sequence(path, evidence, sequence_in(path))
+
+
+def sequence_in(path: PurePath) -> int:
+    """Return how far a database goes that nothing has open."""
+    with _Translated(path, "open"):
+        opened = _opened(path, read_only=True)
+        sequence: int = opened.latest_sequence_number()
+        opened.close()
+    return sequence
 
 
 def _names_in(path: PurePath) -> list[str]:
@@ -323,10 +397,22 @@ def _options() -> Options:
     return options
 
 
+def rebuild(path: PurePath) -> None:
+    """Make the list of files anew from the tables and logs in the directory. Raises: DiskError."""
+    with _Translated(path, "repair"):
+        Rdict.repair(str(path), _options())
+
+
 def open_read_only(fs: FileSystem, path: PurePath) -> RocksEngine:
     """Open what a directory holds, beside whoever has it open.
 
     Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the sound part.
     """
     check_live_logs(fs, path)
-    return RocksEngine(path, read_only=True)
+    for _ in range(_LOOKS - 1):
+        try:
+            return RocksEngine(path, read_only=True, fs=fs)
+        except (CorruptionError, NotFoundError):
+            # What another process was just writing back is in its place when we look again.
+            continue
+    return RocksEngine(path, read_only=True, fs=fs)

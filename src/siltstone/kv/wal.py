@@ -23,12 +23,15 @@ from crc32c import crc32c
 
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.publish import move_aside
 
 LOG_SUFFIX: Final = ".log"
 TABLE_SUFFIX: Final = ".sst"
 BLOCK_BYTES: Final = 32 * 1024
 
 _HEADER: Final = struct.Struct("<IHB")
+# A record of the log is a batch: the sequence number of its first key, and how many it has.
+_BATCH: Final = struct.Struct("<QI")
 _WHOLE: Final = 1
 _FIRST: Final = 2
 _MASK: Final = 0xA282EAD8
@@ -38,11 +41,35 @@ _LOOKS: Final = 3
 _READ_BYTES: Final = 32 * BLOCK_BYTES
 
 
+def set_odd_aside(fs: FileSystem, directory: PurePath) -> bool:
+    """Give what is not a file, and has a name that RocksDB opens, another name: it would wait for a
+    pipe for ever. Only for who writes. Return whether there was any.
+    """
+    names = _odd_names(fs, directory)
+    for name in names:
+        move_aside(fs, directory / name)
+    return bool(names)
+
+
+def _odd_names(fs: FileSystem, directory: PurePath) -> list[str]:
+    return [
+        entry.name
+        for entry in fs.list(directory)
+        if entry.kind is EntryKind.OTHER and entry.name.endswith((LOG_SUFFIX, TABLE_SUFFIX))
+    ]
+
+
 def check_logs(fs: FileSystem, directory: PurePath) -> None:
     """Check the logs in a directory of RocksDB, the oldest first.
 
-    Raises: CorruptionError when a record was damaged that had been synced.
+    Raises: CorruptionError when a record was damaged that had been synced, and for a pipe or link
+    that RocksDB would open.
     """
+    for name in _odd_names(fs, directory):
+        raise CorruptionError(
+            f"{name} is a pipe, link or device with the name of a file of RocksDB, move it away",
+            path=directory / name,
+        )
     names = sorted(
         entry.name
         for entry in fs.list(directory)
@@ -60,6 +87,25 @@ def check_logs(fs: FileSystem, directory: PurePath) -> None:
                     path=bad[0],
                     offset=bad[1],
                 )
+
+
+def last_sequence(fs: FileSystem, directory: PurePath) -> int:
+    """Return the number of the last key in the newest log that has one, 0 where none has."""
+    names = [entry.name for entry in fs.list(directory) if entry.name.endswith(LOG_SUFFIX)]
+    for name in sorted(names, reverse=True):
+        last = 0
+        with fs.open(directory / name, writable=False) as file:
+            for offset, begins, sound in _records(fs, directory / name):
+                if not sound:
+                    break
+                if begins:
+                    head = file.read_at(offset + _HEADER.size, _BATCH.size)
+                    if len(head) == _BATCH.size:
+                        first, keys = _BATCH.unpack(head)
+                        last = first + keys - 1
+        if last:
+            return last
+    return 0
 
 
 def has_begun(fs: FileSystem, directory: PurePath) -> bool:

@@ -11,17 +11,24 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.client.outgoing import PACKET_SIZE_MAX, Publication
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, MalformedPacketError
 from siltstone.mqtt.flow import pick
-from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch, encode_publishes, with_expiry
+from siltstone.mqtt.publish import (
+    NO_EXPIRY,
+    PublishBatch,
+    encode_publishes,
+    stored_properties,
+    with_time_left,
+)
 from siltstone.mqtt.splitter import PacketSplitter
-from siltstone.mqtt.wire import Version
+from siltstone.mqtt.wire import Reader, Version, encode_variable
 from siltstone.spool import Entry
 
 # What one entry holds at most, but for a single message that is larger.
 _ENTRY_MESSAGES_MAX: Final = 4096
 _ENTRY_BYTES_MAX: Final = 1_048_576
 _QOS: Final = 3
+_SECOND_US: Final = 1_000_000
 _RETAIN: Final = 4
 
 
@@ -58,12 +65,39 @@ def _encode(batch: PublishBatch, now_us: int) -> tuple[bytes, str]:
 
 def decode_entry(data: bytes, path: PurePath) -> PublishBatch:
     """Return the messages of an entry. Raises: CorruptionError."""
+    batch = _split(data)
+    if batch is None:
+        # Version 0.1.0 could store topic aliases, which no entry may have.
+        try:
+            batch = _split(_mended(data))
+        except MalformedPacketError:
+            batch = None
+    if batch is None:
+        raise CorruptionError("an entry is no run of messages", path=path)
+    return batch
+
+
+def _split(data: bytes) -> PublishBatch | None:
     splitter = PacketSplitter(PACKET_SIZE_MAX)
     splitter.begin(Version.V5, 0)
     events = splitter.feed(data)
     if len(events) != 1 or splitter.held_bytes() or not isinstance(events[0], PublishBatch):
-        raise CorruptionError("an entry is no run of messages", path=path)
+        return None
     return events[0]
+
+
+def _mended(data: bytes) -> bytes:
+    """Return packets with properties that a message may have. Raises: MalformedPacketError."""
+    out: list[bytes] = []
+    reader = Reader(data)
+    while reader.remaining:
+        first = reader.byte()
+        body = reader.part(reader.variable())
+        head = body.take(int.from_bytes(body.data[:2]) + (4 if first & (_QOS << 1) else 2))
+        properties = stored_properties(body.take(body.variable()))
+        rest = b"".join((head, encode_variable(len(properties)), properties, body.rest()))
+        out += bytes((first,)), encode_variable(len(rest)), rest
+    return b"".join(out)
 
 
 def publications(
@@ -80,7 +114,7 @@ def publications(
             left = expiry - waited_seconds
             if left <= 0:
                 continue
-            properties = with_expiry(properties, max(1, round(left)))
+            properties = with_time_left(properties, round(left * _SECOND_US))
         flags = batch.flags[index]
         publication = Publication(
             topic=topic,

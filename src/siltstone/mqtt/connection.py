@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Final
 
 from siltstone.errors import MalformedPacketError, PeerError, ProtocolError
-from siltstone.mqtt.decode import decode, protocol_version
+from siltstone.mqtt.decode import BRIDGE_BIT, decode, protocol_version
 from siltstone.mqtt.packets import (
     Auth,
     Connect,
@@ -28,9 +28,10 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.publish import AckBatch, PublishBatch
 from siltstone.mqtt.splitter import PacketSplitter, RawPacket
-from siltstone.mqtt.wire import PacketType, Version
+from siltstone.mqtt.wire import NO_BOUNDS, Bounds, PacketType, Version
 
 _LEVEL_5: Final = bytes([Version.V5])
+_BRIDGE_LEVELS: Final = bytes([BRIDGE_BIT])
 
 Event = PublishBatch | AckBatch | Packet | PeerError
 
@@ -65,19 +66,30 @@ LEGAL: Final[Mapping[State, tuple[type[Packet], ...]]] = {
 class Connection:
     """The receiving end of one connection."""
 
-    __slots__ = ("_splitter", "state", "version")
+    __slots__ = ("_bounds", "_splitter", "state", "version")
 
-    def __init__(self, connect_size_max: int, topic_levels_max: int) -> None:
+    def __init__(
+        self,
+        connect_size_max: int,
+        topic_levels_max: int,
+        bounds: Bounds = NO_BOUNDS,
+    ) -> None:
         self.state = State.CONNECTING
         # Until CONNECT was read it is a guess, for answering one that cannot be read.
         self.version = Version.V3_1_1
         self._splitter = PacketSplitter(connect_size_max)
         self._splitter.topic_levels_max = topic_levels_max
+        self._splitter.properties_size_max = bounds.properties_size_max
+        self._splitter.user_properties_max = bounds.user_properties_max
+        self._bounds = bounds
 
-    def begin(self, topic_alias_max: int, packet_size_max: int) -> Iterator[Event]:
+    def begin(
+        self, topic_alias_max: int, packet_size_max: int, control_size_max: int = 0
+    ) -> Iterator[Event]:
         """Go on after CONNECT was accepted; yield the events of what was sent behind it."""
         self.state = State.CONNECTED
         self._splitter.packet_size_max = packet_size_max
+        self._splitter.control_size_max = control_size_max
         return self._read(self._splitter.begin(self.version, topic_alias_max))
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
@@ -120,7 +132,7 @@ class Connection:
         elif raw.first >> 4 == PacketType.CONNECT:
             # [MQTT-3.1.0-2]: whatever it says.
             raise ProtocolError("a second CONNECT")
-        packet = decode(self.version, raw.first, raw.body)
+        packet = decode(self.version, raw.first, raw.body, self._bounds)
         if not isinstance(packet, LEGAL[self.state]):
             raise ProtocolError(f"{type(packet).__name__} while {self.state.name}")
         if isinstance(packet, Auth):
@@ -140,4 +152,7 @@ def _version_of(body: bytes) -> Version:
     except ProtocolError:
         # The level stands behind the name, whatever the name is.
         offset = 2 + int.from_bytes(body[:2], "big")
-        return Version.V5 if body[offset : offset + 1] >= _LEVEL_5 else Version.V3_1_1
+        level = body[offset : offset + 1]
+        # Bridges with the bit of Mosquitto know no reasons of MQTT 5, and try again without the bit
+        # when they get the return code of 3.1.1.
+        return Version.V5 if _LEVEL_5 <= level < _BRIDGE_LEVELS else Version.V3_1_1

@@ -36,10 +36,12 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, decode_properties
 from siltstone.mqtt.reason import ALLOWED, OF_RETURN_CODE, SUBACK_FAILURE, Reason
-from siltstone.mqtt.wire import PacketType, Reader, Version
+from siltstone.mqtt.wire import NO_BOUNDS, Bounds, PacketType, Reader, Version
 from siltstone.topic.grammar import TopicFilter
 
 PROTOCOL_NAME: Final = b"MQTT"
+# Mosquitto sets this bit of the protocol level in the CONNECT of a bridge that speaks 3.1.1.
+BRIDGE_BIT: Final = 0x80
 
 # 2.1.3: what stands in the lower half of the first byte; PUBLISH has bits of its own there.
 FIXED_FLAGS: Final[Mapping[int, int]] = {
@@ -51,8 +53,10 @@ FIXED_FLAGS: Final[Mapping[int, int]] = {
 }
 
 
-def decode(version: Version, first: int, body: bytes) -> Packet:
+def decode(version: Version, first: int, body: bytes, bounds: Bounds = NO_BOUNDS) -> Packet:
     """Read the packet with this first byte and body. CONNECT says its version itself.
+
+    What goes beyond the bounds is refused before the rest is read.
 
     Raises: MalformedPacketError, ProtocolError.
     """
@@ -62,7 +66,7 @@ def decode(version: Version, first: int, body: bytes) -> Packet:
     # [MQTT-2.1.3-1] ([MQTT-2.2.2-1] in 3.1.1): flags that are reserved must be as listed.
     if first & 0x0F != FIXED_FLAGS.get(first >> 4, first & 0x0F):
         raise MalformedPacketError(f"reserved flags are set: first_byte={first:#04x}")
-    reader = Reader(body)
+    reader = Reader(body, bounds)
     packet = decoder(version, first, reader)
     reader.finish()
     return packet
@@ -73,10 +77,11 @@ def protocol_version(body: bytes) -> Version:
 
     Raises: MalformedPacketError, ProtocolError.
     """
-    return _read_version(Reader(body))
+    return _read_version(Reader(body))[0]
 
 
-def _read_version(reader: Reader) -> Version:
+def _read_version(reader: Reader) -> tuple[Version, bool]:
+    """Return the version that CONNECT asks for, and whether it says that it is a bridge."""
     name = reader.binary()
     # [MQTT-3.1.2-1]: the protocol name must be "MQTT".
     if name != PROTOCOL_NAME:
@@ -85,8 +90,10 @@ def _read_version(reader: Reader) -> Version:
             reason=Reason.UNSUPPORTED_PROTOCOL_VERSION,
         )
     level = reader.byte()
+    if level == BRIDGE_BIT | Version.V3_1_1:
+        return Version.V3_1_1, True
     try:
-        return Version(level)
+        return Version(level), False
     except ValueError as exc:
         # [MQTT-3.1.2-2]: a level that the server does not support ends in CONNACK and close.
         raise ProtocolError(
@@ -96,7 +103,7 @@ def _read_version(reader: Reader) -> Version:
 
 
 def _connect(_version: Version, _first: int, reader: Reader) -> Connect:
-    version = _read_version(reader)
+    version, is_bridge = _read_version(reader)
     flags = reader.byte()
     _check_connect_flags(version, flags)
     keep_alive_seconds = reader.two()
@@ -119,6 +126,7 @@ def _connect(_version: Version, _first: int, reader: Reader) -> Connect:
         username=reader.string() if flags & 0x80 else None,
         password=reader.binary() if flags & 0x40 else None,
         properties=properties,
+        is_bridge=is_bridge,
     )
 
 
@@ -214,8 +222,9 @@ def _acknowledgement(version: Version, first: int, reader: Reader) -> Packet:
 def _subscribe(version: Version, _first: int, reader: Reader) -> Subscribe:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.SUBSCRIBE)
-    subscriptions = []
+    subscriptions: list[Subscription] = []
     while reader.remaining:
+        _check_filter_count(reader, len(subscriptions))
         topic_filter = parse_filter(reader.binary())
         subscriptions.append(_subscription(version, topic_filter, reader.byte()))
     # [MQTT-3.8.3-2] ([MQTT-3.8.3-3] in 3.1.1): at least one filter.
@@ -261,13 +270,22 @@ def _suback(version: Version, _first: int, reader: Reader) -> SubAck:
 def _unsubscribe(version: Version, _first: int, reader: Reader) -> Unsubscribe:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.UNSUBSCRIBE)
-    filters = []
+    filters: list[TopicFilter] = []
     while reader.remaining:
+        _check_filter_count(reader, len(filters))
         filters.append(parse_filter(reader.binary()))
     # [MQTT-3.10.3-2]: at least one filter.
     if not filters:
         raise ProtocolError(f"UNSUBSCRIBE has no filter: packet_id={packet_id}")
     return Unsubscribe(packet_id=packet_id, filters=tuple(filters), properties=properties)
+
+
+def _check_filter_count(reader: Reader, count: int) -> None:
+    """Refuse one filter more than a packet may have."""
+    if 0 < reader.bounds.filters_max <= count:
+        raise ProtocolError(
+            f"too many filters: max={reader.bounds.filters_max}", reason=Reason.QUOTA_EXCEEDED
+        )
 
 
 def _unsuback(version: Version, _first: int, reader: Reader) -> UnsubAck:

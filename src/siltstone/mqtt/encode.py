@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from siltstone.errors import UsageError
-from siltstone.mqtt.decode import PROTOCOL_NAME
+from siltstone.mqtt.decode import BRIDGE_BIT, PROTOCOL_NAME
 from siltstone.mqtt.packets import (
     Auth,
     ConnAck,
@@ -101,6 +101,8 @@ def _packet(first: int, writer: Writer) -> bytes:
 
 def _connect(packet: Connect) -> bytes:
     will = packet.will
+    if packet.version is Version.V5 and packet.is_bridge:
+        raise UsageError("MQTT 5 has no bridge bit: a bridge sets the options of subscriptions")
     if packet.version is Version.V3_1_1:
         if packet.password is not None and packet.username is None:
             raise UsageError("MQTT 3.1.1 takes no password without a user name")
@@ -116,7 +118,7 @@ def _connect(packet: Connect) -> bytes:
         flags |= 0x80
     writer = Writer()
     writer.binary(PROTOCOL_NAME)
-    writer.byte(packet.version)
+    writer.byte(packet.version | (BRIDGE_BIT if packet.is_bridge else 0))
     writer.byte(flags)
     writer.two(packet.keep_alive_seconds)
     _properties(packet.version, writer, packet.properties, PacketType.CONNECT)

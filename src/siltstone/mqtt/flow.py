@@ -23,6 +23,8 @@ from siltstone.mqtt.publish import (
 _NOT_FOUND: Final = 0x92
 _FAILURE: Final = 0x80
 _DOLLAR: Final = 0x24
+_STATE_START: Final = b"$SYS/broker/connection/"
+_STATE_END: Final = b"/state"
 
 
 class Received:
@@ -191,5 +193,24 @@ def find_flags(flags: list[int], mask: int) -> list[int]:
 
 
 def find_reserved(topics: list[bytes]) -> list[int]:
-    """Return the indexes of the topics that start with $, which are the server's own (4.7.2)."""
-    return [index for index in range(len(topics)) if topics[index][0] == _DOLLAR]
+    """Return the indexes of the topics that are the server's own (4.7.2)."""
+    return [
+        index
+        for index in range(len(topics))
+        if topics[index][0] == _DOLLAR and is_reserved(topics[index])
+    ]
+
+
+def is_reserved(topic: bytes) -> bool:
+    """Tell whether a topic starts with $, and is not the one on which a bridge tells its state.
+
+    That one, `$SYS/broker/connection/NAME/state`, is the will of every bridge of Mosquitto.
+    """
+    if topic[0] != _DOLLAR:
+        return False
+    if not topic.startswith(_STATE_START) or not topic.endswith(_STATE_END):
+        return True
+    # In two steps: both may hold the same slash, and mypyc fails on a slice that ends before it
+    # begins.
+    name = topic[: -len(_STATE_END)][len(_STATE_START) :]
+    return not name or b"/" in name

@@ -28,7 +28,10 @@ class Will:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """3.1: a client asks for a connection. `clean_start` is 3.1.1's clean session."""
+    """3.1: a client asks for a connection. `clean_start` is 3.1.1's clean session.
+
+    `is_bridge` is no part of the standard: Mosquitto's bridges say it in the protocol level.
+    """
 
     version: Version
     client_id: str
@@ -38,6 +41,7 @@ class Connect:
     password: bytes | None = None
     will: Will | None = None
     properties: Properties = NO_PROPERTIES
+    is_bridge: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,12 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
     size = reader.variable()
     if size == 0:
         return NO_PROPERTIES
+    bounds = reader.bounds
+    if 0 < bounds.properties_size_max < size:
+        raise ProtocolError(
+            f"properties are too large: size_bytes={size} max_bytes={bounds.properties_size_max}",
+            reason=Reason.QUOTA_EXCEEDED,
+        )
     part = reader.part(size)
     # The values of a dataclass's fields by name: this is where they are typed again.
     values: dict[str, Any] = {}
@@ -211,7 +217,13 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
             raise ProtocolError(f"property stands twice: property={rule.name}")
         value = _decode_value(part, rule)
         if rule.repeats_in:
-            values.setdefault(rule.name, []).append(value)
+            known = values.setdefault(rule.name, [])
+            if 0 < bounds.user_properties_max <= len(known):
+                raise ProtocolError(
+                    f"too many user properties: max={bounds.user_properties_max}",
+                    reason=Reason.QUOTA_EXCEEDED,
+                )
+            known.append(value)
         else:
             values[rule.name] = value
     for name in ("subscription_identifiers", "user_properties"):

@@ -23,6 +23,7 @@ PUBCOMP: Final = 0x70
 NO_EXPIRY: Final = -1
 
 _V5: Final = 5
+_SECOND_US: Final = 1_000_000
 # A packet without topic, properties and payload is never larger, and with them never than this.
 _HEADER_SIZE_MAX: Final = 13
 _PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
@@ -192,6 +193,17 @@ def with_expiry(properties: bytes, seconds: int) -> bytes:
     return properties
 
 
+def with_time_left(properties: bytes, left_us: int) -> bytes:
+    """Return the valid properties of a message with what is left of its message expiry interval.
+
+    [MQTT-3.3.2-6]: less the time that it has waited. A second is taken when it has passed whole, so
+    that one is left at least; none is added where a clock went back.
+    """
+    seconds = expiry_of(properties)
+    left = min(seconds, max(1, -(-left_us // _SECOND_US)))
+    return properties if left == seconds else with_expiry(properties, left)
+
+
 def expiry_of(properties: bytes) -> int:
     """Return the message expiry interval among the valid properties of a message, or NO_EXPIRY."""
     position: i64 = 0
@@ -202,6 +214,72 @@ def expiry_of(properties: bytes) -> int:
             return int.from_bytes(properties[position + 1 : position + 5], "big")
         position = _property_end(properties, identifier, position + 1)
     return NO_EXPIRY
+
+
+def stored_properties(properties: bytes) -> bytes:
+    """Return the properties of a stored message as its receivers may have them.
+
+    Valid properties are returned as they are. Topic aliases, which version 0.1.0 could store, are
+    left out, and so is a property that repeats another. Bytes that are not the properties of a
+    message become none.
+    """
+    position: i64 = 0
+    end: i64 = len(properties)
+    # A number of Python: mypyc shifts a literal by an i64 in the 32 bits of C's int.
+    seen: int = 0
+    while position < end:
+        identifier: i64 = properties[position]
+        position = _checked_end(properties, identifier, position + 1, end)
+        if position == 0 or identifier == 0x23 or seen >> int(identifier) & 1 == 1:
+            return _mended(properties)
+        if identifier not in (0x26, 0x0B):
+            seen |= 1 << int(identifier)
+    return properties
+
+
+def _mended(properties: bytes) -> bytes:
+    kept: set[int] = set()
+    out: list[bytes] = []
+    position: i64 = 0
+    end: i64 = len(properties)
+    while position < end:
+        identifier: i64 = properties[position]
+        after = _checked_end(properties, identifier, position + 1, end)
+        if after == 0:
+            return b""
+        if identifier != 0x23 and int(identifier) not in kept:
+            out.append(properties[position:after])
+            if identifier not in (0x26, 0x0B):
+                kept.add(int(identifier))
+        position = after
+    return b"".join(out)
+
+
+def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
+    """Return where a property of a message ends; 0 if it has no end here, or is none."""
+    after: i64 = start
+    if identifier == 0x01:
+        after += 1
+    elif identifier == 0x02:
+        after += 4
+    elif identifier == 0x23:
+        after += 2
+    elif identifier == 0x0B:
+        while after < end and after < start + 3 and data[after] >= 0x80:
+            after += 1
+        after += 1
+    elif identifier in (0x03, 0x08, 0x09):
+        after = _sized_end(data, start, end)
+    elif identifier == 0x26:
+        after = _sized_end(data, _sized_end(data, start, end), end)
+    else:
+        return 0
+    return after if after <= end else 0
+
+
+def _sized_end(data: bytes, start: i64, end: i64) -> i64:
+    """Return where bytes with their length end; past the end if they are cut short."""
+    return start + 2 + _length_at(data, start) if start + 2 <= end else end + 1
 
 
 def _property_end(data: bytes, identifier: i64, start: i64) -> i64:

@@ -39,6 +39,7 @@ _V5: Final = 5
 _TOPIC_NAME_INVALID: Final = 0x90
 _TOPIC_ALIAS_INVALID: Final = 0x94
 _PACKET_TOO_LARGE: Final = 0x95
+_QUOTA_EXCEEDED: Final = 0x97
 
 # What the topics known to one connection may take, with the cost of their objects.
 _KNOWN_BYTES_MAX: Final = 262_144
@@ -64,13 +65,16 @@ class PacketSplitter:
 
     Until `begin` says which version was agreed on, it takes CONNECT and holds all that follows: the
     caller stops reading meanwhile. `packet_size_max` counts the whole packet and may be changed, as
-    may `topic_levels_max`, of which 0 is no limit.
+    may the other limits, of which 0 is none; `control_size_max` is for all packets but PUBLISH.
     Only a server sends subscription identifiers with a message, so only `from_server` takes them.
     """
 
     def __init__(self, packet_size_max: int, from_server: bool = False) -> None:
         self.packet_size_max = packet_size_max
         self.topic_levels_max = 0
+        self.control_size_max = 0
+        self.properties_size_max = 0
+        self.user_properties_max = 0
         self._from_server = from_server
         self._version = 0
         self._held = False
@@ -146,6 +150,12 @@ class PacketSplitter:
                     f"packet is too large: size_bytes={stop - start}"
                     f" max_bytes={self.packet_size_max}",
                     reason=_PACKET_TOO_LARGE,
+                )
+            if 0 < self.control_size_max < stop - start and first >> 4 != 3:
+                raise ProtocolError(
+                    f"packet is too large for its type: size_bytes={stop - start}"
+                    f" max_bytes={self.control_size_max}",
+                    reason=_QUOTA_EXCEEDED,
                 )
             if stop > end:
                 self._needed = stop - start
@@ -268,21 +278,36 @@ class PacketSplitter:
         end = first + _variable(data, start, first)
         if end > stop:
             raise _cut_short(end, stop)
+        if 0 < self.properties_size_max < end - first:
+            raise ProtocolError(
+                f"properties are too large: size_bytes={end - first}"
+                f" max_bytes={self.properties_size_max}",
+                reason=_QUOTA_EXCEEDED,
+            )
         self._alias = 0
         self._expiry = NO_EXPIRY
+        users: i64 = 0
         alias_start: i64 = -1
-        seen: i64 = 0
+        # A number of Python: mypyc shifts a literal by an i64 in the 32 bits of C's int.
+        seen: int = 0
         position = first
         while position < end:
             identifier: i64 = data[position]
-            if identifier < 0x40 and seen >> identifier & 1 == 1:
+            if seen >> int(identifier) & 1 == 1:
                 raise ProtocolError(f"property stands twice: id={identifier:#04x}")
             if identifier == 0x23:
                 alias_start = position
             position = self._read_property(data, identifier, position + 1, end)
             # User properties and subscription identifiers may stand more than once.
-            if identifier not in (0x26, 0x0B):
-                seen |= i64(1) << identifier
+            if identifier == 0x26:
+                users += 1
+                if 0 < self.user_properties_max < users:
+                    raise ProtocolError(
+                        f"too many user properties: max={self.user_properties_max}",
+                        reason=_QUOTA_EXCEEDED,
+                    )
+            elif identifier != 0x0B:
+                seen |= 1 << int(identifier)
         self._properties = data[first:end]
         if alias_start >= 0:
             self._properties = data[first:alias_start] + data[alias_start + 3 : end]

@@ -11,6 +11,7 @@ our own code, so that what does not fit is an error of the call.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -53,6 +54,18 @@ class PacketType(IntEnum):
     AUTH = 15
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of one packet is read before it is refused; 0 is no limit."""
+
+    filters_max: int = 0
+    user_properties_max: int = 0
+    properties_size_max: int = 0
+
+
+NO_BOUNDS: Final = Bounds()
+
+
 def check_string(data: bytes) -> None:
     """Refuse what is no UTF-8 string of MQTT.
 
@@ -83,10 +96,11 @@ def decode_string(data: bytes) -> str:
 class Reader:
     """A place in the body of a packet, moved on by each read."""
 
-    __slots__ = ("data", "end", "offset")
+    __slots__ = ("bounds", "data", "end", "offset")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, bounds: Bounds = NO_BOUNDS) -> None:
         self.data = data
+        self.bounds = bounds
         self.offset = 0
         self.end = len(data)
 
@@ -138,7 +152,7 @@ class Reader:
 
     def part(self, size: int) -> Reader:
         """Return a reader of the next bytes alone, and move past them."""
-        return Reader(self.take(size))
+        return Reader(self.take(size), self.bounds)
 
     def rest(self) -> bytes:
         return self.take(self.end - self.offset)

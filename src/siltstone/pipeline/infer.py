@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from json import JSONDecodeError, loads
+from json import loads
 from typing import Any, Final
 
 from pyspark.sql.types import (
@@ -21,18 +21,23 @@ from pyspark.sql.types import (
 from siltstone.errors import UsageError
 
 _INT64: Final = range(-(1 << 63), 1 << 63)
+# What is deeper is passed over: Spark's own types are compared and shown by recursion.
+_DEPTH_MAX: Final = 100
 
 
 def infer_type(payloads: Iterable[bytes]) -> StructType:
-    """Return the type of JSON objects, seen from some of them. Raises: UsageError."""
+    """Return the type of JSON objects, seen from some of them; what Python cannot read, or is too
+    deep, is passed over. Raises: UsageError.
+    """
     found: DataType = NullType()
     for payload in payloads:
         try:
             document = loads(payload)
-        except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+            kind = _type_of(document, "payload", 0)
+        except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found = _merged(found, _type_of(document, "payload"), "payload")
+            found = _merged(found, kind, "payload")
     if not isinstance(found, StructType):
         raise UsageError(
             "no payload is a JSON object, so there is no schema to infer; give payloadSchema"
@@ -40,7 +45,9 @@ def infer_type(payloads: Iterable[bytes]) -> StructType:
     return _settled_struct(found)
 
 
-def _type_of(value: Any, name: str) -> DataType:
+def _type_of(value: Any, name: str, depth: int) -> DataType:
+    if depth > _DEPTH_MAX:
+        raise ValueError("it is nested too deeply")
     match value:
         case None:
             return NullType()
@@ -55,11 +62,12 @@ def _type_of(value: Any, name: str) -> DataType:
         case list():
             element: DataType = NullType()
             for item in value:
-                element = _merged(element, _type_of(item, name), name)
+                element = _merged(element, _type_of(item, name, depth + 1), name)
             return ArrayType(element)
         case _:
             fields = [
-                StructField(key, _type_of(item, f"{name}.{key}")) for key, item in value.items()
+                StructField(key, _type_of(item, f"{name}.{key}", depth + 1))
+                for key, item in value.items()
             ]
             return StructType(fields)
 

@@ -1,8 +1,8 @@
 """The streaming reader: positions, admission control, and the same reading as for a batch.
 
 Spark calls all but `read` in one process that lives as long as the query; it keeps the database
-open there. A position is a serial for each shard, and the rows between two positions never change:
-a batch that is planned again after a crash is the same batch.
+open there. A position is the identity of the database and a serial for each shard, and the rows
+between two positions never change: a batch that is planned again after a crash is the same batch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from siltstone.bulk.offsets import Loss, Offsets, read_offsets, resolve
+from siltstone.bulk.offsets import AT_EARLIEST, Loss, Offsets, read_offsets, resolve
 from siltstone.bulk.options import ReadOptions
 from siltstone.bulk.origin import Origin
-from siltstone.bulk.survey import refuse_losses
+from siltstone.bulk.survey import own_offsets, refuse_losses
 from siltstone.clock import Clock, SystemClock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
@@ -67,7 +67,10 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where the query begins when it has no checkpoint."""
-        return Offsets(resolve(self._begins, self._opened().extents())).to_json()
+        origin = self._opened()
+        extents = origin.extents()
+        begins = own_offsets(self._begins, origin.identity(), self._options) or AT_EARLIEST
+        return self._position(resolve(begins, extents))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the first limit that was set: Spark hands it back unless a trigger overrides it.
@@ -107,11 +110,11 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if limited and self._waits(admitted.rows):
             return start
         self._waiting_since = None
-        return Offsets(ends).to_json()
+        return self._position(ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return where the store ends, for Spark's metrics."""
-        return Offsets(_ends_of(self._opened().extents())).to_json()
+        return self._position(_ends_of(self._opened().extents()))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take the end of the store as the end of the query."""
@@ -121,7 +124,11 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return what the tasks of a micro-batch read. Raises: SlabDroppedError."""
         origin = self._opened()
         begin = self._checked_start(start, origin.extents())
-        plan = origin.plan_micro_batch(begin, read_offsets(end, "offsets").serials)
+        stop = own_offsets(read_offsets(end, "offsets"), origin.identity(), self._options)
+        if stop is None:
+            # The rows of this batch are gone with their database; the next one begins anew.
+            return []
+        plan = origin.plan_micro_batch(begin, stop.serials)
         _LOG.info("planned a micro-batch of %s: %s", self._options.place, plan.report)
         return [SourcePartition(portion) for portion in plan.partitions]
 
@@ -138,6 +145,9 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._origin.close()
             self._origin = None
 
+    def _position(self, serials: Position) -> dict[str, Any]:
+        return Offsets(serials, identity=self._opened().identity().text).to_json()
+
     def _opened(self) -> Origin:
         if self._origin is None:
             self._origin = origin_of(self._fs, self._options)
@@ -146,8 +156,13 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _checked_start(
         self, start: Mapping[str, Any], extents: Sequence[SlabExtent]
     ) -> dict[int, int]:
-        """Read a position, and check that the store has not gone back behind it."""
-        begin = resolve(read_offsets(start, "offsets"), extents)
+        """Read a position, and check that the store has not gone back behind it, nor another
+        database taken its name.
+        """
+        saved = own_offsets(
+            read_offsets(start, "offsets"), self._opened().identity(), self._options
+        )
+        begin = resolve(saved or AT_EARLIEST, extents)
         ends = _ends_of(extents)
         behind = [
             Loss(shard=shard, serials=range(ends[shard], serial))
@@ -180,13 +195,20 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         end: Position,
         extents: Sequence[SlabExtent],
     ) -> bool:
-        """Say whether a position must move though nothing is wanted: the store ended before it, or
-        it would stay in a slab that may be dropped, which would look like a loss one day.
+        """Say whether a position must move though nothing is wanted: the store ended before it, it
+        is of another database, or it would stay in a slab that may be dropped, which would look
+        like a loss one day.
         """
-        return read_offsets(start, "offsets").serials != begin or any(
-            begin[extent.slab.shard] < extent.serials.stop <= end[extent.slab.shard]
-            for extent in extents
-            if extent.until_us is not None
+        saved = read_offsets(start, "offsets")
+        is_own = saved.identity is not None and self._opened().identity().owns(saved.identity)
+        return (
+            not is_own
+            or saved.serials != begin
+            or any(
+                begin[extent.slab.shard] < extent.serials.stop <= end[extent.slab.shard]
+                for extent in extents
+                if extent.until_us is not None
+            )
         )
 
     def _waits(self, rows: int) -> bool:

@@ -241,8 +241,12 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
     """
     starts = {shard: serials.start for shard, serials in seam.live.items()}
     stops = {shard: serials.stop for shard, serials in seam.live.items()}
+    identity = seam.ledger.identity
     asked = replace(
-        options, database=seam.database, starting=Offsets(starts), ending=Offsets(stops)
+        options,
+        database=seam.database,
+        starting=Offsets(starts, identity=identity),
+        ending=Offsets(stops, identity=identity),
     )
     with closing(DirectoryOrigin(fs, asked)) as origin:
         portions = origin.plan_batch().partitions

@@ -1,32 +1,23 @@
 """The segments of one slab, in order of their serials.
 
-The last one may be unsealed; all before it have an index beside them. A name of our form is ours
-and must be sound; anything else in the directory is left alone and counted. A handle costs a few
-words until it is read from.
+The last one may be unsealed; all before it have an index beside them. `sift.py` tells segments from
+foreign files, which are left alone and counted. A handle costs a few words until it is read from.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
-from typing import Final
 
-from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.errors import CorruptionError
 from siltstone.fs.api import Entry, EntryKind, FileSystem
-from siltstone.fs.publish import replace_file
+from siltstone.fs.publish import move_aside, replace_file
 from siltstone.segment.body import encode_state
 from siltstone.segment.frame import HEADER_BYTES, PRODUCERS, STATE, FrameHeader
-from siltstone.segment.index import (
-    SUMMARY_BYTES,
-    SegmentSummary,
-    decode_index,
-    decode_summary,
-    encode_index,
-)
+from siltstone.segment.index import SegmentSummary, decode_index, encode_index
 from siltstone.segment.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
@@ -34,9 +25,15 @@ from siltstone.segment.segment import (
     open_segment,
     segment_path,
 )
+from siltstone.segment.sift import (
+    UNKNOWN,
+    SlabBounds,
+    index_path,
+    is_segment,
+    list_segments,
+    read_summary,
+)
 from siltstone.segment.writer import SegmentWriter, create_segment
-
-_NAME: Final = re.compile(r"\d{20}\.seg")
 
 
 class SegmentHandle:
@@ -127,18 +124,15 @@ class SegmentHandle:
             segment = self.segment()
             if segment.damage is not None:
                 return
-            end = max(end, segment.reserved_serial)
+            end = max(end, segment.credible_reserved())
         if problem := order_problem(self.base_serial, end, base_serial):
             raise CorruptionError(problem, path=self.path)
 
     def mark_sealed(self) -> bool:
         """Take note of the index beside the segment; False where there is no sound one."""
         if self.summary is None:
-            path = index_path(self.path)
-            try:
-                with self._fs.open(path, writable=False) as file:
-                    summary = decode_summary(file.read_at(0, SUMMARY_BYTES), path)
-            except (NotFoundError, CorruptionError):
+            summary = read_summary(self._fs, self.path)
+            if summary is None:
                 return False
             if self._segment is not None:
                 # Sealed, it has all its frames; other threads must not be told before we know them.
@@ -163,10 +157,13 @@ class SegmentHandle:
 class Chain:
     """The handles of a slab; readers take `handles` once and work on that."""
 
-    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
+    def __init__(self, fs: FileSystem, directory: PurePath, bounds: SlabBounds = UNKNOWN) -> None:
         self._fs = fs
         self.directory = directory
+        self.bounds = bounds
         self.handles: tuple[SegmentHandle, ...] = ()
+        # Files that are not ours, by name and size: each is looked into once.
+        self._foreign: set[tuple[str, int]] = set()
 
     def handle_at_serial(self, serial: int) -> int:
         """Return the number of the first handle that may hold the serial or a later one."""
@@ -186,9 +183,9 @@ class Chain:
             if not handle.is_replaced(sizes.get(handle.path.name, 0))
         }
         refuse_lost(self._fs, self.directory, entries)
-        names = [entry.name for entry in entries if is_segment(entry)]
         handles = [
-            known.get(name) or SegmentHandle(self._fs, self.directory / name) for name in names
+            known.get(name) or SegmentHandle(self._fs, self.directory / name)
+            for name in self._names(entries, known)
         ]
         edges: list[bytes] = []
         for handle in handles:
@@ -205,6 +202,20 @@ class Chain:
             before.check_reaches(after.base_serial)
         self.handles = tuple(handles)
         return edges + self._last_edges(ended=ended)
+
+    def _names(self, entries: Sequence[Entry], known: Container[str]) -> list[str]:
+        """Return the names of our segments; files are looked into where one is new."""
+        named = [
+            entry
+            for entry in entries
+            if is_segment(entry) and (entry.name, entry.size_bytes) not in self._foreign
+        ]
+        if all(entry.name in known for entry in named):
+            return [entry.name for entry in named]
+        segments, foreign = list_segments(self._fs, self.directory, named, self.bounds)
+        sizes = {entry.name: entry.size_bytes for entry in named}
+        self._foreign |= {(name, sizes[name]) for name in foreign}
+        return [entry.name for entry in segments]
 
     def _last_edges(self, *, ended: bool) -> list[bytes]:
         # Only a damaged or missing index leaves the last segment of such a slab unsealed: then
@@ -230,16 +241,6 @@ def _base_serial(handle: SegmentHandle) -> int:
     return handle.base_serial
 
 
-def is_segment(entry: Entry) -> bool:
-    """Say whether a directory entry is one of our segments, by name and kind."""
-    return entry.kind is EntryKind.FILE and _NAME.fullmatch(entry.name) is not None
-
-
-def index_path(path: PurePath) -> PurePath:
-    """Return the name of the index beside a segment."""
-    return path.with_suffix(".idx")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabIdentity:
     """What every segment of a slab says of itself."""
@@ -248,6 +249,8 @@ class SlabIdentity:
     shard: int
     generation: int
     seed: int
+    salt: int = 0
+    topic: str = ""
 
 
 class ChainWriter:
@@ -295,6 +298,9 @@ class ChainWriter:
         if kept and kept[-1].base_serial == serial:
             # The last one has no rows and is too small: this one takes its name.
             kept = kept[:-1]
+        else:
+            move_aside(self._fs, segment_path(self.chain.directory, serial))
+        move_aside(self._fs, index_path(segment_path(self.chain.directory, serial)))
         needed = SEGMENT_HEADER_BYTES + HEADER_BYTES + len(body) + room_bytes
         header = SegmentHeader(
             database=self._identity.database,
@@ -304,6 +310,8 @@ class ChainWriter:
             file_bytes=max(segment_bytes, (needed + 4095) & ~4095),
             created_us=created_us,
             seed=self._identity.seed,
+            salt=self._identity.salt,
+            topic=self._identity.topic,
         )
         writer = create_segment(self._fs, self.chain.directory, header, state, body)
         if claim is not None:
@@ -337,9 +345,13 @@ def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) 
 
 
 def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> None:
-    """Write the index beside a segment, durably."""
+    """Write the index beside a segment, durably; what is not a file must give up the name."""
+    path = index_path(segment.path)
+    kinds = {entry.name: entry.kind for entry in fs.list(path.parent)}
+    if kinds.get(path.name, EntryKind.FILE) is not EntryKind.FILE:
+        move_aside(fs, path)
     data = encode_index(segment.index, structure=structure, producers=producers)
-    replace_file(fs, index_path(segment.path), data)
+    replace_file(fs, path, data)
 
 
 def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
@@ -359,7 +371,7 @@ def lost_segments(
         if (
             path.suffix == ".idx"
             and entry.kind is EntryKind.FILE
-            and _NAME.fullmatch(segment)
+            and is_segment(replace(entry, name=segment))
             and segment not in names
         ):
             handle = SegmentHandle(fs, path.with_name(segment))
@@ -375,11 +387,3 @@ def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -
         raise CorruptionError(
             "a segment is missing, its index is there", path=segment_path(directory, base_serial)
         )
-
-
-def list_segments(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Sort the entries of a slab's directory into our segments and the names that are not ours."""
-    segments = [entry for entry in entries if is_segment(entry)]
-    ours = {entry.name for entry in segments}
-    ours |= {f"{name[:-4]}.idx" for name in ours}
-    return segments, [entry.name for entry in entries if entry.name not in ours]

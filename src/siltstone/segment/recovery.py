@@ -16,7 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import File, FileSystem
 from siltstone.segment.frame import (
     EDGES,
@@ -51,9 +51,8 @@ class Recovered:
 def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recovered:
     """Open the last segment of a chain for writing, cutting off a torn tail.
 
-    allocated is how much disk space the file has; where its data ends it does not tell, for a power
-    cut may leave holes before that, and some disks store zeros without taking space. Raises:
-    CorruptionError.
+    allocated is how much disk space the file has. It does not tell where that is, for a power cut
+    may leave holes among it, nor where the data ends. Raises: CorruptionError.
     """
     file = fs.open(path, writable=True)
     try:
@@ -66,7 +65,7 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
         _refuse_damage(segment, end, tail_end)
         torn_bytes = _clear(file, end, tail_end)
         _write_again(file, segment.synced_position, end)
-        allocated = max(end, min(allocated, segment.header.file_bytes))
+        allocated = _allocate_again(file, end, min(allocated, segment.header.file_bytes))
         writer = SegmentWriter(file, segment, allocated=allocated)
         writer.sync()
         writer.publish()
@@ -78,9 +77,22 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
         edges=edges,
         producers=producers,
         torn_bytes=torn_bytes,
-        next_serial=max(segment.index.next_serial, segment.reserved_serial),
+        next_serial=max(segment.index.next_serial, segment.credible_reserved()),
         last_timestamp_us=max(segment.index.last_times, default=0),
     )
+
+
+def _allocate_again(file: File, end: int, allocated: int) -> int:
+    """Take the disk space behind the end once more, where a power cut may have left holes; return
+    up to where all of it is taken. What is there already costs nothing.
+    """
+    if allocated <= end:
+        return end
+    try:
+        file.allocate(end, allocated - end)
+    except StorageFullError:
+        return end
+    return allocated
 
 
 def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:

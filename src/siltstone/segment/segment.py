@@ -10,6 +10,8 @@
     40    4  seed of the frames' CRCs
     44    4  layout, 1 = log
     48    2  length of the database's name, then the name in UTF-8
+    312   8  salt of the database, 0 where it is not known
+    320   2  length of the topic's name, 0 but in topic logs; then the name in UTF-8
     2044  4  CRC-32C of bytes 0 to 2043
     2048  8  visible position: readers may read up to here
     2112  8  synced position: what stands before it survived a sync
@@ -55,9 +57,14 @@ SEGMENT_BYTES_MIN: Final = 64 * 1024
 NAME_BYTES_MAX: Final = 255
 _FIXED: Final = struct.Struct("<4sIQQIIqIIH")
 _CRC_OFFSET: Final = 2044
+_ORIGIN: Final = struct.Struct("<QH")
+_ORIGIN_OFFSET: Final = 312
+TOPIC_BYTES_MAX: Final = _CRC_OFFSET - _ORIGIN_OFFSET - _ORIGIN.size
 VISIBLE: Final = 2048 // 8
 SYNCED: Final = 2112 // 8
 RESERVED: Final = 2176 // 8
+# A reserved serial is never further ahead than the rows of one frame and one step of reserving.
+RESERVE_REACH: Final = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,9 @@ class SegmentHeader:
     file_bytes: int
     created_us: int
     seed: int
+    # What makes a lost manifest anew; segments of earlier versions have neither.
+    salt: int = 0
+    topic: str = ""
 
     def encode(self, *, end: int) -> bytes:
         """Return the 4 KiB that open a file whose frames are synced and visible up to end."""
@@ -92,6 +102,13 @@ class SegmentHeader:
             len(name),
         )
         data[_FIXED.size : _FIXED.size + len(name)] = name
+        topic = self.topic.encode()
+        if len(topic) > TOPIC_BYTES_MAX:
+            # The rows have it as well.
+            topic = b""
+        _ORIGIN.pack_into(data, _ORIGIN_OFFSET, self.salt, len(topic))
+        start = _ORIGIN_OFFSET + _ORIGIN.size
+        data[start : start + len(topic)] = topic
         struct.pack_into("<I", data, _CRC_OFFSET, crc32c(bytes(data[:_CRC_OFFSET])))
         struct.pack_into("<Q", data, VISIBLE * 8, end)
         struct.pack_into("<Q", data, SYNCED * 8, end)
@@ -112,6 +129,8 @@ class SegmentHeader:
             reason = f"segment has {len(view)} bytes instead of {fields[2]}"
             raise CorruptionError(reason, path=path)
         name = bytes(view[_FIXED.size : _FIXED.size + fields[9]])
+        salt, topic_bytes = _ORIGIN.unpack_from(view, _ORIGIN_OFFSET)
+        topic_at = _ORIGIN_OFFSET + _ORIGIN.size
         return cls(
             database=name.decode(),
             shard=fields[4],
@@ -120,6 +139,8 @@ class SegmentHeader:
             file_bytes=fields[2],
             created_us=fields[6],
             seed=fields[7],
+            salt=salt,
+            topic=bytes(view[topic_at : topic_at + topic_bytes]).decode(),
         )
 
 
@@ -162,6 +183,10 @@ class Segment:
     def reserved_serial(self) -> int:
         """Below this, serials may have been seen without having been synced."""
         return self.cells[RESERVED]
+
+    def credible_reserved(self) -> int:
+        """Return the reserved serial, which no checksum covers, up to where it may be true."""
+        return min(self.reserved_serial, self.index.next_serial + RESERVE_REACH)
 
     def frame(self, number: int) -> FrameView:
         """Open a frame; its bytes are checked the first time. Raises: CorruptionError."""

@@ -202,6 +202,12 @@ class SegmentWriter:
             self.segment.cells[RESERVED] = 0
             self.sync()
 
+    def park(self) -> None:
+        """Hold no descriptor until the next frame or room; the map stays. Only for its owner."""
+        with self._lock:
+            if not self._closed:
+                self._file.park(self.segment.path)
+
     def close(self) -> None:
         """Let go of the file; the map stays with its readers, and with who fills a room of it."""
         with self._lock:
@@ -241,9 +247,10 @@ def create_segment(
         file.allocate(0, allocated)
         file.write_at(0, header.encode(end=end) + head + body)
         file.sync()
+        # All that can be refused comes before the name: a segment under its name is begun.
+        segment = Segment(path, file.map(writable=True))
         fs.rename(temporary, path)
         fs.sync_directory(directory)
-        segment = Segment(path, file.map(writable=True))
     except BaseException:
         file.close()
         if fs.exists(temporary):

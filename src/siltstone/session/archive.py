@@ -9,8 +9,9 @@ What waits for the disk is for threads; `save_later` and `drop_later` of what wa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
 from itertools import groupby, islice
@@ -20,6 +21,7 @@ from siltstone.clock import Clock
 from siltstone.directory import COMMITS, COMMITS_SETTINGS
 from siltstone.errors import UsageError
 from siltstone.keyvalue import KeyValueDatabase
+from siltstone.logs import log
 from siltstone.session import owned_group, owned_session
 from siltstone.session.archive_index import KINDS, expires_at_us
 from siltstone.session.archive_keys import (
@@ -39,8 +41,10 @@ from siltstone.session.archive_rows import ArchiveRows, second_word, serial_of
 from siltstone.session.owned_group import GroupContent, OwnedGroup
 from siltstone.session.owned_rows import Stored
 from siltstone.session.owned_session import OwnedSession, SessionContent
+from siltstone.session.start_over import StartOver, group_in, session_in
 from siltstone.session.state import SavedGroup, SavedSession
 from siltstone.session.state_codec import decode_group, decode_session
+from siltstone.store.identity import DatabaseIdentity, told
 from siltstone.store.rows import Row
 from siltstone.tx.operations import COUNT_BYTES, SERIAL_BYTES, count_in
 from siltstone.tx.ticket import CommitTicket
@@ -50,6 +54,7 @@ ARCHIVE_NAME: Final = COMMITS
 ARCHIVE_SETTINGS: Final = COMMITS_SETTINGS
 
 _MANY: Final = 1000
+_LOG: Final = logging.getLogger("siltstone.sessions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +114,14 @@ CreatedSessions = list[OwnedSession]
 class SessionArchive:
     """Sessions by client id, groups by name and filter, timers in order of time."""
 
-    def __init__(self, database: KeyValueDatabase, clock: Clock) -> None:
+    def __init__(
+        self, database: KeyValueDatabase, clock: Clock, origin: DatabaseIdentity | None = None
+    ) -> None:
         """Keep everything in this database. Raises: UsageError unless it is a plain map whose
         words are fixed and varying in turn, as those of ARCHIVE_SETTINGS are.
+
+        `origin` is the database of the messages: what was saved in another one starts at its
+        beginning. Without it, places are taken as they are.
         """
         settings = database.settings
         if settings.timed or settings.thresholds != ARCHIVE_SETTINGS.thresholds:
@@ -121,6 +131,7 @@ class SessionArchive:
         self._database = database
         self._rows = ArchiveRows(database)
         self._clock = clock
+        self._origin = origin
 
     def begin_run(self) -> RunStart:
         """Count one more run of the broker, durably. The orphans stay such until they are saved as
@@ -149,13 +160,19 @@ class SessionArchive:
                 taken.append(None)
             else:
                 content, stored = found
-                taken.append(OwnedSession(self._rows.begin(client_id), content, stored, serial))
+                owned = OwnedSession(self._rows.begin(client_id), content, stored, serial)
+                if self._origin is not None:
+                    _tell(owned.start_in(self._origin), self._origin, client_id=client_id)
+                taken.append(owned)
         return taken
 
     def peek(self, client_id: str) -> SavedSession | None:
         """Return a session as it was saved last, whoever owns it."""
         found = self._load(client_id, SessionKeys(client_id))
-        return None if found is None else found[0].session()
+        if found is None:
+            return None
+        saved = found[0].session()
+        return saved if self._origin is None else session_in(saved, self._origin)[0]
 
     def create(self, session: SavedSession) -> OwnedSession:
         """Create a session, in place of what was kept for the client id."""
@@ -163,6 +180,8 @@ class SessionArchive:
 
     def create_many(self, sessions: Sequence[SavedSession]) -> CreatedSessions:
         """Create many sessions in one group of commits, or a few; of one id the last one wins."""
+        if self._origin is not None:
+            sessions = [replace(session, identity=self._origin.text) for session in sessions]
         contents = [SessionContent(session, SessionKeys(session.client_id)) for session in sessions]
         states = [content.stored(1) for content in contents]
         tickets = [
@@ -237,16 +256,24 @@ class SessionArchive:
         found = None if serial is None else self._load_group(keys)
         if serial is None or found is None:
             return None
-        return OwnedGroup(self._rows.begin(keys.id), found[0], found[1], serial)
+        owned = OwnedGroup(self._rows.begin(keys.id), found[0], found[1], serial)
+        if self._origin is not None:
+            _tell(owned.start_in(self._origin), self._origin, group=keys.id)
+        return owned
 
     def peek_group(self, name: str, topic_filter: str) -> SavedGroup | None:
         """Return a group as it was saved last, whoever leads it."""
         found = self._load_group(GroupKeys(group_id(name, topic_filter)))
-        return None if found is None else found[0].group()
+        if found is None:
+            return None
+        saved = found[0].group()
+        return saved if self._origin is None else group_in(saved, self._origin)[0]
 
     def create_group(self, group: SavedGroup) -> OwnedGroup:
         """Create a share group, in place of what was kept for its name and filter."""
         keys = GroupKeys(group_id(group.name, group.filter))
+        if self._origin is not None:
+            group = replace(group, identity=self._origin.text)
         content = GroupContent(group, keys)
         stored = content.stored(1)
         serial = serial_of(self._rows.create(keys.id, content, stored))
@@ -289,6 +316,20 @@ class SessionArchive:
             if at_us > now_us:
                 return
             yield Due(kind=kind, client_id=row.value.decode(), at_us=at_us)
+
+
+def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> None:
+    if started is not None and (started.rows_behind or started.inflight):
+        log(
+            _LOG,
+            logging.WARNING,
+            "starts at the beginning, its database was dropped and created again",
+            **whose,
+            rows_behind=started.rows_behind,
+            inflight=started.inflight,
+            former=told(started.former),
+            database=origin.text,
+        )
 
 
 def _count_run(tx: Transaction) -> int:

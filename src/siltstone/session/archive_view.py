@@ -12,16 +12,20 @@ from siltstone.session.archive_keys import (
     SessionKeys,
     group_id,
 )
+from siltstone.session.start_over import group_in, session_in
 from siltstone.session.state import SavedGroup, SavedSession
 from siltstone.session.state_codec import decode_group, decode_session
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.tx.reading import KeyValueReader
 
 
 class ArchiveView:
     """What a key-value database holds of sessions and groups."""
 
-    def __init__(self, reader: KeyValueReader) -> None:
+    def __init__(self, reader: KeyValueReader, origin: DatabaseIdentity | None = None) -> None:
+        """Show what was saved in another database than `origin` at the beginning of this one."""
         self._reader = reader
+        self._origin = origin
 
     def client_ids(self) -> list[str]:
         """Return whose sessions there are, in order."""
@@ -32,7 +36,10 @@ class ArchiveView:
         """Return the whole session of a client id."""
         keys = SessionKeys(client_id)
         found = owned_session.content_of(self._reader.read(keys.all), keys)
-        return None if found is None else found[0].session()
+        if found is None:
+            return None
+        saved = found[0].session()
+        return saved if self._origin is None else session_in(saved, self._origin)[0]
 
     def groups(self) -> Iterator[SavedGroup]:
         """Yield all share groups, in order of their filters."""
@@ -46,4 +53,7 @@ class ArchiveView:
         """Return the group of a `$share/…` filter."""
         keys = GroupKeys(text)
         found = owned_group.content_of(self._reader.read(keys.all), keys)
-        return None if found is None else found[0].group()
+        if found is None:
+            return None
+        saved = found[0].group()
+        return saved if self._origin is None else group_in(saved, self._origin)[0]

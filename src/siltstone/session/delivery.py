@@ -6,7 +6,9 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import File
+from siltstone.mqtt.publish import NO_EXPIRY, PUBACK, PUBCOMP, expiry_of, with_time_left
 from siltstone.session.progress import Lane
 
 NEVER: Final = 0.0
@@ -25,6 +27,24 @@ class Loan:
         self.publisher = publisher
 
 
+class Spilled:
+    """A payload that is on disk, because there is more of them than memory."""
+
+    def __init__(self, file: File, start: int, length: int) -> None:
+        self._file = file
+        self._start = start
+        self._length = length
+
+    def read(self) -> bytes:
+        """Return the payload. Raises: DiskError, CorruptionError when it is not all there."""
+        payload = self._file.read_at(self._start, self._length)
+        if len(payload) != self._length:
+            raise CorruptionError(
+                "a payload was cut", path=self._file.path, offset=self._start + len(payload)
+            )
+        return payload
+
+
 @mypyc_attr(acyclic=True)
 class Delivery:
     """A message on its way to one session; `expires_at` is in the broker's own time, 0 is never."""
@@ -37,6 +57,8 @@ class Delivery:
         self.flags = flags
         self.properties = properties
         self.expires_at = expires_at
+        # Where the payload is while the message waits, if it is not here.
+        self.spilled: Spilled | None = None
         # The row of the store that it is, of which the lane takes note; None for any other message.
         self.lane: Lane | None = None
         self.serial = 0
@@ -48,7 +70,18 @@ class Delivery:
         self.sent = False
         self.released = False
 
+    def body(self) -> bytes:
+        """Return the payload, wherever it is."""
+        spilled = self.spilled
+        return self.payload if spilled is None else spilled.read()
+
+    def load(self) -> None:
+        """Have the payload here from now on."""
+        self.payload = self.body()
+        self.spilled = None
+
     def size(self) -> int:
+        """Return what it takes in memory, about."""
         return len(self.topic) + len(self.payload) + len(self.properties) + _OVERHEAD
 
 
@@ -64,3 +97,17 @@ def left_us_of(properties: bytes, arrived_us: int, wall_us: int) -> int:
     """Return how long a message that came at a time is of use yet; NO_EXPIRY for ever."""
     seconds = expiry_of(properties) if properties else NO_EXPIRY
     return NO_EXPIRY if seconds == NO_EXPIRY else max(0, arrived_us + seconds * _US - wall_us)
+
+
+def is_last(first: int, delivery: Delivery) -> bool:
+    """Tell whether an acknowledgement is the one that ends a message."""
+    if first == PUBACK:
+        return delivery.flags & 3 == 1
+    return first == PUBCOMP and delivery.released
+
+
+def grow_old(delivery: Delivery, now: float) -> None:
+    """[MQTT-3.3.2-6]: what is left of its interval is less the time that it has waited here."""
+    if delivery.expires_at != NEVER:
+        left_us = round((delivery.expires_at - now) * _US)
+        delivery.properties = with_time_left(delivery.properties, left_us)

@@ -84,6 +84,8 @@ class Durable:
         self._dropped_before = owned.state.dropped
         self._extras: set[int] = set()
         self._saved_traffic = (0, 0)
+        # Who hears of it once when there is something to save.
+        self.moved: Act | None = None
         outbox.save = self._save_handshakes
 
     def restore(
@@ -155,10 +157,15 @@ class Durable:
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Take rows of the store."""
+        self.progress.changed = True
+        self.outbox.stir()
         self.reader.receive(batch, rows, now, wall_us)
 
     def lost(self, serials: int) -> None:
         """Tell of rows that retention dropped from the store before they came by."""
+        self.reader.lost(serials)
+        self.progress.changed = True
+        self.outbox.stir()
         log(
             _LOG,
             logging.WARNING,
@@ -308,6 +315,21 @@ class Durable:
         if self.progress.changed or self._traffic() != self._saved_traffic:
             self.keeper.save()
 
+    def save_passed(self) -> None:
+        """Save how far rows have come by that were not wanted, if it is worth that; to be called
+        now and then.
+        """
+        self._look()
+        if self.progress.is_far():
+            self.keeper.save()
+
+    def is_behind(self) -> bool:
+        """Tell whether rows are still to come by that this session has missed, or has begun to
+        deliver on an earlier connection.
+        """
+        is_reading = self.feed is not None and not self.feed.has_caught_up()
+        return is_reading or bool(self._unfinished) or self._awaits_rows()
+
     def _traffic(self) -> tuple[int, int]:
         return self.outbox.sent, self.outbox.completed
 
@@ -327,7 +349,7 @@ class Durable:
         self._saved = ([], [])
         for delivery in unsaved:
             lane = delivery.lane
-            if delivery.loan is not None and lane is not None:
+            if delivery.loan is not None and lane is not None and delivery.flags & 3 == 2:
                 # [MQTT-4.8.2-4]: it is saved, so it ends here, whatever becomes of the group. What
                 # the group has taken back meanwhile is not sent.
                 lane.complete(delivery.serial)
@@ -356,7 +378,7 @@ class Durable:
     def put_progress(self) -> None:
         """Hand what is in flight and how far it has come to the next save."""
         self._look()
-        self.progress.changed = False
+        self.progress.saved()
         self._saved_traffic = self._traffic()
         inflight: list[SavedInflight] = []
         extras: dict[int, SavedMessage] = {}

@@ -23,9 +23,11 @@ class Inbound:
         self._doubtful = {
             packet_id for packet_id, record in self._records.items() if record.sequence
         }
-        # Appends of one durability may overtake those of another: each has a name of its own.
-        self._tokens: dict[str, int] = {}
+        # Under which name its messages are appended; 0 before the first.
+        self._token = 0
         self._sequence = 0
+        # Whether the outcome of an append may never be heard of.
+        self._is_in_doubt = False
 
     def certain(self) -> set[int]:
         """Return the packet ids of the messages that are stored."""
@@ -46,16 +48,14 @@ class Inbound:
         """Take note of a message that is stored, or that nobody stores."""
         self._records[packet_id] = SavedReceived(packet_id)
 
-    def expect(self, durability: str, packet_ids: Iterable[int]) -> tuple[str, int]:
+    def expect(self, packet_ids: Iterable[int]) -> tuple[str, int]:
         """Take note of messages that will be appended together; return by whom and as what."""
-        token = self._tokens.get(durability)
-        if token is None:
-            token = secrets.randbits(64)
-            self._tokens[durability] = token
+        if self._token == 0:
+            self._token = secrets.randbits(64)
         self._sequence += 1
         for packet_id in packet_ids:
-            self._records[packet_id] = SavedReceived(packet_id, token, self._sequence)
-        return self._name(token), self._sequence
+            self._records[packet_id] = SavedReceived(packet_id, self._token, self._sequence)
+        return self._name(self._token), self._sequence
 
     def trust(self, packet_ids: Iterable[int]) -> set[int]:
         """Return those that are doubtful: who releases a message was told that it is stored."""
@@ -71,12 +71,17 @@ class Inbound:
         """Append under another name, after a failure: what failed under the former one would be
         taken for stored.
         """
-        self._tokens.clear()
+        self._token = 0
+
+    def doubt(self) -> None:
+        """Let the store be asked of every message that comes again: not every outcome is heard."""
+        self._is_in_doubt = True
 
     def records(self, *, settled: bool = False) -> tuple[SavedReceived, ...]:
         """Return what is to be saved; settled where the outcome of every append is known."""
+        is_certain = settled and not self._is_in_doubt
         return tuple(
-            SavedReceived(packet_id) if settled and packet_id not in self._doubtful else record
+            SavedReceived(packet_id) if is_certain and packet_id not in self._doubtful else record
             for packet_id, record in sorted(self._records.items())
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from siltstone.errors import RetryError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError
 from siltstone.guard import contain
 
 Act = Callable[[], None]
@@ -76,6 +76,10 @@ class Keeper:
         self._is_saving = True
         self._is_wanted = False
         waiting, self._waiting = self._waiting, []
+        mistake = OutcomeUnknownError("internal error, see the broker's log")
+        contain(partial(self._hand_over, waiting), partial(self._end, waiting, mistake))
+
+    def _hand_over(self, waiting: list[Act]) -> None:
         try:
             ticket = self._submit()
         except SiltstoneError as exc:
@@ -98,7 +102,7 @@ class Keeper:
         else:
             self._waiting = []
             self._is_wanted = False
-            self._failed(error)
+            contain(partial(self._failed, error))
         if self._is_wanted and not self._is_saving:
             self._begin()
         elif self._last is not None and not self._is_saving:

@@ -9,6 +9,7 @@ from typing import Final, cast
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.pool import Source
 from siltstone.feed.settings import FeedSettings
+from siltstone.mqtt.publish import stored_properties
 from siltstone.session.delivery import left_us_of
 from siltstone.session.state import NOT_STORED, SavedGroup, SavedSession, SerialRange, ShardSerial
 from siltstone.session.wish import Wish
@@ -25,13 +26,15 @@ Counts = Callable[[FeedBatch, int], bool]
 class Lag:
     """Messages that wait, their values' size, and when the first of them came, if any.
 
-    `is_more` says that there are more, which were not counted.
+    `is_more` says that there are more, which were not counted. `gone` is how many rows, wanted or
+    not, retention dropped from the store before they could be read.
     """
 
     messages: int
     size_bytes: int
     oldest_us: int | None
     is_more: bool
+    gone: int = 0
 
 
 def group_lag(
@@ -46,7 +49,7 @@ def group_lag(
         )
 
     filters = [TopicFilter.parse(saved.filter)]
-    return _lag(_rows(source, filters, saved.position, {}), counts, count_max)
+    return _lag(_Rows(source, filters, saved.position, {}), counts, count_max)
 
 
 def session_lag(
@@ -56,7 +59,7 @@ def session_lag(
     theirs.
     """
     wanted = _Wanted(saved, now_us)
-    rows = _rows(source, wanted.filters, saved.position, {})
+    rows = _Rows(source, wanted.filters, saved.position, {})
     return _lag(rows, wanted.counts, count_max)
 
 
@@ -77,7 +80,7 @@ def backlog_lag(
             and wanted.counts(batch, index)
         )
 
-    return _lag(_rows(source, wanted.filters, saved.position, ends), counts, None)
+    return _lag(_Rows(source, wanted.filters, saved.position, ends), counts, None)
 
 
 class _Wanted:
@@ -114,42 +117,55 @@ class _Wanted:
         return False
 
 
-def _lag(rows: Iterable[tuple[FeedBatch, int]], counts: Counts, count_max: int | None) -> Lag:
+class _Rows:
+    """What any of the filters matches between a position and the ends, or those of now."""
+
+    def __init__(
+        self,
+        source: Source,
+        filters: Collection[TopicFilter],
+        position: Iterable[ShardSerial],
+        ends: Mapping[int, int],
+    ) -> None:
+        self._source = source
+        self._filters = list(filters)
+        self._starts = dict(position)
+        self._ends = ends
+        self.gone = 0
+
+    def __iter__(self) -> Iterator[tuple[FeedBatch, int]]:
+        for shard, last in enumerate(self._source.ends() if self._filters else ()):
+            end = self._ends.get(shard, last)
+            serial = self._starts.get(shard, 0)
+            while serial < end:
+                found = self._source.read(shard, serial, self._filters, _SETTINGS)
+                if shard in self._starts:
+                    self.gone += max(0, found.rows_from - serial)
+                if found.batch is not None:
+                    found.batch.load()
+                    for index, each in enumerate(found.batch.serials):
+                        if each < end:
+                            yield found.batch, index
+                if found.stop <= serial:
+                    break
+                serial = found.stop
+
+
+def _lag(rows: _Rows, counts: Counts, count_max: int | None) -> Lag:
     count = size_bytes = 0
     oldest_us: int | None = None
+    is_more = False
     for batch, index in rows:
         if not counts(batch, index):
             continue
         if count == count_max:
-            return Lag(count, size_bytes, oldest_us, is_more=True)
+            is_more = True
+            break
         count += 1
         size_bytes += len(batch.values[index])
         at_us = batch.timestamps[index]
         oldest_us = at_us if oldest_us is None else min(oldest_us, at_us)
-    return Lag(count, size_bytes, oldest_us, is_more=False)
-
-
-def _rows(
-    source: Source,
-    filters: Collection[TopicFilter],
-    position: Iterable[ShardSerial],
-    ends: Mapping[int, int],
-) -> Iterator[tuple[FeedBatch, int]]:
-    """Yield what any of the filters matches between a position and the ends, or those of now."""
-    starts = dict(position)
-    for shard, last in enumerate(source.ends() if filters else ()):
-        end = ends.get(shard, last)
-        serial = starts.get(shard, 0)
-        while serial < end:
-            found = source.read(shard, serial, list(filters), _SETTINGS)
-            if found.batch is not None:
-                found.batch.load()
-                for index, each in enumerate(found.batch.serials):
-                    if each < end:
-                        yield found.batch, index
-            if found.stop <= serial:
-                break
-            serial = found.stop
+    return Lag(count, size_bytes, oldest_us, is_more, rows.gone)
 
 
 def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
@@ -157,5 +173,5 @@ def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
 
 
 def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
-    properties = batch.properties[index] if batch.properties else b""
+    properties = stored_properties(batch.properties[index]) if batch.properties else b""
     return left_us_of(properties, batch.timestamps[index], now_us) == 0

@@ -8,16 +8,21 @@ QoS 2 that has begun ends where it began: a durable member's is its own once it 
 Strategies: the member with the least to do, in parts of a batch; each in turn, row by row; at
 random; or always the same member for the rows of a publisher, or of a topic, which keeps those of
 a publisher and topic in order.
+
+By the first strategy a member is lent what it acknowledges in a moment, and no more: it begins with
+a few rows, then twice as many each time, until more rows take it longer. So one that is slow has
+little of a backlog when the others are done. Among members that have as little to do, turns rotate.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from heapq import heapify, heapreplace
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch, rows_by_time
-from siltstone.mqtt.publish import NO_EXPIRY, with_expiry
+from siltstone.mqtt.publish import NO_EXPIRY, stored_properties, with_time_left
 from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of
 from siltstone.session.outbox import Outbox
 from siltstone.session.progress import Lane, Progress
@@ -29,6 +34,13 @@ STICKY: Final = "sticky"
 STICKY_TOPIC: Final = "sticky-topic"
 
 _US: Final = 1_000_000
+# A member begins with so many rows, and is then lent what it acknowledges in so many seconds beside
+# the time that the first of them takes there and back, but at least so many.
+_CREDIT_FIRST: Final = 4
+_CREDIT_MIN: Final = 2
+_HORIZON_SECONDS: Final = 0.05
+# What is not acknowledged by then tells nothing: it may have been taken back, or have no answer.
+_PROBE_SECONDS: Final = 2.0
 _KEYS_MAX: Final = 100_000
 _RIGHTS_MAX: Final = 10_000
 
@@ -52,8 +64,16 @@ class Member:
         self.identifier = identifier
         self._guard = guard
         self._rights: dict[bytes, bool] = {}
-        # How many rows may be on their way to it.
+        # How many rows may be on their way to it, and how many at most.
         self.credit = credit
+        self._credit_max = credit
+        # What is being measured: how many rows it had, how many it had acknowledged before, and
+        # since when; how many it acknowledged at first, and when.
+        self._probe_rows = 0
+        self._probe_acks = 0
+        self._probe_at = 0.0
+        self._first_acks = 0
+        self._first_at = 0.0
         # It has taken nothing for so long that others get its rows.
         self.stalled = False
         self.seen_at = 0.0
@@ -62,6 +82,63 @@ class Member:
     def load(self) -> int:
         """Return how much it has to do."""
         return self.outbox.queued + self.outbox.inflight
+
+    def begin_slowly(self) -> None:
+        """Let few rows be on their way until it is known how fast it is."""
+        self.credit = min(self.credit, _CREDIT_FIRST)
+
+    def follow(self, former: Member) -> None:
+        """Take over what is known of how fast it is."""
+        self.credit = min(former.credit, self._credit_max)
+
+    def measure(self, now: float) -> None:
+        """Begin to measure how long what it has takes, unless that is being done."""
+        if self._probe_rows == 0:
+            self._probe_rows = self.load()
+            self._probe_acks = self.outbox.completed
+            self._probe_at = now
+            self._first_acks = 0
+
+    def learn(self, now: float) -> int:
+        """Lend more or less from now on, by what was measured; return how many rows more."""
+        if self._probe_rows == 0:
+            return 0
+        acks = self.outbox.completed - self._probe_acks
+        if acks and self._first_acks == 0:
+            self._first_acks = acks
+            self._first_at = now
+        is_over = acks >= self._probe_rows or (
+            acks > self._first_acks and now - self._first_at >= _HORIZON_SECONDS
+        )
+        if not is_over:
+            if now - self._probe_at > _PROBE_SECONDS:
+                self._probe_rows = 0
+            return 0
+        rows, self._probe_rows = self._probe_rows, 0
+        return self._lend_up_to(self._fitting(rows, acks, now))
+
+    def insist(self) -> int:
+        """Lend more to one that has all it may have and acknowledges nothing: perhaps it does so
+        for many at once; return how many rows more.
+        """
+        return self._lend_up_to(self.credit * 2) if self.load() >= self.credit else 0
+
+    def _lend_up_to(self, credit: int) -> int:
+        before = self.credit
+        self.credit = min(self._credit_max, max(_CREDIT_MIN, credit))
+        return self.credit - before
+
+    def _fitting(self, rows: int, acks: int, now: float) -> int:
+        """Return how many rows fit a member that had some and has acknowledged so many by now."""
+        took = now - self._first_at
+        if acks == self._first_acks or took <= 0:
+            # All at once: it may be faster than this shows, if these were not few.
+            return self.credit * 2 if rows > 1 and rows * 2 >= self.credit else self.credit
+        # The time between acknowledgements is the member's own; that to the first one has the way
+        # there and back in it.
+        each = took / (acks - self._first_acks)
+        fitting = int((_HORIZON_SECONDS + self._first_at - self._probe_at) / each)
+        return max(self.credit // 2, min(self.credit * 2, fitting))
 
     def may_receive(self, topic: bytes) -> bool:
         """Tell whether its session may read a topic."""
@@ -91,7 +168,8 @@ class Lending:
         self.expired = 0
         # Rows that nobody may read.
         self.unreadable = 0
-        # Credit of members that have gone; what is freed pays for it first.
+        # Credit of members that have gone, or have less now; what is freed pays for it first. It
+        # is below 0 where members have more.
         self._debt = 0
         self._turn = 0
         # Who has the rows of a publisher or topic.
@@ -105,10 +183,13 @@ class Lending:
         for index, known in enumerate(self.members):
             if known.outbox is member.outbox:
                 self.members[index] = member
+                member.follow(known)
                 # What it has of a key is not acknowledged yet: what follows must follow it.
                 for key in [key for key, keeper in self._keys.items() if keeper is known]:
                     self._keys[key] = member
                 return
+        if self.strategy == LEAST_LOADED:
+            member.begin_slowly()
         self.members.append(member)
 
     def credit(self) -> int:
@@ -163,13 +244,18 @@ class Lending:
 
     def freed(self) -> int:
         """Return how much credit the feed is owed, if it is worth telling; else 0."""
-        freed = self.progress.freed
-        if freed * 8 < self.credit():
+        owed = self.progress.freed - self._debt
+        if owed <= 0 or owed * 8 < self.credit():
             return 0
         self.progress.freed = 0
-        paid = min(freed, self._debt)
-        self._debt -= paid
-        return freed - paid
+        self._debt = 0
+        return owed
+
+    def pace(self, now: float) -> None:
+        """Lend each member as much as fits it, by how fast it has acknowledged."""
+        if self.strategy == LEAST_LOADED:
+            for member in self.members:
+                self._debt -= member.learn(now)
 
     def look_for_stalls(self, now: float, timeout: float) -> int:
         """Lend on what members have had for too long without acknowledging anything; return how
@@ -182,7 +268,10 @@ class Lending:
                 member.seen_acks = acks
                 member.seen_at = now
                 member.stalled = False
-            elif not member.stalled and now - member.seen_at > timeout and len(self._takers()) > 1:
+                continue
+            if self.strategy == LEAST_LOADED:
+                self._debt -= member.insist()
+            if not member.stalled and now - member.seen_at > timeout and len(self._takers()) > 1:
                 member.stalled = True
                 self._forget_keys(member)
                 revoked = self._revoke(member.outbox)
@@ -205,13 +294,16 @@ class Lending:
             ordered = [index for index in ordered if batch.serials[index] not in lane.done]
             self.progress.freed += len(left_out)
         lane.come_by([batch.serials[index] for index in ordered], left_out)
+        self.pace(now)
         self._plan = self._shares(len(ordered))
         for index in ordered:
             self._lend_row(batch, index, lane, now, wall_us)
+        for member in self.members:
+            member.measure(now)
 
     def _lend_row(self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int) -> None:
         serial = batch.serials[index]
-        properties = batch.properties[index] if batch.properties else b""
+        properties = stored_properties(batch.properties[index]) if batch.properties else b""
         expires_at = NEVER
         left_us = left_us_of(properties, batch.timestamps[index], wall_us)
         if left_us == 0:
@@ -219,7 +311,7 @@ class Lending:
             lane.complete(serial)
             return
         if left_us != NO_EXPIRY:
-            properties = with_expiry(properties, max(1, left_us // _US))
+            properties = with_time_left(properties, left_us)
             expires_at = now + left_us / _US
         topic = batch.topics[index]
         member = self._choose(topic, batch.publishers[index])
@@ -234,24 +326,19 @@ class Lending:
 
     def _shares(self, count: int) -> list[tuple[Member, int]]:
         """Return how many rows of a batch each member gets, the last one first: more where less is
-        to do.
+        to do, and no more than fits, as far as that goes.
         """
-        if self.strategy != LEAST_LOADED:
-            return []
         takers = self._takers()
-        loads = [(member.load(), number) for number, member in enumerate(takers)]
+        if self.strategy != LEAST_LOADED or not takers:
+            return []
+        members = len(takers)
+        loads = [(takers[(self._turn + step) % members].load(), step) for step in range(members)]
         loads.sort()
-        plan: list[tuple[Member, int]] = []
-        left = count
-        for place, (load, number) in enumerate(loads):
-            # Up to the level at which the following ones begin to get their part.
-            rest = len(loads) - place
-            level = (sum(each for each, _ in loads[place:]) + left) // rest
-            share = min(left, max(0, level - load))
-            if place == len(loads) - 1:
-                share = left
-            plan.append((takers[number], share))
-            left -= share
+        # In the order of their loads, those that are alike in turn.
+        takers = [takers[(self._turn + step) % members] for _, step in loads]
+        self._turn = (self._turn + count) % members
+        shares = _filled([load for load, _ in loads], [each.credit for each in takers], count)
+        plan = list(zip(takers, shares, strict=True))
         plan.reverse()
         return plan
 
@@ -322,6 +409,43 @@ class Lending:
                 continue
             is_again = old.sent or old.flags & DUP != 0
             _lend(member, old.topic, old.payload, loan, old.expires_at, lane, old.serial, is_again)
+
+
+def _filled(loads: list[int], credits_: list[int], count: int) -> list[int]:
+    """Return how to divide rows: so that all have as much, but none more than its credit.
+
+    What is beyond all credit is divided so that all have as much by their credit. What does not
+    come out even goes to the first.
+    """
+    low, high = 0, max(loads) + count
+    while low < high:
+        level = (low + high + 1) // 2
+        if sum(_below(loads, credits_, level)) <= count:
+            low = level
+        else:
+            high = level - 1
+    shares = _below(loads, credits_, low)
+    left = count - sum(shares)
+    for number, load in enumerate(loads):
+        if left and load <= low and load + shares[number] < credits_[number]:
+            shares[number] += 1
+            left -= 1
+    if left:
+        fullest = [
+            ((load + shares[number] + 1) / credits_[number], number)
+            for number, load in enumerate(loads)
+        ]
+        heapify(fullest)
+        for _ in range(left):
+            part, number = fullest[0]
+            shares[number] += 1
+            heapreplace(fullest, (part + 1 / credits_[number], number))
+    return shares
+
+
+def _below(loads: list[int], credits_: list[int], level: int) -> list[int]:
+    """Return what each lacks to a level, as far as its credit goes."""
+    return [max(0, min(level, credit) - load) for load, credit in zip(loads, credits_, strict=True)]
 
 
 def _has_begun(delivery: Delivery) -> bool:

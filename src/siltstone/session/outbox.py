@@ -21,17 +21,15 @@ from librt.strings import BytesWriter
 
 from siltstone.mqtt.publish import (
     PUBACK,
-    PUBCOMP,
     PUBREC,
     PUBREL,
     PublishWriter,
     encode_acks,
-    with_expiry,
 )
-from siltstone.session.delivery import DUP, NEVER, Budget, Delivery
+from siltstone.session.delivery import DUP, NEVER, Budget, Delivery, grow_old, is_last
 from siltstone.session.inflight import Inflight
 from siltstone.session.progress import Lane, Progress
-from siltstone.session.waiting import Waiting
+from siltstone.session.waiting import Unsaved, Waiting
 
 _V5: Final = 5
 _STUCK_SECONDS: Final = 1.0
@@ -101,9 +99,12 @@ class Outbox:
         # In flight from an earlier connection, to be sent again.
         self._again: deque[Delivery] = deque()
         # Whether QoS 2 must be on disk before the next packet of its handshake is sent, who sees to
-        # that, and what waits for it: messages, and the packet ids of those that were received.
+        # that, and what waits for it: messages, with all that come behind them, and the packet ids
+        # of those that were received.
         self.save: Callable[[], None] | None = None
-        self._unsaved: list[Delivery] = []
+        # Called once when anything changes that is to be saved; None when it was, or nobody asked.
+        self.moved: Callable[[], None] | None = None
+        self._unsaved = Unsaved()
         self._unsaved_releases: list[int] = []
 
     @property
@@ -182,16 +183,15 @@ class Outbox:
 
     def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
         """Return what waits until what is in flight now is saved."""
-        unsaved, self._unsaved = self._unsaved, []
         releases, self._unsaved_releases = self._unsaved_releases, []
-        return unsaved, releases
+        return self._unsaved.take(), releases
 
     def send_saved(self, unsaved: list[Delivery], releases: list[int]) -> None:
         """Send what has waited, now that it is saved."""
         if not self.attached:
             return
-        for delivery in unsaved:
-            if delivery.loan is not None:
+        for delivery in self._unsaved.saved(unsaved):
+            if delivery.loan is not None and delivery.lane is None:
                 # Who has lent it has taken it back. There is room for another: ask to be pumped.
                 self._inflight.remove(delivery)
                 self._writer()
@@ -282,6 +282,13 @@ class Outbox:
         """
         return self._inflight.rows_of(owner) + self._queue.take_rows(owner)
 
+    def stir(self) -> None:
+        """Tell, once, that something is to be saved."""
+        moved = self.moved
+        if moved is not None:
+            self.moved = None
+            moved()
+
     def write(self, data: bytes) -> None:
         """Write the bytes of another packet behind all before it."""
         if self.attached:
@@ -296,10 +303,10 @@ class Outbox:
         if not self._queue and not self._again and self._may_send(flags):
             if self._exceeds(topic, payload, flags, properties):
                 return
-            if flags & 3 == 0:
-                self._write_message(topic, payload, flags, 0, properties)
-            else:
+            if flags & 3 != 0 or self._unsaved.holds():
                 self._send(Delivery(topic, payload, flags, properties, expires_at))
+            else:
+                self._write_message(topic, payload, flags, 0, properties)
         elif self.attached or flags & 3 != 0:
             self._enqueue(Delivery(topic, payload, flags, properties, expires_at))
 
@@ -333,29 +340,43 @@ class Outbox:
             self._looked_at = now
         return now - self._looked_at > _STUCK_SECONDS
 
-    def acknowledge(self, first: int, packet_ids: list[int], now: float) -> None:
-        """Take acknowledgements of one kind from the client, all successes."""
+    def acknowledge(self, first: int, packet_ids: list[int], now: float) -> int:
+        """Take acknowledgements of one kind from the client, all successes.
+
+        Return the packet id of the first one that does not answer a message of its QoS, with which
+        all ends, or 0. An id that is not known is no mistake: its message may have ended before.
+        """
         if not self.attached:
-            return
+            return 0
         self.changing()
         if first == PUBREC:
-            self._release(packet_ids)
+            wrong = self._release(packet_ids)
         else:
+            wrong = 0
             for packet_id in packet_ids:
                 delivery = self._inflight.deliveries.get(packet_id)
-                if delivery is not None and delivery.sent and _is_last(first, delivery):
+                if delivery is not None and delivery.sent:
+                    if not is_last(first, delivery):
+                        wrong = packet_id
+                        break
                     self._complete(delivery)
-        if self._queue or self._again:
+        if wrong == 0 and (self._queue or self._again):
             self.pump(now)
+        return wrong
 
-    def refuse(self, packet_id: int, now: float) -> None:
-        """Take an acknowledgement that says that the client does not want the message."""
+    def refuse(self, first: int, packet_id: int, now: float) -> int:
+        """Take an acknowledgement that says that the client does not want the message; return as
+        `acknowledge` does.
+        """
         self.changing()
         delivery = self._inflight.deliveries.get(packet_id)
         # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure ends the message all the same.
         if self.attached and delivery is not None and delivery.sent and not delivery.released:
+            if delivery.flags & 3 != (1 if first == PUBACK else 2):
+                return packet_id
             self._complete(delivery)
             self.pump(now)
+        return 0
 
     def pump(self, now: float) -> None:
         """Send what waits, as far as the connection allows."""
@@ -371,15 +392,15 @@ class Outbox:
                 self.expired += 1
                 self._forget(delivery)
                 continue
-            _grow_old(delivery, now)
+            grow_old(delivery, now)
             topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
             if self._exceeds(topic, payload, flags, delivery.properties):
                 self._forget(delivery)
                 continue
-            if flags & 3 == 0:
-                self._write_message(topic, payload, flags, 0, delivery.properties)
-            else:
+            if flags & 3 != 0 or self._unsaved.holds():
                 self._send(delivery)
+            else:
+                self._write_message(topic, payload, flags, 0, delivery.properties)
         if self._relieved and self._queue.is_short():
             self._relieve()
 
@@ -405,7 +426,8 @@ class Outbox:
         if not self.attached or self.paused:
             return False
         out = self._out
-        return out is None or len(out) < self._buffer_max
+        held = self._unsaved.size_bytes
+        return held < self._buffer_max if out is None else len(out) + held < self._buffer_max
 
     def _may_send(self, flags: int) -> bool:
         """Tell whether a message may be sent for the first time."""
@@ -418,6 +440,10 @@ class Outbox:
 
     def _send(self, delivery: Delivery) -> None:
         """Send a message for the first time on this connection, under a packet id of its own."""
+        if delivery.flags & 3 == 0:
+            self._unsaved.add(delivery)
+            return
+        self.stir()
         inflight = self._inflight
         is_saved = delivery.packet_id != 0
         if is_saved:
@@ -430,8 +456,14 @@ class Outbox:
         if save is not None and delivery.flags & 3 == 2 and not is_saved:
             # Sent again under another id after a crash, it would be another message.
             delivery.is_unsent = True
-            self._unsaved.append(delivery)
+            self._unsaved.add_to_save(delivery)
             save()
+            return
+        if self._unsaved.holds():
+            # What came later is not sent earlier, whatever its QoS.
+            if not is_saved:
+                delivery.is_unsent = True
+            self._unsaved.add(delivery)
             return
         delivery.sent = True
         delivery.is_unsent = False
@@ -447,6 +479,7 @@ class Outbox:
         """Tell of a row that is not sent, and need not be."""
         lane = delivery.lane
         if lane is not None:
+            self.stir()
             lane.complete(delivery.serial)
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
@@ -463,7 +496,7 @@ class Outbox:
             self._complete(delivery)
         else:
             # It may have expired by now, but its delivery has begun.
-            _grow_old(delivery, now)
+            grow_old(delivery, now)
             if delivery.is_unsent:
                 delivery.is_unsent = False
             else:
@@ -476,6 +509,7 @@ class Outbox:
         if self._publishes.fits(topic, payload, flags, properties):
             return False
         self._too_large += 1
+        self.stir()
         return True
 
     def _write_message(
@@ -497,9 +531,10 @@ class Outbox:
                     ready.wake()
         return out
 
-    def _release(self, packet_ids: list[int]) -> None:
+    def _release(self, packet_ids: list[int]) -> int:
         """Answer PUBREC with PUBREL; a message that the receiver has is kept no longer."""
         save = self.save
+        wrong = 0
         for packet_id in packet_ids:
             delivery = self._inflight.deliveries.get(packet_id)
             reason = 0
@@ -507,8 +542,11 @@ class Outbox:
                 if not delivery.sent:
                     # The answer waits to be saved.
                     continue
-            elif delivery is None or not delivery.sent or delivery.flags & 3 != 2:
+            elif delivery is None or not delivery.sent:
                 reason = _NOT_FOUND if self.version == _V5 else 0
+            elif delivery.flags & 3 != 2:
+                wrong = packet_id
+                break
             else:
                 kept = self._received(delivery)
                 if save is not None:
@@ -519,6 +557,7 @@ class Outbox:
             self._writer().write(encode_acks(PUBREL, [packet_id], reason))
         if save is not None and self._unsaved_releases:
             save()
+        return wrong
 
     def _received(self, delivery: Delivery) -> Delivery:
         self._forget(delivery)
@@ -532,11 +571,13 @@ class Outbox:
         return kept
 
     def _complete(self, delivery: Delivery) -> None:
+        self.stir()
         self._inflight.remove(delivery)
         self.completed += 1
         self._forget(delivery)
 
     def _enqueue(self, delivery: Delivery) -> None:
+        self.stir()
         made_room = self._queue.add(delivery)
         if self._queue.is_long():
             self._ready.behind = self
@@ -549,17 +590,3 @@ class Outbox:
         self._relieved = []
         for act in relieved:
             act()
-
-
-def _is_last(first: int, delivery: Delivery) -> bool:
-    """Tell whether this is the acknowledgement that ends the message."""
-    if first == PUBACK:
-        return delivery.flags & 3 == 1
-    return first == PUBCOMP and delivery.released
-
-
-def _grow_old(delivery: Delivery, now: float) -> None:
-    """[MQTT-3.3.2-6]: what is left of its interval is less the time that it has waited here."""
-    if delivery.expires_at != NEVER:
-        left = max(1, round(delivery.expires_at - now))
-        delivery.properties = with_expiry(delivery.properties, left)

@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 from siltstone.session.archive_index import group_index
 from siltstone.session.archive_keys import GroupKeys
 from siltstone.session.owned_rows import Begin, Owned, OwnedRows, Stored
+from siltstone.session.start_over import StartOver, group_in
 from siltstone.session.state import SavedGroup, SerialRange, ShardSerial
 from siltstone.session.state_codec import (
     NO_PROGRESS,
@@ -18,6 +19,7 @@ from siltstone.session.state_codec import (
     encode_group,
     encode_progress,
 )
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.rows import Row
 
 
@@ -28,6 +30,7 @@ class GroupChanges(TypedDict, total=False):
     expiry_seconds: int
     empty_since_us: int | None
     since: tuple[ShardSerial, ...]
+    identity: str
 
 
 class GroupContent:
@@ -77,6 +80,17 @@ class OwnedGroup(Owned):
     def state(self) -> SavedGroup:
         """The group as it is now, saved or not."""
         return self._content.group()
+
+    def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
+        """Stand in this database: where the group was saved, or at the beginning of another one.
+
+        What it gave up is returned in the latter case; all of it changes with the next save.
+        """
+        state, started = group_in(self.state, origin)
+        self.put_meta(identity=state.identity, since=state.since)
+        if started is not None:
+            self.put_progress(position=state.position, done=state.done)
+        return started
 
     def put_meta(self, **changes: Unpack[GroupChanges]) -> None:
         """Change what is no progress; the timer for its end follows with the save."""

@@ -10,6 +10,7 @@ from siltstone.errors import CorruptionError
 from siltstone.session.archive_index import session_index
 from siltstone.session.archive_keys import SessionKeys
 from siltstone.session.owned_rows import Begin, Owned, OwnedRows, Stored
+from siltstone.session.start_over import StartOver, session_in
 from siltstone.session.state import (
     SavedInflight,
     SavedMessage,
@@ -35,6 +36,7 @@ from siltstone.session.state_codec import (
     encode_session,
     encode_subscription,
 )
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.rows import Row
 
 
@@ -50,6 +52,7 @@ class SessionChanges(TypedDict, total=False):
     unclean: bool
     will: SavedWill | None
     dropped: int
+    identity: str
 
 
 class SessionContent:
@@ -127,6 +130,29 @@ class OwnedSession(Owned):
     def state(self) -> SavedSession:
         """The session as it is now, saved or not; subscriptions by filter, extra by packet id."""
         return self._content.session()
+
+    @property
+    def dropped(self) -> int:
+        """How many messages the session has lost to its limits, saved or not."""
+        return self._content.meta.dropped
+
+    def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
+        """Stand in this database: where the session was saved, or at the beginning of another one.
+
+        What it gave up is returned in the latter case; all of it changes with the next save.
+        """
+        state, started = session_in(self.state, origin)
+        self.put_meta(identity=state.identity, unclean=state.unclean)
+        if started is not None:
+            for subscription in state.subscriptions:
+                self.put_subscription(subscription)
+            self.put_progress(
+                position=state.position,
+                done=state.done,
+                inflight=state.inflight,
+                next_packet_id=state.next_packet_id,
+            )
+        return started
 
     def put_meta(self, **changes: Unpack[SessionChanges]) -> None:
         """Change what is no list; the timers for expiry and will follow with the save."""

@@ -4,14 +4,23 @@ A row is open from the moment when it is offered to the client until the client 
 Rows are offered in the order of their serials and may end in any order. The position of a shard is
 its first open row, or the one behind all that were looked at: a session that begins anew there
 misses nothing, and of what follows it leaves out what is done.
+
+A row that came by and was not wanted changes nothing that must be saved: whoever begins again at an
+older position leaves it out again. So it is only counted, and saved now and then.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from siltstone.session.state import SavedInflight
+
+# A position that rows passed by without a match is saved when that many have, or at every tenth
+# look: this bounds what is read again after a crash.
+PASSED_ROWS_MAX: Final = 4096
+PASSED_LOOKS_MAX: Final = 10
 
 
 class Lane:
@@ -57,8 +66,8 @@ class Lane:
     def pass_by(self, next_serial: int) -> None:
         """Take note that every row before a serial was looked at."""
         if next_serial > self.next_serial:
+            self.owner.passed += next_serial - self.next_serial
             self.next_serial = next_serial
-            self.owner.changed = True
 
     def position(self) -> int:
         """Return the first row that is not done."""
@@ -88,9 +97,13 @@ class Progress:
 
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
-        # Rows that ended since somebody last took note, and whether anything is to be saved.
+        # Rows that ended since somebody last took note.
         self.freed = 0
+        # Whether anything is to be saved soon.
         self.changed = False
+        # Serials that came by since the last save, and how often that was too little to save.
+        self.passed = 0
+        self._looks = 0
 
     def lane(self, shard: int) -> Lane:
         """Return the lane of a shard; one that is new begins with its first row."""
@@ -106,6 +119,21 @@ class Progress:
         lane.done = set(done)
         self.lanes[shard] = lane
         return lane
+
+    def is_far(self) -> bool:
+        """Tell, asked now and then, whether the saved position is so far behind or so old that it
+        is worth a save by itself.
+        """
+        if self.passed == 0:
+            return False
+        self._looks += 1
+        return self.passed >= PASSED_ROWS_MAX or self._looks >= PASSED_LOOKS_MAX
+
+    def saved(self) -> None:
+        """Take note that all of it is part of a save."""
+        self.changed = False
+        self.passed = 0
+        self._looks = 0
 
     def position(self) -> dict[int, int]:
         """Return the first row of each shard that is not done."""

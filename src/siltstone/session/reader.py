@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from siltstone.feed.batch import FeedBatch, rows_by_time
-from siltstone.mqtt.publish import NO_EXPIRY, with_expiry
+from siltstone.mqtt.publish import NO_EXPIRY, stored_properties, with_time_left
 from siltstone.session.backlog import Backlog
 from siltstone.session.delivery import DUP, NEVER, Delivery, left_us_of
 from siltstone.session.outbox import Outbox
@@ -19,6 +19,8 @@ from siltstone.session.progress import Lane, Progress
 from siltstone.session.wish import Wish
 from siltstone.topic.matcher import Matcher
 
+# The user property that tells a client how many rows are gone before the message that has it.
+LOST_PROPERTY: Final = b"siltstone-lost-rows"
 _WANTS_MAX: Final = 10_000
 _ROW_FLAGS: Final = 7
 _US: Final = 1_000_000
@@ -59,6 +61,10 @@ def _want(wishes: list[Wish]) -> Want:
     return want
 
 
+def _text(text: bytes) -> bytes:
+    return len(text).to_bytes(2, "big") + text
+
+
 class Reader:
     """Offers rows to the outbox of one session while it is connected."""
 
@@ -74,6 +80,8 @@ class Reader:
         self.backlog: Backlog | None = None
         self.expired = 0
         self.dropped = 0
+        # User properties that the next message of QoS 1 or 2 has besides its own.
+        self._notice = b""
 
     def put(self, text: str, levels: tuple[bytes, ...], wish: Wish) -> None:
         """Want what a filter matches, in place of what was wanted of it before."""
@@ -125,6 +133,14 @@ class Reader:
             else:
                 outbox.offer_row(delivery, lane, delivery.serial)
 
+    def lost(self, serials: int) -> None:
+        """Take note of rows that were dropped from the store before they came by: which of them
+        this session wanted is not known any more, so all count.
+        """
+        self.dropped += serials
+        count = b"%d" % serials
+        self._notice = b"\x26" + _text(LOST_PROPERTY) + _text(count)
+
     def passed(self, shard: int, next_serial: int) -> None:
         """Take note that every row before a serial has come by."""
         lane = self.progress.lane(shard)
@@ -161,7 +177,7 @@ class Reader:
         else:
             self.progress.freed += 1
             return None
-        properties = batch.properties[index] if batch.properties else b""
+        properties = stored_properties(batch.properties[index]) if batch.properties else b""
         expires_at = NEVER
         left_us = left_us_of(properties, batch.timestamps[index], wall_us)
         if left_us != NO_EXPIRY:
@@ -170,7 +186,7 @@ class Reader:
                 self.progress.freed += 1
                 return None
             # [MQTT-3.3.2-6]: less the time that it has waited in the store.
-            properties = with_expiry(properties, max(1, left_us // _US))
+            properties = with_time_left(properties, left_us)
             expires_at = now + left_us / _US
         if sent is None and self._is_too_much(batch, index, lane, wall_us):
             self.dropped += 1
@@ -182,6 +198,9 @@ class Reader:
         if qos == 0:
             self.progress.freed += 1
             return delivery
+        if self._notice:
+            delivery.properties += self._notice
+            self._notice = b""
         delivery.lane = lane
         delivery.serial = serial
         # [MQTT-3.3.1-1]: whether an earlier connection was sent it, or may have been. What has QoS

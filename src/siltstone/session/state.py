@@ -107,7 +107,8 @@ class SavedSession:
     `unclean` says that its broker stopped without saving it for the last time. Before `position`
     everything is acknowledged or not wanted, and so is what `done` names behind it. `inflight` is
     in order of sending. `received` are the QoS 2 messages from the client that it has not released.
-    `dropped` counts messages that were lost to limits.
+    `dropped` counts messages that were lost to limits. `identity` is that of the database in which
+    all its places are, empty where an earlier version saved it.
     """
 
     client_id: str
@@ -127,6 +128,7 @@ class SavedSession:
     next_packet_id: int = 1
     received: tuple[SavedReceived, ...] = ()
     extra: tuple[SavedMessage, ...] = ()
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,8 @@ class SavedGroup:
     """A share group: how far its members together have come. Loans are not kept: after a restart
     everything from `position` on that is not in `done` is lent anew.
 
-    `empty_since_us` is None while it has members. Rows before `since` are not for it.
+    `empty_since_us` is None while it has members. Rows before `since` are not for it. `identity` is
+    that of the database in which its places are, empty where an earlier version saved it.
     """
 
     name: str
@@ -146,3 +149,4 @@ class SavedGroup:
     since: tuple[ShardSerial, ...] = ()
     position: tuple[ShardSerial, ...] = ()
     done: tuple[SerialRange, ...] = ()
+    identity: str = ""

@@ -4,8 +4,9 @@
     places         u32 count | shards u32 each | serials u64 each
     ranges         u32 count | shards u32 each | firsts u64 each | stops u64 each
 
-    session        01 | u64 revision | text client id | text user | u8 flags | u8 MQTT version |
-                   u32 expiry | u64 run | u64 dropped | u64 away since | will, when flags say so
+    session        02 | u64 revision | text client id | text user | u8 flags | u8 MQTT version |
+                   u32 expiry | u64 run | u64 dropped | u64 away since | will, when flags say so |
+                   text identity
     will           bytes topic | bytes payload | bytes properties | u8 QoS | u8 retain |
                    u32 delay | u64 expiry, all ones for none
     subscription   01 | text filter | u8 options | u32 identifier | places since
@@ -13,9 +14,11 @@
                    packet ids u16 each | shards u32 each | serials u64 each | flags u8 each
     received       01 | u32 count | packet ids u16, producers u64, sequences u32, each a column
     message        01 | u16 packet id | u8 flags | u64 arrived | bytes topic, payload, properties
-    group          01 | u64 revision | text name, filter, strategy | u32 expiry | u64 created |
-                   u8 empty | u64 empty since | places since
+    group          02 | u64 revision | text name, filter, strategy | u32 expiry | u64 created |
+                   u8 empty | u64 empty since | places since | text identity
 
+The identity is that of the database in which all places of a session or group are; version 1 of
+both ends before it. Places and identity change in one transaction.
 Flags of a session: 1 connected, 2 away, 4 with a will, 8 unclean. Options are those of SUBSCRIBE:
 QoS in bits 0 and 1, no local in 2, retain as published in 3, retain handling in 4 and 5. What is
 cut short, has bytes to spare or cannot be is refused as damaged.
@@ -29,6 +32,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.mqtt.publish import stored_properties
 from siltstone.session.state import (
     SavedGroup,
     SavedInflight,
@@ -40,8 +44,11 @@ from siltstone.session.state import (
     SerialRange,
     ShardSerial,
 )
+from siltstone.store.identity import UNIDENTIFIED
 
 VERSION: Final = 1
+# Of sessions and groups, which say in which database their places are.
+IDENTIFIED: Final = 2
 # Where the rows are kept, for errors.
 PATH: Final = PurePath("commits")
 NO_TIME: Final = (1 << 64) - 1
@@ -99,7 +106,7 @@ def encode_session(session: SavedSession, revision: int) -> bytes:
     )
     return b"".join(
         (
-            _packed(_HEAD, VERSION, revision),
+            _packed(_HEAD, IDENTIFIED, revision),
             _sized(session.client_id.encode()),
             _sized(session.user.encode()),
             _packed(
@@ -112,6 +119,7 @@ def encode_session(session: SavedSession, revision: int) -> bytes:
                 away_since_us or 0,
             ),
             b"" if will is None else _encode_will(will),
+            _sized(session.identity.encode()),
         )
     )
 
@@ -121,7 +129,7 @@ def decode_session(data: bytes) -> tuple[SavedSession, int]:
 
     Raises: CorruptionError; UsageError for what a newer Siltstone wrote. So do all that follow.
     """
-    cursor = _Cursor(data, "session")
+    cursor = _Cursor(data, "session", IDENTIFIED)
     (revision,) = cursor.take(_U64)
     client_id, user = cursor.text(), cursor.text()
     flags, version, expiry_seconds, run, dropped, away_since_us = cursor.take(_SESSION)
@@ -136,6 +144,7 @@ def decode_session(data: bytes) -> tuple[SavedSession, int]:
         unclean=bool(flags & _UNCLEAN),
         will=_decode_will(cursor) if flags & _WILL else None,
         dropped=dropped,
+        identity=cursor.identity(),
     )
     cursor.end()
     return session, revision
@@ -246,7 +255,7 @@ def decode_message(data: bytes) -> SavedMessage:
     packet_id, flags, arrived_us = cursor.take(_MESSAGE)
     topic, payload, properties = cursor.bytes(), cursor.bytes(), cursor.bytes()
     cursor.end()
-    return SavedMessage(packet_id, topic, payload, flags, properties, arrived_us)
+    return SavedMessage(packet_id, topic, payload, flags, stored_properties(properties), arrived_us)
 
 
 def encode_group(group: SavedGroup, revision: int) -> bytes:
@@ -254,7 +263,7 @@ def encode_group(group: SavedGroup, revision: int) -> bytes:
     empty_since_us = group.empty_since_us
     return b"".join(
         (
-            _packed(_HEAD, VERSION, revision),
+            _packed(_HEAD, IDENTIFIED, revision),
             _sized(group.name.encode()),
             _sized(group.filter.encode()),
             _sized(group.strategy.encode()),
@@ -266,13 +275,14 @@ def encode_group(group: SavedGroup, revision: int) -> bytes:
                 empty_since_us or 0,
             ),
             _encode_places(group.since),
+            _sized(group.identity.encode()),
         )
     )
 
 
 def decode_group(data: bytes) -> tuple[SavedGroup, int]:
     """Return a group without its progress, and its revision."""
-    cursor = _Cursor(data, "group")
+    cursor = _Cursor(data, "group", IDENTIFIED)
     (revision,) = cursor.take(_U64)
     name, text, strategy = cursor.text(), cursor.text(), cursor.text()
     expiry_seconds, created_us, empty, empty_since_us = cursor.take(_GROUP)
@@ -284,6 +294,7 @@ def decode_group(data: bytes) -> tuple[SavedGroup, int]:
         created_us=created_us,
         empty_since_us=empty_since_us if empty else None,
         since=cursor.places(),
+        identity=cursor.identity(),
     )
     cursor.end()
     return group, revision
@@ -345,17 +356,17 @@ def _packed(layout: struct.Struct, *values: int) -> bytes:
 class _Cursor:
     """A place in bytes that were stored; never reads past their end."""
 
-    def __init__(self, data: bytes, noun: str) -> None:
+    def __init__(self, data: bytes, noun: str, newest: int = VERSION) -> None:
         self._data = data
         self._noun = noun
         self._offset = 1
-        version = data[0] if data else 0
-        if version > VERSION:
+        self._version = data[0] if data else 0
+        if self._version > newest:
             raise UsageError(
                 f"the {noun} was saved by a newer version of Siltstone, use that one: "
-                f"version={version} known={VERSION}"
+                f"version={self._version} known={newest}"
             )
-        if version != VERSION:
+        if self._version < VERSION:
             raise self.damaged("has no version")
 
     def damaged(self, what: str) -> CorruptionError:
@@ -401,6 +412,10 @@ class _Cursor:
             return self.bytes().decode()
         except UnicodeDecodeError as exc:
             raise self.damaged("has a text that is none") from exc
+
+    def identity(self) -> str:
+        """Return the identity of a database, empty in what an earlier version saved."""
+        return self.text() if self._version >= IDENTIFIED else UNIDENTIFIED
 
     def end(self) -> None:
         if self._offset != len(self._data):

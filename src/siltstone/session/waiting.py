@@ -35,6 +35,8 @@ class Waiting:
         """Take the message whose turn is next."""
         delivery = self._queue.popleft()
         self._uncount(delivery)
+        if delivery.spilled is not None:
+            delivery.load()
         return delivery
 
     def add_row(self, delivery: Delivery) -> None:
@@ -54,7 +56,9 @@ class Waiting:
             if not self._drop_old or not self._could_have_room(size, freed):
                 self.dropped += 1
                 return freed > 0
-            freed += self.pop().size()
+            dropped = self._queue.popleft()
+            self._uncount(dropped)
+            freed += dropped.size()
             self.dropped += 1
         self.add_row(delivery)
         return freed > 0
@@ -99,6 +103,8 @@ class Waiting:
             if delivery.lane is None:
                 taken.append(delivery)
                 self._uncount(delivery)
+                if delivery.spilled is not None:
+                    delivery.load()
             else:
                 kept.append(delivery)
         self._queue = kept
@@ -144,3 +150,51 @@ class Waiting:
         size = delivery.size()
         self._bytes -= size
         self._budget.used -= size
+
+
+class Unsaved:
+    """Messages that must be on disk before they are sent, and all that come behind them, in their
+    order.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._messages: list[Delivery] = []
+        # How many of them must be saved, and whether others are being saved.
+        self._count = 0
+        self._is_saving = False
+
+    def holds(self) -> bool:
+        """Tell whether a message that comes now must wait here."""
+        return self._is_saving or len(self._messages) > 0
+
+    def add(self, delivery: Delivery) -> None:
+        """Let a message wait behind all others."""
+        self._messages.append(delivery)
+        self.size_bytes += delivery.size()
+
+    def add_to_save(self, delivery: Delivery) -> None:
+        """Let a message wait that must be saved."""
+        self.add(delivery)
+        self._count += 1
+
+    def take(self) -> list[Delivery]:
+        """Return what is saved from now on, with what stands between; `saved` brings it back."""
+        taken, self._messages = self._messages, []
+        self._count = 0
+        if taken:
+            self._is_saving = True
+        return taken
+
+    def saved(self, taken: list[Delivery]) -> list[Delivery]:
+        """Return what may be sent now that this is saved: also what has come meanwhile, if nothing
+        of it must be saved itself.
+        """
+        self._is_saving = False
+        ready = taken
+        if self._count == 0:
+            ready = taken + self._messages
+            self._messages = []
+        for delivery in ready:
+            self.size_bytes -= delivery.size()
+        return ready

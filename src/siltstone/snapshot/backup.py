@@ -1,10 +1,12 @@
 """A data directory as records: one file that holds all of it, made while others write.
 
 Files are taken as they are, up to the position that readers may see: rows keep their serials and
-generations, so that every saved position stays right. Key-value databases are read first and rows
-after them, so that no session or reader is further than the rows that come with it; what is
-appended meanwhile may be left out. A slab that is dropped meanwhile is left out whole, because the
-manifest that names the slabs comes behind all of them.
+generations, so that every saved position stays right. `cut` notes where every database ends, all of
+them together, before anything is copied: what is stored later is left out of each. Key-value
+databases are opened first, which settles what is read of them, and rows are looked at after them,
+so that no session or reader is further than the rows that come with it. Nothing is stored between
+the two where a broker stands still meanwhile. A slab that is dropped before it is copied is left
+out whole, because the manifest that names the slabs comes behind all of them.
 
 The order: key-value databases, databases with their files and then their manifest, the queues of
 the spool, and the state of a broker that only keeps snapshots.
@@ -14,18 +16,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.api import Engine, EngineOpener
-from siltstone.segment.chain import index_path, list_segments
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, open_segment
+from siltstone.segment.sift import SlabBounds, index_path, list_segments
 from siltstone.snapshot.contents import Contents, ContentsInMemory
 from siltstone.snapshot.keeper import LINK, link_target
 from siltstone.snapshot.loader import SnapshotReader
@@ -38,8 +40,16 @@ from siltstone.snapshot.records import (
     StoredFile,
 )
 from siltstone.snapshot.stream import PART_BYTES
-from siltstone.store.manifest import MANIFEST, RESERVE, SlabId, read_manifest
-from siltstone.store.opening import slab_directory
+from siltstone.store.manifest import (
+    MANIFEST,
+    RESERVE,
+    Manifest,
+    SlabId,
+    SlabState,
+    read_manifest,
+)
+from siltstone.store.opening import identity_of, slab_directory
+from siltstone.store.slab import bounds_of
 
 SNAPSHOTS: Final = "snapshots"
 SPOOL: Final = "spool"
@@ -50,6 +60,22 @@ _PAIRS: Final = 1000
 _ABOVE: Final = b"\xff" * 16
 _VISIBLE: Final = 2048
 _SYNCED: Final = 2112
+
+
+class _Ends(NamedTuple):
+    """Where a slab ends: its last segment, how far that goes, and whether it takes no more."""
+
+    last: str
+    position: int
+    is_sealed: bool
+
+
+class _Database(NamedTuple):
+    """A database as it was cut: its slabs, and where those end that take rows."""
+
+    name: str
+    manifest: Manifest
+    ends: dict[SlabId, _Ends]
 
 
 class StoreSource:
@@ -71,15 +97,35 @@ class StoreSource:
         self._directory = directory
         self._open_engine = open_engine
         self._store = Store(directory, read_only=True, fs=fs)
+        self._opened: list[tuple[PurePath, Engine]] = []
+        self._databases: list[_Database] | None = None
+
+    def cut(self) -> None:
+        """Settle what `records` yields of each database; a second call does so anew.
+
+        It opens the key-value databases, and reads little else. Raises: CorruptionError, DiskError.
+        """
+        self.close()
+        for path in self._engines(self._store):
+            self._opened.append((path, self._open_engine(self._directory / path)))
+        self._databases = [self._look(name) for name in self._store.names()]
+
+    def close(self) -> None:
+        """Let go of what was cut."""
+        opened, self._opened = self._opened, []
+        with ExitStack() as closing:
+            for _, engine in opened:
+                closing.callback(engine.close)
 
     def records(self) -> Iterator[Record]:
         """Yield everything. Raises: CorruptionError, DiskError."""
-        with self._store as store:
-            for path in self._engines(store):
-                with closing(self._open_engine(self._directory / path)) as engine:
-                    yield from _engine_records(engine, str(path))
-            for name in store.names():
-                yield from self._database(name)
+        if self._databases is None:
+            self.cut()
+        with self._store, closing(self):
+            for path, engine in self._opened:
+                yield from _engine_records(engine, str(path))
+            for database in self._databases or ():
+                yield from self._database(database)
         yield from self._tree(PurePath(SPOOL))
         yield from self._broker_state()
 
@@ -90,13 +136,38 @@ class StoreSource:
             paths.append(PurePath(COMMITS))
         return paths
 
-    def _database(self, name: str) -> Iterator[Record]:
+    def _look(self, name: str) -> _Database:
+        """Note where a database ends."""
         path = PurePath("data") / name
         manifest = read_manifest(self._fs, self._directory / path)
+        ends: dict[SlabId, _Ends] = {}
+        for slab in manifest.slabs:
+            if slab.state is SlabState.CURRENT:
+                bounds = bounds_of(slab, identity_of(manifest, slab.id).seed)
+                # One that goes at this moment is found to be gone when it is copied.
+                with suppress(NotFoundError):
+                    ends[slab.id] = self._look_at_slab(slab_directory(path, slab.id), bounds)
+        return _Database(name, manifest, ends)
+
+    def _look_at_slab(self, path: PurePath, bounds: SlabBounds) -> _Ends:
+        place = self._directory / path
+        segments, _ = list_segments(self._fs, place, self._fs.list(place), bounds)
+        if not segments:
+            return _Ends("", 0, is_sealed=False)
+        last = place / segments[-1].name
+        # Looked at first: an index that comes later may tell of rows behind the end.
+        is_sealed = self._fs.exists(index_path(last))
+        return _Ends(last.name, open_segment(self._fs, last).visible_position, is_sealed=is_sealed)
+
+    def _database(self, database: _Database) -> Iterator[Record]:
+        name, manifest, ends = database
+        path = PurePath("data") / name
         kept = []
         for slab in manifest.slabs:
             try:
-                yield from self._slab(slab_directory(path, slab.id))
+                bounds = bounds_of(slab, identity_of(manifest, slab.id).seed)
+                place = slab_directory(path, slab.id)
+                yield from self._slab(place, bounds, ends.get(slab.id))
             except NotFoundError:
                 self._check_dropped(path, slab.id)
             else:
@@ -124,18 +195,26 @@ class StoreSource:
         if any(known.id == slab for known in now.slabs):
             raise SlabDroppedError(f"files of slab {slab} are gone: path={path}")
 
-    def _slab(self, path: PurePath) -> Iterator[Record]:
-        segments, _ = list_segments(self._fs.list(self._directory / path))
+    def _slab(self, path: PurePath, bounds: SlabBounds, ends: _Ends | None) -> Iterator[Record]:
+        place = self._directory / path
+        segments, _ = list_segments(self._fs, place, self._fs.list(place), bounds)
         for entry in segments:
-            yield from self._segment(path / entry.name)
+            if ends is not None and entry.name > ends.last:
+                # Begun since the cut.
+                break
+            is_last = ends is not None and entry.name == ends.last
+            yield from self._segment(path / entry.name, ends if is_last else None)
             index = index_path(path / entry.name)
-            if self._fs.exists(self._directory / index):
+            is_whole = ends is None or not is_last or ends.is_sealed
+            if is_whole and self._fs.exists(self._directory / index):
                 yield from self._file(index)
 
-    def _segment(self, path: PurePath) -> Iterator[Record]:
-        """Yield a segment up to where its readers may read, as if it was synced just there."""
+    def _segment(self, path: PurePath, ends: _Ends | None) -> Iterator[Record]:
+        """Yield a segment up to where its readers may read, or might when the database was cut, as
+        if it was synced just there.
+        """
         segment = open_segment(self._fs, self._directory / path)
-        end = segment.visible_position
+        end = segment.visible_position if ends is None else ends.position
         view = segment.view
         head = bytearray(view[:SEGMENT_HEADER_BYTES])
         struct.pack_into("<Q", head, _VISIBLE, end)

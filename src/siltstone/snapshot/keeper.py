@@ -82,6 +82,8 @@ class Loaded:
     path: PurePath | None
     summary: Summary | None
     bad: list[Bad]
+    # Where the link led to, if there was nothing there.
+    missing: str = ""
 
 
 class Keeper:
@@ -196,6 +198,8 @@ class Keeper:
         is allowed; UsageError for one of a newer version; DiskError.
         """
         bad: list[Bad] = []
+        target = self._target()
+        missing = "" if not target or self._fs.exists(self.directory / target) else target
         found, summary = self._find_valid(bad)
         if found is None and not allow_empty and (bad or self._has_link()):
             reasons = "; ".join(str(each.error) for each in bad) or "the link leads nowhere"
@@ -217,7 +221,7 @@ class Keeper:
             # The one that the link led to is gone: no later crash shall find it leading nowhere.
             self._sweep()
             self._move_link(found)
-        return Loaded(path=found, summary=summary, bad=moved)
+        return Loaded(path=found, summary=summary, bad=moved, missing=missing)
 
     def _find_valid(self, bad: list[Bad]) -> tuple[PurePath | None, Summary | None]:
         """Return the snapshot to load; those that cannot be are added to the others."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
 from siltstone.snapshot.codec import (
     CONTENT,
@@ -32,10 +32,18 @@ class SnapshotReader:
     """The records of one file, in order."""
 
     def __init__(
-        self, file: File, contents: Contents, content_bytes_max: int = CONTENT_BYTES_MAX
+        self,
+        file: File,
+        contents: Contents,
+        content_bytes_max: int = CONTENT_BYTES_MAX,
+        plain_bytes_max: int = 0,
     ) -> None:
-        """Read up to the first record. Raises: CorruptionError; UsageError for a newer version."""
+        """Read up to the first record. Raises: CorruptionError; UsageError for a newer version.
+
+        Whatever reads on raises UsageError beyond `plain_bytes_max`, if that is not 0.
+        """
         self._file = file
+        self._plain_bytes_max = plain_bytes_max
         self._stream = RecordReader(file)
         self._contents = contents
         self._content_bytes_max = content_bytes_max
@@ -68,6 +76,11 @@ class SnapshotReader:
         """
         while (found := self._stream.next()) is not None:
             kind, body = found
+            if 0 < self._plain_bytes_max < self._stream.plain_bytes:
+                raise UsageError(
+                    f"the snapshot is larger than allowed when it is unpacked: "
+                    f"max={self._plain_bytes_max} path={self._file.path}"
+                )
             if kind == CONTENT:
                 self._take_part(body)
                 continue
@@ -140,9 +153,11 @@ class SnapshotReader:
             self._under_way = 0
 
 
-def verify_snapshot(file: File) -> Summary:
-    """Check all of a snapshot. Raises: CorruptionError; UsageError for a newer version."""
-    reader = SnapshotReader(file, NoContents())
+def verify_snapshot(file: File, plain_bytes_max: int = 0) -> Summary:
+    """Check all of a snapshot. Raises: CorruptionError; UsageError for a newer version, and for one
+    that is larger than allowed, if that is not 0.
+    """
+    reader = SnapshotReader(file, NoContents(), plain_bytes_max=plain_bytes_max)
     reader.check()
     return reader.summary()
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.directory import VERSION
-from siltstone.errors import CorruptionError, ExistsError
+from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import create_directories, remove_file, remove_tree, replace_file
 from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
@@ -44,7 +44,11 @@ _OF_STORE: Final = StoredFile | FilePart | KeyValueFamily | KeyValuePair | Learn
 class DirectorySink:
     """Writes files and key-value databases below a directory; `close` makes them durable."""
 
-    def __init__(self, fs: FileSystem, directory: PurePath, open_engine: EngineOpener) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: PurePath, open_engine: EngineOpener, size_bytes_max: int
+    ) -> None:
+        self._size_bytes_max = size_bytes_max
+        self._size_bytes = 0
         self._fs = fs
         self._directory = directory
         self._open_engine = open_engine
@@ -65,16 +69,27 @@ class DirectorySink:
                 self._begin_file(record)
             case FilePart():
                 assert self._file is not None, "the loader has seen its file"
+                self._count(len(record.data))
                 self._file.write_at(record.offset, record.data)
             case KeyValueFamily():
                 self._begin_family(record)
             case KeyValuePair():
                 self._changes.put(self._family, record.key, record.value)
+                self._count(len(record.key) + len(record.value))
                 self._changed_bytes += len(record.key) + len(record.value)
                 if self._changed_bytes >= _WRITE_BYTES:
                     self._write_pairs()
             case _:
                 pass
+
+    def _count(self, size_bytes: int) -> None:
+        """Count what is written; equal parts are in a backup only once. Raises: UsageError."""
+        self._size_bytes += size_bytes
+        if self._size_bytes > self._size_bytes_max:
+            raise UsageError(
+                f"the backup has more data than allowed: max={self._size_bytes_max} "
+                f"path={self._directory}"
+            )
 
     def close(self) -> None:
         """Make everything durable."""
@@ -140,22 +155,37 @@ class DirectorySink:
 
 
 def restore_directory(
-    fs: FileSystem, clock: Clock, source: File, directory: PurePath, open_engine: EngineOpener
+    fs: FileSystem,
+    clock: Clock,
+    source: File,
+    directory: PurePath,
+    open_engine: EngineOpener,
+    *,
+    size_bytes_max: int | None = None,
 ) -> Summary:
     """Make a data directory of a backup, where there is none or an empty one.
 
-    Raises: CorruptionError, ExistsError, StorageFullError, DiskError; what was made until then is
-    no data directory, and may be removed.
+    It is refused before anything is made where the unpacked data are more than is allowed, or need
+    more space than the disk has; without a limit, no more is written than the disk had free.
+
+    Raises: CorruptionError, ExistsError, UsageError, StorageFullError, DiskError; what was made
+    until then is no data directory, and may be removed.
     """
     if fs.exists(directory) and any(entry.name != "LOCK" for entry in fs.list(directory)):
         raise ExistsError(f"{directory} is not empty; a backup is restored to a new directory")
-    checked = verify_snapshot(source)
+    free_bytes = _free_bytes(fs, directory)
+    room_bytes = free_bytes if size_bytes_max is None else size_bytes_max
+    checked = verify_snapshot(source, plain_bytes_max=room_bytes)
+    # The contents wait in a file of their own until they are in their place.
+    needed_bytes = checked.plain_bytes + checked.content_bytes
+    if needed_bytes > free_bytes:
+        raise StorageFullError(directory, needed_bytes=needed_bytes)
     create_directories(fs, directory)
     with ExitStack() as closing:
         lock = fs.lock(directory / "LOCK")
         closing.callback(lock.release)
         spill = closing.enter_context(fs.create(directory / _CONTENTS))
-        sink = DirectorySink(fs, directory, open_engine)
+        sink = DirectorySink(fs, directory, open_engine, room_bytes)
         closing.callback(sink.release)
         for name in ("data", COMMITS):
             create_directories(fs, directory / name)
@@ -167,6 +197,13 @@ def restore_directory(
         remove_file(fs, directory / _CONTENTS)
         replace_file(fs, directory / "VERSION", VERSION)
     return checked
+
+
+def _free_bytes(fs: FileSystem, directory: PurePath) -> int:
+    """Return the space on the disk where a directory is, or is to be; at least 1."""
+    while not fs.exists(directory):
+        directory = directory.parent
+    return max(fs.free_bytes(directory), 1)
 
 
 def _remove_dropped(fs: FileSystem, data: PurePath) -> None:

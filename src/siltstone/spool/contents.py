@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
 
 CHUNK_BYTES: Final = 262_144
@@ -39,11 +39,28 @@ def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
     """Yield the data of whatever was given, never all of a stream at once."""
     if isinstance(source, bytes | bytearray | memoryview):
         yield memoryview(source).cast("B")
-    elif isinstance(source, Iterable) and not hasattr(source, "read"):
-        yield from source
+        return
+    given: object = source
+    if hasattr(given, "read"):
+        while chunk := given.read(CHUNK_BYTES):
+            yield _checked(chunk)
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        for chunk in given:
+            yield _checked(chunk)
     else:
-        while chunk := source.read(CHUNK_BYTES):
-            yield chunk
+        raise UsageError(
+            f"a source is bytes, a binary stream or an iterator of bytes: "
+            f"type={type(source).__name__}"
+        )
+
+
+def _checked(chunk: object) -> bytes | memoryview:
+    """Return a piece of a source. Raises: UsageError for what is no bytes."""
+    if isinstance(chunk, bytes):
+        return chunk
+    if isinstance(chunk, bytearray | memoryview):
+        return memoryview(chunk).cast("B")
+    raise UsageError(f"a source must yield bytes: type={type(chunk).__name__}")
 
 
 def proof(length: int, checksum: int) -> bytes:

@@ -82,19 +82,25 @@ def remove_drafts(fs: FileSystem, drafts: list[Draft], error: BaseException) -> 
         raise failed from error
 
 
-def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> PurePath:
-    """Move the data, without their proof, to where no sweep finds them; return where they are."""
+def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> tuple[PurePath, bool]:
+    """Move the data, without their proof, to where no sweep finds them; return where they are, and
+    whether they stay there.
+
+    Where they cannot be moved into the directory, another name beside the first one does.
+    """
     path = draft.path
     with suppress(SiltstoneError):
         draft.file.close()
-    with suppress(SiltstoneError):
-        with fs.open(path, writable=True) as file:
-            file.truncate(draft.length)
-        target = free_name(fs, directory, path.stem)
-        fs.rename(path, target)
-        path = target
-        fs.sync_directory(directory)
-    return path
+    with suppress(SiltstoneError), fs.open(path, writable=True) as file:
+        file.truncate(draft.length)
+    for place in (directory, path.parent):
+        with suppress(SiltstoneError):
+            target = free_name(fs, place, path.stem)
+            fs.rename(path, target)
+            with suppress(SiltstoneError):
+                fs.sync_directory(place)
+            return target, True
+    return path, False
 
 
 def give_name(fs: FileSystem, path: PurePath, target: PurePath) -> None:

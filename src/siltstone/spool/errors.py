@@ -11,13 +11,21 @@ from siltstone.spool.names import Entry
 class UnableToCommitError(SiltstoneError):
     """The data was read and not stored; `paths` still hold all of it. Store it again from there.
 
-    One path for each item that was given. After the spool was poisoned as well, an entry with the
-    same data may be found when it is opened again.
+    One path for each item that was given. Those in `at_risk` could not be moved to where they last:
+    the next opening of the spool removes them. After the spool was poisoned as well, an entry with
+    the same data may be found when it is opened again.
     """
 
-    def __init__(self, reason: str, *, paths: tuple[PurePath, ...]) -> None:
-        super().__init__(f"not stored, the data is kept: {reason}: paths={[*map(str, paths)]}")
+    def __init__(
+        self, reason: str, *, paths: tuple[PurePath, ...], at_risk: tuple[PurePath, ...] = ()
+    ) -> None:
+        until = "until the spool is opened again, copy it now" if at_risk else ""
+        super().__init__(
+            f"not stored, the data is kept{until and f' {until}'}: {reason}: "
+            f"paths={[*map(str, paths)]}"
+        )
         self.paths = paths
+        self.at_risk = at_risk
 
     @property
     def path(self) -> PurePath:
@@ -26,12 +34,16 @@ class UnableToCommitError(SiltstoneError):
 
 
 class NoSuchEntryError(NotFoundError):
-    """The entry was discarded, or never stored here."""
+    """The entry was discarded, or never stored here; `entries` are all of a call that were not."""
 
-    def __init__(self, entry: Entry, source: PurePath) -> None:
-        super().__init__(f"no such entry: id={entry.id} path={source}")
+    def __init__(
+        self, entry: Entry, source: PurePath, entries: tuple[Entry, ...] | None = None
+    ) -> None:
         self.entry = entry
         self.source = source
+        self.entries = (entry,) if entries is None else entries
+        more = f" entries={len(self.entries)}" if len(self.entries) > 1 else ""
+        super().__init__(f"no such entry: id={entry.id} path={source}{more}")
 
 
 class CleanupFailedError(SiltstoneError):

@@ -4,20 +4,24 @@ DIR/spool       `siltstone spool 1` and a newline: written last, so what has it 
 DIR/LOCK        held by the one process that stores and discards
 DIR/next        no entry with this id or a higher one was ever stored
 DIR/q/          the entries, and nothing else
-DIR/tmp/        data that are being written; swept when it is opened for writing
+DIR/tmp/        data that are being written, and records of batches; swept when it is opened for
+                writing. A name that does not end in `.tmp` or `.batch` stays: data that could be
+                kept nowhere else
 DIR/kept/       data that were read and could not be stored
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.publish import create_directories, replace_file, sweep_temporaries
-from siltstone.spool.names import Entry, parse_name
+from siltstone.fs.publish import create_directories, remove_tree, replace_file, sweep_temporaries
+from siltstone.spool.arguments import require_kind
+from siltstone.spool.names import Entry, file_name, parse_name
 
 SENTINEL: Final = b"siltstone spool 1\n"
 # Where the mark of ids was damaged, the next ones begin so far above all entries that there are.
@@ -66,6 +70,15 @@ class Layout:
             for _ in fs.scan(self.entries):
                 raise ExistsError(f"a spool without its sentinel has entries: path={self.root}")
 
+    def remove(self, fs: FileSystem) -> None:
+        """Remove what there is of a new spool."""
+        remove_tree(fs, self.root)
+
+    def path_of(self, stored: Entry) -> PurePath:
+        """Return where the file of an entry is, or would be. Raises: UsageError."""
+        require_kind("entry", stored, Entry, "an Entry")
+        return self.entries / file_name(stored)
+
     def sweep(self, fs: FileSystem) -> list[str]:
         """Remove what a crash left half written, and return the names."""
         return sweep_temporaries(fs, self.root) + sweep_temporaries(fs, self.temporary)
@@ -86,7 +99,9 @@ def read_mark(fs: FileSystem, layout: Layout) -> int:
     return highest + 1 + _LEAP
 
 
-def scan_entries(fs: FileSystem, layout: Layout) -> list[Entry]:
-    """Return all entries, by their names alone."""
-    parsed = (parse_name(n.name) for n in fs.scan(layout.entries) if n.kind is EntryKind.FILE)
-    return [found for found in parsed if found is not None]
+def scan_entries(fs: FileSystem, layout: Layout) -> Iterator[Entry]:
+    """Yield all entries, by their names alone."""
+    for name in fs.scan(layout.entries):
+        found = parse_name(name.name) if name.kind is EntryKind.FILE else None
+        if found is not None:
+            yield found

@@ -52,6 +52,8 @@ def entry(id: int, metadata: str | None = None) -> Entry:  # noqa: A002 - what i
 
 def encode_metadata(text: str) -> str:
     """Return metadata as they stand in a name. Raises: UsageError when they are too long."""
+    if not isinstance(text, str):
+        raise UsageError(f"metadata must be text, or None: type={type(text).__name__}")
     try:
         data = text.encode()
     except UnicodeEncodeError as exc:

@@ -10,36 +10,36 @@ One process may store and discard, with any number of threads; others may read m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar, cast
 
 from siltstone.errors import (
     ClosedError,
-    ExistsError,
     NotFoundError,
     PoisonedError,
     SiltstoneError,
     UsageError,
 )
 from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
+from siltstone.spool.arguments import function_given, pairs_given, path_given, require_kind
+from siltstone.spool.batches import RECORD_SUFFIX, finish_batches, forget, undo, write_record
 from siltstone.spool.contents import EntryStream, Source
 from siltstone.spool.drafts import (
     Draft,
     give_name,
     keep_draft,
     remove_drafts,
-    take_name_back,
     write_draft,
 )
 from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
-from siltstone.spool.layout import Layout, read_mark, write_mark
+from siltstone.spool.layout import Layout, read_mark, scan_entries, write_mark
 from siltstone.spool.moving import copy_out
 from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, parse_name
 
@@ -80,6 +80,8 @@ class Spool:
         read_only: bool = False,
         size_bytes_max: int | None = None,
     ) -> None:
+        if size_bytes_max is not None:
+            require_kind("size_bytes_max", size_bytes_max, int, "a whole number")
         layout.check(fs)
         self.path = layout.root
         self.read_only = read_only
@@ -87,11 +89,15 @@ class Spool:
         self._layout = layout
         self._lock = None if read_only else fs.lock(layout.lock)
         self._mutex = Lock()
+        # Held while a batch has its record, for which no entry of it may be discarded.
+        self._batching = Lock()
         self._drafts = count()
         self._poison: SiltstoneError | None = None
         self._closed = False
         self._size_bytes_max = size_bytes_max
         try:
+            if not read_only:
+                finish_batches(fs, layout)
             self.swept = () if read_only else tuple(layout.sweep(fs))
             self._next_id = self._reserved = read_mark(fs, layout)
             self._size_bytes = 0 if size_bytes_max is None else self.stats().size_bytes
@@ -132,17 +138,17 @@ class Spool:
         return stored
 
     def store_many(self, items: Iterable[tuple[Source, str | None]]) -> list[Entry]:
-        """Store several with one sync of their names; return their entries in order.
+        """Store several together; return their entries in order.
 
-        An error is as that of `store`, and then none of them is stored. A power cut before this
-        returns may leave some, each whole.
+        An error is as that of `store`, and then none of them is stored. A crash before this returns
+        leaves all of them or none, once the spool is opened for writing.
         """
         self._check_writable()
         drafts: list[Draft] = []
         metadata: list[str | None] = []
         synced = 0
         try:
-            for source, said in items:
+            for source, said in pairs_given(items):
                 if said is not None:
                     encode_metadata(said)
                 metadata.append(said)
@@ -158,12 +164,12 @@ class Spool:
             raise
         return self._commit(drafts, metadata) if drafts else []
 
-    def _write(self, source: Source, taken_bytes: int) -> Draft:
+    def _write(self, source: object, taken_bytes: int) -> Draft:
         path = self._layout.temporary / f"{next(self._drafts)}{TEMPORARY_SUFFIX}"
         room = None
         if self._size_bytes_max is not None:
             room = self._size_bytes_max - self._size_bytes - taken_bytes
-        return write_draft(self._fs, path, source, room_bytes=room)
+        return write_draft(self._fs, path, cast("Source", source), room_bytes=room)
 
     def _sync(self, drafts: Sequence[Draft], first: int) -> None:
         try:
@@ -175,32 +181,35 @@ class Spool:
     def _commit(self, drafts: list[Draft], metadata: list[str | None]) -> list[Entry]:
         """Give synced drafts their names."""
         named: list[Entry] = []
-        try:
-            # Names appear in the order of their ids: whoever asks for the next one has seen all
-            # that are lower. It is the one thing done on the disk under the lock.
+        with self._batching if len(drafts) > 1 else nullcontext():
+            record = drafts[0].path.with_suffix(RECORD_SUFFIX) if len(drafts) > 1 else None
+            try:
+                # Names appear in the order of their ids: whoever asks for the next one has seen all
+                # that are lower. It is the one thing done on the disk under the lock.
+                with self._mutex:
+                    entries = [self._free_entry(said) for said in metadata]
+                    if record is not None:
+                        names = [file_name(stored) for stored in entries]
+                        write_record(self._fs, record, drafts, names)
+                    for draft, stored in zip(drafts, entries, strict=True):
+                        give_name(self._fs, draft.path, self.path_of(stored))
+                        named.append(stored)
+                self._sync_names()
+            except SiltstoneError as exc:
+                paths = [self.path_of(stored) for stored in named]
+                self._poison = undo(self._fs, record, drafts, paths) or self._poison
+                raise self._kept(drafts, exc) from exc
             with self._mutex:
-                for draft, said in zip(drafts, metadata, strict=True):
-                    named.append(self._name(draft, said))
-            self._sync_names()
-        except SiltstoneError as exc:
-            for draft, stored in zip(drafts, named, strict=False):
-                with suppress(SiltstoneError):
-                    take_name_back(self._fs, draft.path, self.path_of(stored))
-            raise self._kept(drafts, exc) from exc
-        with self._mutex:
-            self._size_bytes += sum(draft.size_bytes for draft in drafts)
-        for draft in drafts:
-            # Swept later if need be; the data have their own name.
-            with suppress(SiltstoneError):
-                self._fs.remove(draft.path)
+                self._size_bytes += sum(draft.size_bytes for draft in drafts)
+            # All is stored; where the record stays, discarding an entry of it would not last.
+            self._poison = forget(self._fs, record, drafts) or self._poison
         return named
 
-    def _name(self, draft: Draft, metadata: str | None) -> Entry:
-        """Give a draft the next name that is free; others are not, where a lock means nothing."""
+    def _free_entry(self, metadata: str | None) -> Entry:
+        """Return the next entry whose name is free; others are not, where a lock means nothing."""
         while True:
             stored = Entry(self._take_id(), metadata)
-            with suppress(ExistsError):
-                give_name(self._fs, draft.path, self.path_of(stored))
+            if not self._fs.exists(self.path_of(stored)):
                 return stored
 
     def _take_id(self) -> int:
@@ -215,7 +224,11 @@ class Spool:
 
     def _kept(self, drafts: Iterable[Draft], error: SiltstoneError) -> UnableToCommitError:
         kept = [keep_draft(self._fs, draft, self._layout.kept) for draft in drafts]
-        return UnableToCommitError(str(error), paths=tuple(kept))
+        return UnableToCommitError(
+            str(error),
+            paths=tuple(path for path, _ in kept),
+            at_risk=tuple(path for path, stays in kept if not stays),
+        )
 
     # Reading
 
@@ -237,10 +250,7 @@ class Spool:
         One that is stored or discarded meanwhile may be yielded or not.
         """
         self._check_open()
-        for name in self._fs.scan(self._layout.entries):
-            found = parse_name(name.name) if name.kind is EntryKind.FILE else None
-            if found is not None:
-                yield found
+        yield from scan_entries(self._fs, self._layout)
 
     def reduce(
         self, function: Callable[[Value, Entry], Value | Done[Value]], initial: Value
@@ -249,6 +259,7 @@ class Spool:
 
         It is given the value so far and an entry, and may end early by returning Done.
         """
+        function_given(function)
         value = initial
         for found in self:
             made = function(value, found)
@@ -266,10 +277,10 @@ class Spool:
             return self._next_id
 
     def stats(self) -> SpoolStats:
-        """Count what is there; this looks at every file."""
+        """Count what is there; this looks at every file, one at a time."""
         self._check_open()
         entries = unexpected = size_bytes = 0
-        for found in self._fs.list(self._layout.entries):
+        for found in self._fs.scan_entries(self._layout.entries):
             if found.kind is EntryKind.FILE and parse_name(found.name) is not None:
                 entries += 1
                 size_bytes += found.size_bytes
@@ -302,22 +313,36 @@ class Spool:
         self._check_writable()
         if destination is not None:
             with self.stream(stored) as source:
-                copy_out(self._fs, source, absolute_path(destination), reason)
+                copy_out(self._fs, source, path_given(destination), reason)
         elif reason is not None:
             raise UsageError("a reason goes beside a destination, and there is none")
         self.discard_many([stored])
 
     def discard_many(self, entries: Iterable[Entry]) -> None:
-        """Remove entries for good, with one sync for all. Raises: as `discard`, at the first."""
-        self._check_writable()
-        removed = False
-        try:
-            for stored in entries:
-                self._remove(stored)
-                removed = True
-        finally:
-            if removed:
-                self._sync_names()
+        """Remove entries for good, with one sync for all.
+
+        Raises: as `discard`; NoSuchEntryError when all the others are gone, with those that were
+        not there.
+        """
+        require_kind("entries", entries, Iterable, "entries")
+        wanted = list(entries)
+        for stored in wanted:
+            self.path_of(stored)
+        with self._batching:
+            self._check_writable()
+            missing: list[NoSuchEntryError] = []
+            try:
+                for stored in wanted:
+                    try:
+                        self._remove(stored)
+                    except NoSuchEntryError as exc:
+                        missing.append(exc)
+            finally:
+                if len(missing) < len(wanted):
+                    self._sync_names()
+        if missing:
+            gone = tuple(each.entry for each in missing)
+            raise NoSuchEntryError(gone[0], self.path_of(gone[0]), gone)
 
     def quarantine(self, stored: Entry, directory: PurePath, reason: str) -> PurePath:
         """Move the file of an entry that cannot be read as it is; return where it is now.
@@ -347,7 +372,7 @@ class Spool:
 
     def path_of(self, stored: Entry) -> PurePath:
         """Return where the file of an entry is, or would be."""
-        return self._layout.entries / file_name(stored)
+        return self._layout.path_of(stored)
 
     def _sync_names(self) -> None:
         try:
@@ -370,14 +395,21 @@ class Spool:
 
 
 def create(path: str | PurePath, *, fs: FileSystem | None = None) -> Spool:
-    """Make a spool where there is nothing yet, and open it. Raises: ExistsError."""
+    """Make a spool where there is nothing yet, and open it; where that fails, nothing is there
+    again. Raises: ExistsError.
+    """
     disk = fs or PosixFileSystem()
-    layout = Layout(absolute_path(path))
+    layout = Layout(path_given(path))
     create_directories(disk, layout.root.parent)
     disk.make_directory(layout.root)
-    disk.sync_directory(layout.root.parent)
-    layout.lay_out(disk)
-    return Spool(layout, disk)
+    try:
+        disk.sync_directory(layout.root.parent)
+        layout.lay_out(disk)
+        return Spool(layout, disk)
+    except SiltstoneError:
+        with suppress(SiltstoneError):
+            layout.remove(disk)
+        raise
 
 
 def open_spool(
@@ -392,7 +424,7 @@ def open_spool(
     Raises: NotFoundError; UsageError for what another version made; LockedError when another
     process has it open for writing.
     """
-    layout = Layout(absolute_path(path))
+    layout = Layout(path_given(path))
     return Spool(
         layout, fs or PosixFileSystem(), read_only=read_only, size_bytes_max=size_bytes_max
     )
@@ -406,7 +438,7 @@ def ensure(
     Raises: ExistsError for a directory that holds something else; what `open` raises.
     """
     disk = fs or PosixFileSystem()
-    layout = Layout(absolute_path(path))
+    layout = Layout(path_given(path))
     create_directories(disk, layout.root)
     if not disk.exists(layout.sentinel):
         lock = disk.lock(layout.lock)

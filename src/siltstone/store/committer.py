@@ -13,7 +13,13 @@ from functools import partial
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import DiskError, PoisonedError, SiltstoneError, StorageFullError
+from siltstone.errors import (
+    DiskError,
+    OverloadedError,
+    PoisonedError,
+    SiltstoneError,
+    StorageFullError,
+)
 from siltstone.segment.body import directory_of, encode_rows
 from siltstone.segment.chain import ChainWriter
 from siltstone.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader
@@ -64,9 +70,16 @@ class Committer:
         self._poisoned_by: Exception | None = None
         self.unsynced = False
         self.is_heard: Callable[[], bool] = bool
+        # Whether a file descriptor is held only while something is stored.
+        self.parks = False
         # Blocks that are written and not yet seen, each with its stream, edges and header.
         self._written: list[tuple[Block, int, bytes, FrameHeader]] = []
         self.on_stored: OnStored | None = None
+
+    @property
+    def poisoned_by(self) -> Exception | None:
+        """What failed, so that nothing more is stored here; None: nothing did."""
+        return self._poisoned_by
 
     def check(self) -> None:
         """Raise PoisonedError when a sync has failed here."""
@@ -77,7 +90,7 @@ class Committer:
     def commit(self, calls: list[Call]) -> list[Outcome | Exception]:
         """Store the calls as one frame; return what became of each, in order.
 
-        Raises: PoisonedError; StorageFullError, with nothing stored.
+        Raises: PoisonedError; StorageFullError and OverloadedError, with nothing stored.
         """
         self.check()
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
@@ -93,8 +106,8 @@ class Committer:
         if cooked.row_count:
             try:
                 frame_serial = self._store(cooked, sync=sync)
-            except StorageFullError:
-                self._was_full = True
+            except (StorageFullError, OverloadedError) as exc:
+                self._was_full = isinstance(exc, StorageFullError)
                 # What was learned for these rows must be forgotten with them.
                 if cooked.edges:
                     self._cook = self._new_cook()
@@ -120,7 +133,7 @@ class Committer:
             assert call.block is not None
             try:
                 outcomes.append(self._write_block(call.block))
-            except StorageFullError as exc:
+            except (StorageFullError, OverloadedError) as exc:
                 self._cook = self._new_cook()
                 outcomes.append(exc)
             except DiskError as exc:
@@ -222,6 +235,12 @@ class Committer:
     def size_bytes(self) -> int:
         """Return the disk space that the slab takes."""
         return self._writer.size_bytes()
+
+    def park(self) -> None:
+        """Hold no file descriptor until there is more to store, where that was asked for."""
+        active = self._writer.active
+        if self.parks and active is not None and not self.unsynced and self._poisoned_by is None:
+            active.park()
 
     def close(self) -> None:
         """Sync what is not, and let go of the files."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Final, Literal
+from typing import Literal
 
 from siltstone.segment.chain import SlabIdentity
 from siltstone.segment.index import SealedIndex
-from siltstone.segment.segment import Segment
+from siltstone.segment.segment import RESERVE_REACH, Segment
 from siltstone.store.manifest import SlabRecord
 from siltstone.store.producers import ProducerTable
 from siltstone.topic.structure import NEVER, Structure
-
-# A reserved serial is never further ahead than the rows of one frame and one step of reserving.
-RESERVE_REACH: Final = 1 << 25
 
 Severity = Literal["damage", "note"]
 

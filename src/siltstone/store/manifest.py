@@ -12,9 +12,10 @@ is given up for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from hashlib import blake2b
 from pathlib import PurePath
 from threading import Lock
 from typing import Any, Final
@@ -24,6 +25,7 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.settings import DatabaseSettings
 
 MANIFEST: Final = "manifest"
@@ -84,6 +86,19 @@ class Manifest:
     dropping: tuple[SlabId, ...] = field(default=())
     # The topics of the shards, by number, in a database whose shards are topic logs.
     logs: tuple[str, ...] = field(default=())
+    # Whether all positions that were ever saved in it carry its identity.
+    identified: bool = field(default=True)
+    # Seeds of slabs that do not follow from the salt, because that was lost and made anew.
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    # Whether its shards are topic logs, also while it has none.
+    holds_logs: bool = field(default=False)
+
+    @property
+    def identity(self) -> DatabaseIdentity:
+        """What tells this database from any other, also from a later one of the same name."""
+        salt = f"{self.salt}/{self.database}"
+        text = blake2b(salt.encode(), digest_size=16).hexdigest()
+        return DatabaseIdentity(text, self.identified)
 
     def encode(self) -> bytes:
         """Return the file."""
@@ -96,6 +111,12 @@ class Manifest:
         }
         if self.logs:
             content["logs"] = list(self.logs)
+        if self.identified:
+            content["identified"] = True
+        if self.seeds:
+            content["seeds"] = dict(self.seeds)
+        if self.holds_logs:
+            content["holds_logs"] = True
         data = json.dumps(content, indent=1).encode() + b"\n"
         return _TITLE + b"%08x\n" % crc32c(data) + data
 
@@ -116,6 +137,9 @@ class Manifest:
             ),
             dropping=tuple(SlabId(shard, generation) for shard, generation in values["dropping"]),
             logs=tuple(values.get("logs", ())),
+            identified=values.get("identified", False),
+            seeds=values.get("seeds", {}),
+            holds_logs=values.get("holds_logs", bool(values.get("logs"))),
         )
 
     def with_slab(self, record: SlabRecord) -> Manifest:

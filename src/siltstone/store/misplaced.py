@@ -12,9 +12,10 @@ from pathlib import PurePath
 
 from siltstone.errors import SiltstoneError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import quarantine_file
-from siltstone.segment.chain import SlabIdentity, list_segments
+from siltstone.fs.publish import move_aside, quarantine_file
+from siltstone.segment.chain import SlabIdentity
 from siltstone.segment.segment import open_segment, segment_path
+from siltstone.segment.sift import SlabBounds, list_segments
 from siltstone.store.findings import Finding
 from siltstone.store.survey import load_index
 
@@ -24,7 +25,9 @@ def put_back(
 ) -> list[Finding]:
     """Give the segments of a slab their own names; return what was found and done."""
     findings: list[Finding] = []
-    names = _segment_names(fs, place)
+    bounds = SlabBounds(seed=identity.seed)
+    named, _ = list_segments(fs, place, fs.list(place), bounds)
+    names = {int(PurePath(entry.name).stem) for entry in named}
     strays = {base: own for base in names if (own := _own_base(fs, place, base, identity)) != base}
     while strays:
         if homeward := [base for base, own in strays.items() if own not in names]:
@@ -47,10 +50,6 @@ def put_back(
     return findings + _put_indexes_away(fs, place, quarantine)
 
 
-def _segment_names(fs: FileSystem, place: PurePath) -> set[int]:
-    return {int(PurePath(entry.name).stem) for entry in list_segments(fs.list(place))[0]}
-
-
 def _own_base(fs: FileSystem, place: PurePath, base: int, identity: SlabIdentity) -> int:
     """Return the serial that a segment of this slab says to begin with; else that of its name."""
     try:
@@ -63,6 +62,7 @@ def _own_base(fs: FileSystem, place: PurePath, base: int, identity: SlabIdentity
 
 
 def _rename(fs: FileSystem, path: PurePath, target: PurePath) -> None:
+    move_aside(fs, target)
     fs.rename(path, target)
     fs.sync_directory(path.parent)
 

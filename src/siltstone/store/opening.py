@@ -23,18 +23,18 @@ from siltstone.segment.chain import (
     SegmentHandle,
     SlabIdentity,
     directory_bytes,
-    list_segments,
     refuse_lost,
     seal_segment,
     state_header,
 )
 from siltstone.segment.recovery import Recovered, recover_segment
 from siltstone.segment.segment import Segment
+from siltstone.segment.sift import list_segments
 from siltstone.store.committer import Committer
 from siltstone.store.manifest import Manifest, SlabId, SlabRecord
 from siltstone.store.producers import ProducerTable
 from siltstone.store.settings import DatabaseSettings
-from siltstone.store.slab import Slab
+from siltstone.store.slab import Slab, bounds_of
 from siltstone.topic.structure import Structure
 
 
@@ -55,13 +55,21 @@ def slab_directory(directory: PurePath, slab: SlabId) -> PurePath:
 
 def identity_of(manifest: Manifest, slab: SlabId) -> SlabIdentity:
     """Return what the segments of a slab say of themselves."""
-    seed = blake2b(f"{manifest.salt}/{slab}".encode(), digest_size=4).digest()
+    logs = manifest.logs
+    seed = manifest.seeds.get(str(slab))
     return SlabIdentity(
         database=manifest.database,
         shard=slab.shard,
         generation=slab.generation,
-        seed=int.from_bytes(seed, "little"),
+        seed=seed_of(manifest.salt, slab) if seed is None else seed,
+        salt=manifest.salt,
+        topic=logs[slab.shard] if slab.shard < len(logs) else "",
     )
+
+
+def seed_of(salt: int, slab: SlabId) -> int:
+    """Return the seed of the frames of a slab."""
+    return int.from_bytes(blake2b(f"{salt}/{slab}".encode(), digest_size=4).digest(), "little")
 
 
 def begin_slab(
@@ -111,8 +119,10 @@ def reopen_slab(
 ) -> tuple[Committer, RecoveryReport]:
     """Come back to the current slab of a shard. Raises: CorruptionError."""
     sweep_temporaries(fs, directory)
-    entries, foreign = list_segments(fs.list(directory))
-    refuse_lost(fs, directory, fs.list(directory))
+    listed = fs.list(directory)
+    bounds = bounds_of(record, identity.seed)
+    entries, foreign = list_segments(fs, directory, listed, bounds)
+    refuse_lost(fs, directory, listed)
     if not entries:
         raise CorruptionError("slab has no segment", path=directory)
     slab = Slab(fs, directory, record, Structure(list(settings.thresholds)))

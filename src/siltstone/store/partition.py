@@ -17,6 +17,9 @@ from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 
 _QOS: Final = (0, 1, 2)
+# What follows the properties in a Row, and what it is before the row is stored.
+_SET_BY_STORE: Final = 6
+_UNSET: Final = Row("", b"")[_SET_BY_STORE:]
 _FLAGS: Final = bytes([*_QOS, *(RETAIN | qos for qos in _QOS)])
 
 
@@ -52,6 +55,11 @@ def columns_of(rows: Iterable[Row]) -> Columns:
     for number, row in enumerate(listed):
         if not isinstance(row, Row):
             raise UsageError(f"not a Row: row={number} type={type(row).__name__}")
+        if row[_SET_BY_STORE:] != _UNSET:
+            raise UsageError(
+                f"the store sets timestamp_us, shard, generation, stream and serial; to append a "
+                f"row that was read, pass Row(*row[:6]): row={number}"
+            )
         if not _is_number(row.qos) or row.qos not in _QOS:
             raise UsageError(f"qos must be 0, 1 or 2: row={number} qos={row.qos}")
         if not isinstance(row.retain, bool):

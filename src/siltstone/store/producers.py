@@ -11,6 +11,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
+from siltstone.errors import UsageError
 from siltstone.segment.frame import PRODUCER
 
 PRODUCERS_MAX: Final = 100_000
@@ -44,3 +45,16 @@ class ProducerTable:
     def encode(self) -> bytes:
         """Return the whole table, the least recently used first."""
         return b"".join(PRODUCER.pack(*item) for item in self._sequences.items())
+
+
+def producer_of(producer: object) -> tuple[bytes, int]:
+    """Return the key and the sequence of a producer as it is given. Raises: UsageError."""
+    match producer:
+        case (str(name), int(sequence)) if not isinstance(sequence, bool):
+            if not 0 <= sequence < 1 << 64:
+                raise UsageError(f"a producer's sequence has 64 bits: sequence={sequence}")
+            try:
+                return producer_key(name), sequence
+            except UnicodeEncodeError as exc:
+                raise UsageError(f"a producer's name is not valid Unicode: {producer!r}") from exc
+    raise UsageError(f"producer must be a name and a number, as ('loader', 1): {producer!r}")

@@ -8,7 +8,7 @@ leaves damage that the next repair finds again, and nothing is ever lost twice.
 - A file that has the name of another gets its own; see `misplaced.py`.
 - A damaged header of a segment is written anew, from the manifest and the name of the file.
 - A file in which no frame is whole, or a missing one, becomes a segment with one hole.
-- An index is made anew from its segment.
+- An index is made anew from its segment, a manifest from all segments; see `remake.py`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,38 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError
-from siltstone.fs.api import File, FileSystem
-from siltstone.fs.publish import create_directories, sweep_temporaries
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import (
+    create_directories,
+    move_aside,
+    quarantine_file,
+    sweep_temporaries,
+)
 from siltstone.segment.body import encode_state
 from siltstone.segment.chain import (
-    index_path,
-    list_segments,
     lost_segments,
     seal_segment,
     state_header,
 )
 from siltstone.segment.frame import HEADER_BYTES, HOLE, PLAIN, FrameHeader, encode_frame
-from siltstone.segment.recovery import whole_frames
 from siltstone.segment.segment import (
+    RESERVE_REACH,
     SEGMENT_BYTES_MIN,
     SEGMENT_HEADER_BYTES,
     Segment,
     SegmentHeader,
     declared_bytes,
+    open_segment,
     segment_path,
+)
+from siltstone.segment.sift import (
+    holds_frames,
+    index_path,
+    list_segments,
+    read_summary,
 )
 from siltstone.segment.writer import SegmentWriter, create_segment
 from siltstone.store.findings import (
-    RESERVE_REACH,
     End,
     Expected,
     Finding,
@@ -51,7 +60,9 @@ from siltstone.store.manifest import Manifest, SlabRecord, SlabState, read_manif
 from siltstone.store.misplaced import put_back
 from siltstone.store.opening import identity_of, slab_directory
 from siltstone.store.quarantine import Quarantine
+from siltstone.store.remake import remake_manifest
 from siltstone.store.restore import Restorer
+from siltstone.store.slab import bounds_of
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import NAME_TAKEN, load_index, survey_segment
 from siltstone.topic.structure import NEVER, Structure
@@ -68,13 +79,17 @@ _NO_STATE: Final = (b"", b"")
 
 def mend_database(fs: FileSystem, directory: PurePath, quarantine: PurePath) -> list[Finding]:
     """Repair what can be repaired; return what was found and what was done about it."""
+    findings: list[Finding] = []
     try:
         manifest = read_manifest(fs, directory)
-    except (NotFoundError, CorruptionError):
-        return []
+    except (NotFoundError, CorruptionError) as exc:
+        made = remake_manifest(fs, directory, quarantine, exc)
+        if made is None:
+            return []
+        manifest, finding = made
+        findings.append(finding)
     if fs.exists(quarantine):
         sweep_temporaries(fs, quarantine)
-    findings: list[Finding] = []
     for shard in range(manifest.settings.shards):
         before: End | None = None
         generation = 0
@@ -137,8 +152,9 @@ class _SlabMender:
         self.findings += put_back(self._fs, self._place, self._identity, self._quarantine_directory)
         listed = self._fs.list(self._place)
         lost = lost_segments(self._fs, self._place, listed)
-        bases = [int(PurePath(entry.name).stem) for entry in list_segments(listed)[0]]
-        bases = sorted([*bases, *lost])
+        bounds = bounds_of(self._record, self._identity.seed)
+        entries, _ = list_segments(self._fs, self._place, listed, bounds)
+        bases = sorted([*(int(PurePath(entry.name).stem) for entry in entries), *lost])
         if not bases and next_base is None:
             bases = [self._begin_anew()]
         before: End | None = None
@@ -148,6 +164,9 @@ class _SlabMender:
             # Behind a segment without rows one serial is left out: its name is taken.
             left_out = int(number > 0 and bases[number - 1] == self._reached)
             if stop is not None and stop > self._reached + left_out:
+                if number < len(bases) and stop not in lost and self._put_away(stop):
+                    del bases[number]
+                    continue
                 self._bridge(self._reached, stop)
                 bases.insert(number, self._reached)
             elif number == len(bases):
@@ -169,6 +188,27 @@ class _SlabMender:
                 self._time_us = before.last_timestamp_us
                 self._reached = before.next_serial
             number += 1
+
+    def _put_away(self, base: int) -> bool:
+        """Take a file with the name of a segment out where the slab has no use for it and nothing
+        in it is of this slab; say whether that was so. No row of the slab is lost with it.
+        """
+        path = segment_path(self._place, base)
+        try:
+            header = open_segment(self._fs, path).header
+        except CorruptionError as exc:
+            problem = exc.reason
+        else:
+            if header.seed == self._identity.seed:
+                return False
+            problem = f"segment is not of this slab: its database is {header.database!r}"
+        if read_summary(self._fs, path) or holds_frames(self._fs, path, self._identity.seed):
+            return False
+        problem = f"{problem}; no row is lost"
+        directory = self._quarantine_directory
+        kept = quarantine_file(self._fs, path, directory, f"{path}: {problem}")
+        self._tell(path, 0, problem, f"kept as {kept}")
+        return True
 
     def _mend_segment(self, path: PurePath, expected: Expected) -> End | None:
         """Repair one thing after the other, until a survey finds no more that can be."""
@@ -197,9 +237,7 @@ class _SlabMender:
         return survey.end()
 
     def _survey(self, path: PurePath, expected: Expected) -> Survey:
-        entries = self._fs.list(self._place)
-        allocated = next(item.allocated_bytes for item in entries if item.name == path.name)
-        return survey_segment(self._fs, path, expected, self._rules, allocated=allocated)
+        return survey_segment(self._fs, path, expected, self._rules)
 
     def _tell(self, path: PurePath, offset: int, problem: str, repaired: str) -> None:
         self.findings.append(Finding(path=path, offset=offset, problem=problem, repaired=repaired))
@@ -281,10 +319,10 @@ class _SlabMender:
         """Write the header anew where frames of this slab follow it; else give the file up."""
         problem = survey.findings[0].problem
         path = survey.path
+        if not holds_frames(self._fs, path, self._identity.seed):
+            self._replace(survey, problem)
+            return
         with self._fs.open(path, writable=True) as file:
-            if not self._is_ours(file):
-                self._replace(survey, problem)
-                return
             head = file.read_at(0, SEGMENT_HEADER_BYTES)
             # A file that was cut short gets its size back: what it has lost then shows as damage.
             declared = declared_bytes(head)
@@ -299,18 +337,6 @@ class _SlabMender:
         lost = "rows may be lost behind its end" if cut_short else "no row is lost"
         self._tell(path, 0, f"{problem}; {lost}", f"header made anew; kept as {kept}")
 
-    def _is_ours(self, file: File) -> bool:
-        """Say whether a file with a bad header holds a whole frame of this slab."""
-        if file.size() <= SEGMENT_HEADER_BYTES:
-            return False
-        view = file.map(writable=False)
-        frames = whole_frames(view, SEGMENT_HEADER_BYTES, len(view), self._identity.seed)
-        found = next(frames, None)
-        # The file may have to change its size, which no map may see.
-        frames.close()
-        view.release()
-        return found is not None
-
     def _header(self, base_serial: int, file_bytes: int) -> SegmentHeader:
         return SegmentHeader(
             database=self._identity.database,
@@ -320,6 +346,8 @@ class _SlabMender:
             file_bytes=file_bytes,
             created_us=self._record.created_us,
             seed=self._identity.seed,
+            salt=self._identity.salt,
+            topic=self._identity.topic,
         )
 
     def _replace(self, survey: Survey, problem: str) -> None:
@@ -341,8 +369,9 @@ class _SlabMender:
 
     def _bridge(self, start: int, stop: int) -> None:
         """Put a segment with one hole in the place of a missing one."""
-        self._write_hole(start, stop, closed=True, counted=True)
         path = segment_path(self._place, start)
+        move_aside(self._fs, path)
+        self._write_hole(start, stop, closed=True, counted=True)
         problem = f"a segment is missing; {lost_serials(start, stop - start)}"
         self._tell(path, 0, problem, "a hole")
 
@@ -350,6 +379,7 @@ class _SlabMender:
         """Let a slab that has lost all it had go on far behind; return where it begins."""
         start, closed = self._reached, self._record.state is not SlabState.CURRENT
         stop = start + _ROWS_IN_SLAB_MAX
+        move_aside(self._fs, segment_path(self._place, start))
         self._write_hole(start, stop, closed=closed, counted=False)
         self._tell(self._place, 0, f"slab has no segment; {uncounted_loss(stop)}", "a hole")
         return start

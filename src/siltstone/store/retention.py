@@ -8,6 +8,9 @@ from typing import Protocol
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 
 _SECOND_US = 1_000_000
+# Where only a retention is set, a generation is this part of it, so that there is one to drop.
+_RETAINED_GENERATIONS = 8
+_ROTATE_BYTES_MIN = 65_536
 
 
 class Limits(Protocol):
@@ -32,10 +35,25 @@ def due_for_turn(
     """Say whether the current slab has had its time or its size; an empty one goes on."""
     if not rows:
         return False
-    if settings.rotate_bytes is not None and size_bytes >= settings.rotate_bytes:
+    rotate_seconds, rotate_bytes = _rotation(settings)
+    if rotate_bytes is not None and size_bytes >= rotate_bytes:
         return True
     age_us = now_us - record.since_us
-    return settings.rotate_seconds is not None and age_us >= settings.rotate_seconds * _SECOND_US
+    return rotate_seconds is not None and age_us >= rotate_seconds * _SECOND_US
+
+
+def _rotation(settings: Limits) -> tuple[float | None, int | None]:
+    """Return after how long, and at which size, a generation ends.
+
+    Only sealed generations are dropped, so that a retention without a rotation needs one.
+    """
+    seconds, size_bytes = settings.rotate_seconds, settings.rotate_bytes
+    if seconds is None and size_bytes is None:
+        if settings.retain_seconds is not None:
+            seconds = settings.retain_seconds / _RETAINED_GENERATIONS
+        if settings.retain_bytes is not None:
+            size_bytes = max(_ROTATE_BYTES_MIN, settings.retain_bytes // _RETAINED_GENERATIONS)
+    return seconds, size_bytes
 
 
 def due_for_drop(

@@ -46,7 +46,9 @@ _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
 class Row(NamedTuple):
-    """One message. To append one only topic and value are needed; the store sets the last five."""
+    """One message. To append one only topic and value are needed; the store sets the last five,
+    and refuses to append a row that has them.
+    """
 
     topic: str
     value: bytes

@@ -62,7 +62,7 @@ class DatabaseSettings:
         """Refuse values that cannot work. Raises: UsageError."""
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
-        _require(1 <= self.shards <= 4096, "shards", "a number from 1 to 4096", self.shards)
+        _require(1 <= self.shards <= 16384, "shards", "a number from 1 to 16384", self.shards)
         _require(
             self.shard_by in SHARD_KEYS,
             "shard_by",

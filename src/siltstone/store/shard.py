@@ -308,6 +308,7 @@ class Shard:
         if self.committer.unsynced and self._written_at == 0.0:
             self._written_at = self._clock.monotonic()
         self._look_after()
+        self.committer.park()
 
     def _refusal(
         self, call: Call, size_bytes: int, coming: Container[int]
@@ -346,6 +347,7 @@ class Shard:
             act()
         except SiltstoneError as exc:
             outcome = exc
+        self.committer.park()
         self._taken.discard(ticket)
         ticket.resolve(outcome, None)
 

@@ -14,11 +14,17 @@ from typing import Final
 from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
 from siltstone.fs.api import FileSystem
 from siltstone.segment.chain import Chain, SegmentHandle
+from siltstone.segment.sift import SlabBounds
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream, Structure
 
 _MATCHES_MAX: Final = 10_000
+
+
+def bounds_of(record: SlabRecord, seed: int | None = None) -> SlabBounds:
+    """Return what a manifest, and where it is given the seed, tell of the files of a slab."""
+    return SlabBounds(first_serial=record.first_serial, until_serial=record.until_serial, seed=seed)
 
 
 class Slab:
@@ -47,6 +53,7 @@ class Slab:
         try:
             with self._lock:
                 ended = self.record.state is not SlabState.CURRENT
+                self.chain.bounds = bounds_of(self.record)
                 self._apply(self.chain.refresh(ended=ended))
                 self._check_bounds()
                 self._loaded = True

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from pathlib import PurePath
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 from siltstone.clock import Clock
 from siltstone.errors import (
@@ -16,9 +16,7 @@ from siltstone.errors import (
     DiskError,
     ExistsError,
     NotFoundError,
-    QuotaExceededError,
     SiltstoneError,
-    StorageFullError,
     UsageError,
 )
 from siltstone.fs.api import FileSystem
@@ -48,7 +46,11 @@ from siltstone.store.settings import DatabaseSettings
 from siltstone.store.shard import Shard
 from siltstone.store.slab import Slab
 from siltstone.store.slab_names import check_open, find_slab, open_slab, ordered
+from siltstone.store.space import Space
 from siltstone.topic.structure import Structure
+
+# So many shards hold a file descriptor all the time; each further one only while it stores.
+_WARM_SHARDS: Final = 64
 
 
 class WritableSlabs:
@@ -59,6 +61,7 @@ class WritableSlabs:
         self._clock = clock
         self._directory = directory
         self._lock = Lock()
+        self._drop_lock = Lock()
         self._checked_at = clock.monotonic()
         self.reports: list[RecoveryReport] = []
         sweep_temporaries(fs, directory)
@@ -67,7 +70,7 @@ class WritableSlabs:
         self._keeper.keep_reserve()
         self._slabs: dict[SlabId, Slab] = {}
         self._sealed_bytes: dict[SlabId, int] = {}
-        self._admitted_bytes = -1
+        self._space = Space(fs, directory)
         self.closed = False
         self._closing = False
         self._close_lock = Lock()
@@ -84,7 +87,8 @@ class WritableSlabs:
         committers: list[Committer] = []
         try:
             for number in range(self.manifest.settings.shards):
-                committers.append(self._reopen(number))  # noqa: PERF401 - what is open is needed
+                committers.append(self._reopen(number))
+                self._attend(committers[-1])
         except BaseException:
             for committer in committers:
                 with suppress(SiltstoneError):
@@ -173,15 +177,30 @@ class WritableSlabs:
             if not number and shards > 1:
                 raise UsageError(f"database {manifest.database!r} holds no topic logs")
             if number == shards:
-                self._add_shard(replace(manifest.settings, shards=shards + 1), number)
+                self._add_shard(replace(manifest.settings, shards=shards + 1), number, topic)
             self._keeper.update(lambda manifest: replace(manifest, logs=(*manifest.logs, topic)))
             return number
 
-    def _add_shard(self, settings: DatabaseSettings, number: int) -> None:
+    def hold_logs(self) -> None:
+        """Keep in mind, durably, that the shards are topic logs, so that nothing else goes there.
+
+        Raises: UsageError where other rows are there.
+        """
+        manifest = self.manifest
+        if manifest.holds_logs or manifest.settings.shards > 1:
+            return
+        if self._shards[0].committer.rows:
+            raise UsageError(
+                f"database {manifest.database!r} holds rows that are not of topic logs, "
+                "move them to another database"
+            )
+        self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
+
+    def _add_shard(self, settings: DatabaseSettings, number: int, topic: str) -> None:
         """Begin a shard; the manifest makes it so. A crash may leave it without its topic."""
-        record, committer = first_slab(
-            self._fs, self._clock, self._directory, self.manifest, number
-        )
+        # Its segments name the topic before the manifest does.
+        named = replace(self.manifest, logs=(*self.manifest.logs, topic))
+        record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
         with self._lock:
             self._keeper.update(
                 lambda manifest: replace(manifest.with_slab(record), settings=settings)
@@ -207,6 +226,10 @@ class WritableSlabs:
         )
         self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
         self._sealed_bytes.pop(slab)
+
+    def leave_free(self, size_bytes: int) -> None:
+        """Refuse rows when the disk has less left, also where the settings would allow them."""
+        self._space.left_free_bytes = size_bytes
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop what is too old or too much; return which."""
@@ -242,6 +265,11 @@ class WritableSlabs:
                 self._slabs[record.id].record = record
         return serials is not None
 
+    def failure(self) -> Exception | None:
+        """Return what has failed so that a shard stores nothing more; None: nothing did."""
+        found = (shard.committer.poisoned_by for shard in self._shards)
+        return next((cause for cause in found if cause is not None), None)
+
     def close(self) -> None:
         """Store what is queued, end the threads. Raises: what kept a shard from its last sync."""
         self._closing = True
@@ -258,20 +286,22 @@ class WritableSlabs:
 
     def _finish_drops(self) -> None:
         """Remove the files of slabs that the manifest has given up."""
-        dropping = self._keeper.current.dropping
-        if not dropping:
-            return
-        for slab in dropping:
-            # A crash may have come between the removal and this update of the manifest.
-            if self._fs.exists(place := slab_directory(self._directory, slab)):
-                remove_tree(self._fs, place)
-        self._keeper.update(
-            lambda manifest: replace(
-                manifest,
-                dropping=tuple(slab for slab in manifest.dropping if slab not in dropping),
+        # Every shard's thread comes here: two must not remove the same files.
+        with self._drop_lock:
+            dropping = self._keeper.current.dropping
+            if not dropping:
+                return
+            for slab in dropping:
+                # A crash may have come between the removal and this update of the manifest.
+                if self._fs.exists(place := slab_directory(self._directory, slab)):
+                    remove_tree(self._fs, place)
+            self._keeper.update(
+                lambda manifest: replace(
+                    manifest,
+                    dropping=tuple(slab for slab in manifest.dropping if slab not in dropping),
+                )
             )
-        )
-        self._keeper.keep_reserve()
+            self._keeper.keep_reserve()
 
     def _reopen(self, number: int) -> Committer:
         """Come back to a shard: its sealed slabs are opened when read, its current one is
@@ -312,7 +342,9 @@ class WritableSlabs:
         return end
 
     def _attend(self, committer: Committer) -> None:
-        """Let listeners hear of what a committer stores."""
+        """Let listeners hear of what a committer stores, and bound what it holds open."""
+        committer.parks = committer.slab.id.shard >= _WARM_SHARDS
+        committer.park()
         committer.on_stored = self._tell
         committer.is_heard = lambda: bool(self._listeners)
 
@@ -401,19 +433,12 @@ class WritableSlabs:
 
     def _admit(self, size_bytes: int) -> SiltstoneError | None:
         """Return why so much more may not be stored, None when it may."""
-        settings = self.manifest.settings
+        manifest = self.manifest
         used = sum(self._sealed_bytes.values())
         used += sum(shard.committer.size_bytes() for shard in self._shards)
-        if settings.quota_bytes is not None and used + size_bytes > settings.quota_bytes:
-            return QuotaExceededError(
-                self.manifest.database, used_bytes=used, quota_bytes=settings.quota_bytes
-            )
-        # Asking the system costs as much as a small flush; it is asked again when we have grown.
-        if used != self._admitted_bytes:
-            if self._fs.free_bytes(self._directory) < settings.reserve_bytes:
-                return StorageFullError(self._directory, needed_bytes=settings.reserve_bytes)
-            self._admitted_bytes = used
-        return None
+        return self._space.refusal(
+            manifest.database, manifest.settings, used_bytes=used, size_bytes=size_bytes
+        )
 
     def _look_after(self, number: int) -> None:
         """Turn over what is due, and now and then drop what is."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.segment.chain import index_path
 from siltstone.segment.index import SealedIndex, SegmentIndex, decode_index
-from siltstone.segment.segment import Segment, open_segment
+from siltstone.segment.segment import SEGMENT_HEADER_BYTES, Segment, open_segment
+from siltstone.segment.sift import index_path
 from siltstone.store.findings import Expected, Finding, Survey
 from siltstone.store.soundness import TopicRules
 from siltstone.store.walk import Walk
@@ -18,10 +18,8 @@ from siltstone.store.walk import Walk
 NAME_TAKEN: Final = "something that is not a file has the name of the index"
 
 
-def survey_segment(
-    fs: FileSystem, path: PurePath, expected: Expected, rules: TopicRules, *, allocated: int
-) -> Survey:
-    """Check a segment and its index; allocated is how far the file may hold anything but zeros."""
+def survey_segment(fs: FileSystem, path: PurePath, expected: Expected, rules: TopicRules) -> Survey:
+    """Check a segment and its index."""
     survey = Survey(path=path, expected=expected)
     try:
         segment = open_segment(fs, path)
@@ -34,7 +32,9 @@ def survey_segment(
     if expected.before is not None:
         survey.last_timestamp_us = expected.before.last_timestamp_us
     survey.sealed, survey.index_problem = load_index(fs, path)
-    Walk(survey, segment, rules, allocated).run()
+    with fs.open(path, writable=False) as file:
+        data_end = file.data_end(SEGMENT_HEADER_BYTES)
+    Walk(survey, segment, rules, data_end).run()
     _judge_index(survey, segment.index)
     return survey
 

@@ -16,8 +16,9 @@ from pathlib import PurePath
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
-from siltstone.segment.chain import index_path, list_segments, lost_segments, order_problem
+from siltstone.segment.chain import lost_segments, order_problem
 from siltstone.segment.segment import segment_path
+from siltstone.segment.sift import index_path, list_segments
 from siltstone.store.findings import End, Expected, Finding, Severity
 from siltstone.store.manifest import (
     MANIFEST,
@@ -31,6 +32,7 @@ from siltstone.store.manifest import (
 from siltstone.store.marks import MARKS
 from siltstone.store.opening import identity_of, slab_directory
 from siltstone.store.repair import mend_database, slabs_of
+from siltstone.store.slab import bounds_of
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import survey_segment
 
@@ -130,10 +132,10 @@ class _Check:
         try:
             manifest = read_manifest(self._fs, self._directory)
         except CorruptionError as exc:
-            self._find(path, f"{exc.reason}; restore it from a copy")
+            self._find(path, f"{exc.reason}; repair it or restore it from a copy")
             return
         except NotFoundError:
-            self._find(path, "manifest is missing; restore it from a copy")
+            self._find(path, "manifest is missing; repair it or restore it from a copy")
             return
         for problem in manifest_problems(manifest, self._directory):
             self._find(path, problem)
@@ -168,7 +170,9 @@ class _Check:
         for base in lost:
             self._find(segment_path(place, base), "segment is missing, its index is there")
         owned = {index_path(segment_path(place, base)) for base in lost}
-        entries, foreign = list_segments(listed)
+        identity = identity_of(manifest, record.id)
+        bounds = bounds_of(record, identity.seed)
+        entries, foreign = list_segments(self._fs, place, listed, bounds)
         for name in foreign:
             if (place / name) not in owned:
                 self._stranger(place / name)
@@ -180,16 +184,14 @@ class _Check:
         for number, entry in enumerate(entries):
             last = number == len(entries) - 1
             expected = Expected(
-                identity=identity_of(manifest, record.id),
+                identity=identity,
                 record=record,
                 before=before,
                 next_base=next_base if last else bases[number + 1],
                 closed=not last or record.state is not SlabState.CURRENT,
             )
             path = place / entry.name
-            survey = survey_segment(
-                self._fs, path, expected, rules, allocated=entry.allocated_bytes
-            )
+            survey = survey_segment(self._fs, path, expected, rules)
             self.findings += survey.findings
             self.segments += 1
             self.rows += survey.rows

@@ -36,7 +36,7 @@ _CHUNK_BYTES: Final = 1 << 20
 class Walk:
     """The way through the frames of one segment."""
 
-    def __init__(self, survey: Survey, segment: Segment, rules: TopicRules, allocated: int) -> None:
+    def __init__(self, survey: Survey, segment: Segment, rules: TopicRules, data_end: int) -> None:
         self._survey = survey
         self._segment = segment
         self._index = segment.index
@@ -44,7 +44,7 @@ class Walk:
         self._closed = survey.expected.closed or survey.sealed is not None
         self._synced = _position(segment, segment.synced_position)
         self._visible = _position(segment, segment.visible_position)
-        reach = max(allocated, self._synced, self._visible)
+        reach = max(data_end, self._synced, self._visible)
         if survey.sealed is not None:
             reach = max(reach, survey.sealed.index.end_position)
         self._bound = min(reach, segment.header.file_bytes)

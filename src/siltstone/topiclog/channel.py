@@ -86,6 +86,8 @@ class Channel(asyncio.BufferedProtocol):
         self._greeted = False
         self._holds = 0
         self._out: list[bytes | memoryview] = []
+        # When something last came or was answered.
+        self._active_at = loop.time()
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +104,7 @@ class Channel(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._active_at = self._loop.time()
         inflow = self._inflow
         if inflow is not None and inflow.room is not None:
             inflow.got += nbytes
@@ -134,9 +137,21 @@ class Channel(asyncio.BufferedProtocol):
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write these with what else this turn has for the client."""
+        self._active_at = self._loop.time()
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += parts
+
+    def is_idle(self, idle_timeout: float, greeting_timeout: float) -> bool:
+        """Tell whether nothing has come or been answered for so long; one that waits for messages
+        or for the disk is not idle.
+        """
+        silent = self._loop.time() - self._active_at
+        if not self._greeted:
+            return silent >= greeting_timeout
+        if idle_timeout == 0 or silent < idle_timeout:
+            return False
+        return not self._hub.is_full and not self._hub.has_waiting(self)
 
     def stop_reading(self) -> None:
         """Take no more requests; what has arrived is still answered."""

@@ -254,6 +254,10 @@ class Hub:
             for waiter in [each for each in waiters if each.peer is peer]:
                 self._end_wait(waiter)
 
+    def has_waiting(self, peer: Peer) -> bool:
+        """Tell whether a peer waits for messages."""
+        return any(waiter.peer is peer for waiters in self._waiting.values() for waiter in waiters)
+
     def _create(self, peer: Peer, request_id: int, topic: str) -> None:
         def then(error: Exception | None) -> None:
             if error is None:

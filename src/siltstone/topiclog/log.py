@@ -7,6 +7,7 @@ key-value database of all positions. Everything that is acknowledged survives a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final, Protocol
@@ -16,8 +17,10 @@ from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.keyvalue import KeyValueDatabase
+from siltstone.logs import log
 from siltstone.segment.room import Room
 from siltstone.store.block_log import Run
+from siltstone.store.identity import DatabaseIdentity, told
 from siltstone.store.outcome import Ticket
 from siltstone.store.settings import DatabaseSettings
 from siltstone.topic.grammar import check_topic
@@ -27,6 +30,7 @@ DATABASE: Final = "topics"
 COMMITS: Final = "commits"
 CLIENT_BYTES_MAX: Final = 1024
 _OFFSET_BYTES: Final = 8
+_LOG: Final = logging.getLogger("siltstone.topiclog")
 
 Done = Callable[[Exception | None], None]
 
@@ -77,23 +81,48 @@ class Logs(Protocol):
 
 
 class Commits:
-    """The offsets that clients have committed, each durable when it is acknowledged."""
+    """The offsets that clients have committed, each durable when it is acknowledged.
 
-    def __init__(self, database: KeyValueDatabase) -> None:
+    A value is u64 offset | the identity of the database of the logs, 16 bytes. An earlier version
+    wrote the offset alone.
+    """
+
+    def __init__(self, database: KeyValueDatabase, origin: DatabaseIdentity) -> None:
         self._database = database
+        self._origin = origin
+        self._identity = bytes.fromhex(origin.text)
 
     def put(self, client: str, topic: str, offset: int, done: Done) -> None:
         """Keep an offset; `done` hears of it, from whatever thread."""
         key = _key(client, topic)
         transaction = self._database.transaction(key=key)
-        transaction.write(key, offset.to_bytes(_OFFSET_BYTES, "big"))
+        transaction.write(key, offset.to_bytes(_OFFSET_BYTES, "big") + self._identity)
         transaction.submit().on_done(lambda ticket: done(ticket.error))
 
     def get(self, client: str, topic: str) -> int | None:
-        """Return what a client has committed for a topic, None where it has nothing."""
+        """Return what a client has committed for a topic, None where it has nothing.
+
+        An offset of logs that were dropped means nothing in those that were created since.
+        """
         key = _key(client, topic)
         value = self._database.get(key, key=key)
-        return None if value is None else int.from_bytes(value, "big")
+        if value is None:
+            return None
+        offset = int.from_bytes(value[:_OFFSET_BYTES], "big")
+        former = value[_OFFSET_BYTES:].hex()
+        if self._origin.owns(former):
+            return offset
+        log(
+            _LOG,
+            logging.WARNING,
+            "committed offset passed over, its topic logs were dropped and created again",
+            client=client,
+            topic=topic,
+            offset=offset,
+            former=told(former),
+            database=self._origin.text,
+        )
+        return None
 
 
 class TopicLogs:
@@ -147,7 +176,7 @@ def open_topic_logs(store: Store, settings: DatabaseSettings) -> tuple[TopicLogs
     """
     database = store.ensure(DATABASE, settings)
     commits = store.keyvalue(COMMITS, KeyValueSettings(timed=False))
-    return TopicLogs(database.block_logs(), Commits(commits)), database
+    return TopicLogs(database.block_logs(), Commits(commits, database.origin)), database
 
 
 def _key(client: str, topic: str) -> str:

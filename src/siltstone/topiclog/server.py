@@ -63,6 +63,7 @@ class TopicLogServer:
         *,
         limits: HubLimits | None = None,
         body_timeout: float = 30.0,
+        idle_timeout: float = 3600.0,
         connections_max: int = 10_000,
         publisher: Publisher | None = None,
     ) -> None:
@@ -70,6 +71,8 @@ class TopicLogServer:
         self._shell = LoopShell(self._loop)
         self._hub = Hub(logs, self._shell, limits or HubLimits(), publisher)
         self._body_timeout = body_timeout
+        self._idle_timeout = idle_timeout
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._connections_max = connections_max
         self._channels: set[Channel] = set()
         self._server: asyncio.Server | None = None
@@ -83,6 +86,7 @@ class TopicLogServer:
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise UsageError(f"cannot listen for topic logs on {host}:{port}: {reason}") from exc
+        self._sweep()
         found: int = self._server.sockets[0].getsockname()[1]
         log(_LOG, logging.INFO, "listening", address=f"topiclog://{host}:{found}")
         return found
@@ -91,6 +95,8 @@ class TopicLogServer:
         """Take no more connections; let what has arrived be stored and told, then end the rest."""
         if self._server is not None:
             self._server.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         for channel in self._channels:
             channel.stop_reading()
         deadline = self._loop.time() + drain_timeout
@@ -101,6 +107,15 @@ class TopicLogServer:
         for channel in list(self._channels):
             channel.abort()
         self._shell.close()
+
+    def _sweep(self) -> None:
+        """Cut off connections that are idle, now and then."""
+        for channel in list(self._channels):
+            if channel.is_idle(self._idle_timeout, self._body_timeout):
+                log(_LOG, logging.INFO, "idle connection closed")
+                channel.abort()
+        shortest = min(self._body_timeout, self._idle_timeout or self._body_timeout)
+        self._sweep_timer = self._loop.call_later(shortest / 4, self._sweep)
 
     async def _until(self, holds: Callable[[], bool], deadline: float) -> None:
         # What is waited for is told by threads and peers, to nobody in particular.

@@ -1,6 +1,7 @@
 """What a key-value database knows of itself, in the default family of its engine.
 
     settings                                 JSON
+    identity                                 16 bytes, u8: 1 where all saved positions carry it
     shard | shard u32                        term u64, serial u64, last timestamp_us u64
     slab  | shard u32 | generation u32       JSON, as a slab in a manifest
     edges | shard u32 | generation u32 | number u32    learned structure, in order
@@ -15,6 +16,7 @@ dropped at the next start.
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +27,7 @@ from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
 from siltstone.kv.slab import KeyValueSlab
+from siltstone.store.identity import DatabaseIdentity
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.topic.structure import Structure
 from siltstone.tx.settings import KeyValueSettings
@@ -32,6 +35,7 @@ from siltstone.tx.settings import KeyValueSettings
 FORMAT: Final = 1
 
 _SETTINGS: Final = b"settings\x00"
+_IDENTITY: Final = b"identity\x00"
 _SHARD: Final = b"shard\x00"
 _SLAB: Final = b"slab\x00"
 _EDGES: Final = b"edges\x00"
@@ -40,6 +44,7 @@ _ID_AT: Final = b"id at\x00"
 _NUMBER: Final = struct.Struct(">I")
 _STATE: Final = struct.Struct(">QQQ")
 _REMEMBERED: Final = struct.Struct(">QQ")
+_IDENTITY_BYTES: Final = 16
 _CHUNK: Final = 1024
 _PATH: Final = PurePath("catalog")
 
@@ -80,6 +85,7 @@ def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
     """Make an empty database; all of it exists at once."""
     changes = Changes()
     put_settings(changes, settings)
+    _put_identity(changes, identified=True)
     now = clock.now_us()
     present = engine.families()
     for number in range(settings.shards):
@@ -118,6 +124,19 @@ def put_settings(changes: Changes, settings: KeyValueSettings) -> None:
     changes.put(DEFAULT_FAMILY, _SETTINGS, values)
 
 
+def read_identity(engine: Engine) -> DatabaseIdentity:
+    """Return what tells a database from a later one of its name. Raises: CorruptionError."""
+    stored = engine.get(DEFAULT_FAMILY, _IDENTITY)
+    if stored is None or len(stored) != _IDENTITY_BYTES + 1:
+        raise CorruptionError("the identity is missing", path=_PATH)
+    return DatabaseIdentity(stored[:-1].hex(), identified=bool(stored[-1]))
+
+
+def _put_identity(changes: Changes, *, identified: bool) -> None:
+    value = secrets.token_bytes(_IDENTITY_BYTES) + bytes([identified])
+    changes.put(DEFAULT_FAMILY, _IDENTITY, value)
+
+
 def read_state(engine: Engine, shard: int) -> ShardState:
     """Return where a shard stands. Raises: CorruptionError."""
     stored = engine.get(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard))
@@ -133,8 +152,13 @@ def put_state(changes: Changes, shard: int, state: ShardState) -> None:
 
 
 def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
-    """Begin a new term of every shard: what was begun under an earlier one is refused."""
+    """Begin a new term of every shard: what was begun under an earlier one is refused.
+
+    A database that an earlier version created gets its identity now.
+    """
     changes = Changes()
+    if engine.get(DEFAULT_FAMILY, _IDENTITY) is None:
+        _put_identity(changes, identified=False)
     states: list[ShardState] = []
     for number in range(shards):
         state = read_state(engine, number)

@@ -90,6 +90,11 @@ class Committer:
         self.slab, self._edges_number = catalog.open_slab(engine, record.id, settings)
         self._begin(self.slab)
 
+    @property
+    def poisoned_by(self) -> Exception | None:
+        """What failed, so that nothing more is stored here; None: nothing did."""
+        return self._poisoned_by
+
     def is_poisoned(self) -> bool:
         """Say whether a write has failed here."""
         return self._poisoned_by is not None

@@ -1,8 +1,9 @@
 """Positions in a stream of keys that outlive a process, and reading on from them.
 
-    `SK` 1, shard u32, generation u32, stream u64, since i64, then three times length u32 + bytes:
-    database, filter, the key of the last row read
+    `SK` 2, shard u32, generation u32, stream u64, since i64, then four times length u32 + bytes:
+    database, identity, filter, the key of the last row read
 
+The identity tells a database from a later one of the same name. Version 1 has none.
 Rows of a stream come by topic, then by time. A fresh position starts at a time, inclusive; one that
 has moved goes on behind its last row. A read that reaches its limit of time goes on at that limit,
 from the first topic on.
@@ -18,9 +19,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from siltstone.errors import UsageError
+from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.kv.keys import TIME_END
 from siltstone.kv.slab import Found, KeyValueSlab
+from siltstone.store.identity import UNIDENTIFIED, DatabaseIdentity, told
+from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import COLUMNS, Row, schema_of
 from siltstone.store.scan import Status
@@ -29,13 +32,16 @@ from siltstone.topic.grammar import TopicFilter
 _HEAD: Final = struct.Struct("<2sBIIQq")
 _LENGTH: Final = struct.Struct("<I")
 _MAGIC: Final = b"SK"
-_VERSION: Final = 1
+_UNIDENTIFIED: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyIterator:
     """A saved position: the rows of a stream that match a filter, behind a key and from a time
     on.
+
+    The identity is that of the database, empty in a position that an earlier version saved.
     """
 
     database: str
@@ -44,12 +50,16 @@ class KeyIterator:
     since_us: int
     filter: TopicFilter
     after: bytes = b""
+    identity: str = UNIDENTIFIED
 
     def to_bytes(self) -> bytes:
         """Return a form that outlives this process."""
         shard, generation = self.slab.shard, self.slab.generation
-        head = _HEAD.pack(_MAGIC, _VERSION, shard, generation, self.stream_id, self.since_us)
-        texts = (self.database.encode(), self.filter.text.encode(), self.after)
+        version = _UNIDENTIFIED if self.identity == UNIDENTIFIED else _VERSION
+        head = _HEAD.pack(_MAGIC, version, shard, generation, self.stream_id, self.since_us)
+        texts = [self.database.encode(), self.filter.text.encode(), self.after]
+        if version == _VERSION:
+            texts.insert(1, self.identity.encode())
         return head + b"".join(_LENGTH.pack(len(text)) + text for text in texts)
 
     @classmethod
@@ -58,11 +68,13 @@ class KeyIterator:
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
             raise UsageError("these bytes are no saved iterator of keys")
         _, version, shard, generation, stream_id, since_us = _HEAD.unpack_from(data)
-        if version != _VERSION:
+        if version not in (_UNIDENTIFIED, _VERSION):
             raise UsageError(f"saved iterator of an unknown version: version={version}")
         try:
-            database, text, after = _texts(data[_HEAD.size :])
+            count = 4 if version == _VERSION else 3
+            database, *identity, text, after = _texts(data[_HEAD.size :], count)
             name = database.decode()
+            known = identity[0].decode() if identity else UNIDENTIFIED
         except (struct.error, ValueError) as exc:
             raise UsageError("these bytes are no saved iterator of keys") from exc
         return cls(
@@ -72,6 +84,7 @@ class KeyIterator:
             since_us=since_us,
             filter=TopicFilter.parse(text),
             after=after,
+            identity=known,
         )
 
 
@@ -163,9 +176,25 @@ def row_of(found: Found, slab: SlabId) -> Row:
     )
 
 
-def _texts(data: bytes) -> list[bytes]:
+def require_key_place(
+    place: StreamRef | KeyIterator, *, database: str, identity: DatabaseIdentity
+) -> None:
+    """Raise UsageError for a place in a database of another name, SlabDroppedError for one in
+    another database of this name.
+    """
+    noun = "stream" if isinstance(place, StreamRef) else "iterator"
+    if place.database != database:
+        raise UsageError(f"{noun} belongs to database {place.database!r}")
+    if not identity.owns(place.identity):
+        raise SlabDroppedError(
+            f"{noun} belongs to another database that was called {database!r}, its rows are gone: "
+            f"{noun}={told(place.identity)} database={identity.text}"
+        )
+
+
+def _texts(data: bytes, count: int) -> list[bytes]:
     texts: list[bytes] = []
-    for _ in range(3):
+    for _ in range(count):
         (length,) = _LENGTH.unpack_from(data)
         end = _LENGTH.size + length
         if len(data) < end:
@@ -174,4 +203,6 @@ def _texts(data: bytes) -> list[bytes]:
         data = data[end:]
     if data:
         raise ValueError("bytes to spare")
+    if not all(texts[:-1]):
+        raise ValueError("a name is empty")
     return texts

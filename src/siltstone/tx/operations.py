@@ -13,13 +13,14 @@ from mypy_extensions import mypyc_attr
 from siltstone.errors import UsageError
 from siltstone.kv.keys import TIME_END
 from siltstone.topic.grammar import TopicFilter
+from siltstone.tx.arguments import text_of, whole_number
 from siltstone.tx.conflicts import ReadRange
 
 # As a time of a write: the commit gives the row the next time of its shard. As an end of a range:
-# everything before the times that the commit gives.
-MONOTONIC: Final = -1
+# everything before the times that the commit gives. No sum of times comes to it by mistake.
+MONOTONIC: Final = -2_000_000_000_000_000_001
 # As a time of a look-up: the newest row of the topic.
-LATEST: Final = -2
+LATEST: Final = -2_000_000_000_000_000_002
 
 NO_SERIAL: Final = -1
 NO_ID: Final = b""
@@ -149,8 +150,9 @@ class Operations:
         self.deletions.append(deletion)
 
 
-def digest_of(transaction_id: str) -> bytes:
+def digest_of(given: object) -> bytes:
     """Return what is remembered of a transaction's id. Raises: UsageError."""
+    transaction_id = text_of("id", given)
     if not transaction_id:
         raise UsageError("a transaction's id must not be empty")
     try:
@@ -173,12 +175,18 @@ def count_in(value: bytes | None) -> int:
     return int.from_bytes(value[:COUNT_BYTES], "big", signed=True)
 
 
-def check_range(since_us: int, until_us: int) -> None:
-    """Refuse what is no range of times. Raises: UsageError."""
-    if since_us < 0 or until_us < 0:
-        raise UsageError(f"times are 0 or more: since_us={since_us} until_us={until_us}")
+def start_of(since_us: object, until_us: int) -> int:
+    """Return the start of a range of times that ends there. Raises: UsageError for no range."""
+    since = whole_number("since_us", since_us)
+    if since < 0 or until_us < 0:
+        raise UsageError(f"times are 0 or more: since_us={since} until_us={until_us}")
+    return since
 
 
-def end_of(until_us: int | None) -> int:
-    """Return the end of a range as a number; None and what no time reaches are the same."""
-    return TIME_END if until_us is None or until_us > TIME_END else until_us
+def end_of(until_us: object) -> int:
+    """Return the end of a range as a number; None and what no time reaches are the same. Raises:
+    UsageError.
+    """
+    if until_us is None:
+        return TIME_END
+    return min(whole_number("until_us", until_us), TIME_END)

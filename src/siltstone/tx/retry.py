@@ -16,6 +16,7 @@ from siltstone.errors import (
     PoisonedError,
     UsageError,
 )
+from siltstone.tx.arguments import whole_number
 from siltstone.tx.transaction import Transaction
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def transact(
     Raises: what the last attempt raised; OutcomeUnknownError when an earlier one may have happened
     and no later one could find out.
     """
-    if retries < 0:
+    if whole_number("retries", retries) < 0:
         raise UsageError(f"retries must be 0 or more: retries={retries}")
     unknown: OutcomeUnknownError | None = None
     attempt = 0

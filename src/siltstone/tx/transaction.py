@@ -7,16 +7,18 @@ belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, overload
 
 from siltstone.clock import Clock
-from siltstone.errors import InvalidTopicError, OutcomeUnknownError, OverloadedError, UsageError
+from siltstone.errors import OutcomeUnknownError, OverloadedError, UsageError
 from siltstone.kv.keys import TIME_END
 from siltstone.kv.slab import Found, KeyValueSlab
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
-from siltstone.topic.grammar import TopicFilter, check_topic
+from siltstone.topic.grammar import check_topic
+from siltstone.tx.arguments import bytes_of, filter_of, topic_of, whole_number
 from siltstone.tx.conflicts import exact_topic
 from siltstone.tx.operations import (
     COUNT_MAX,
@@ -29,8 +31,8 @@ from siltstone.tx.operations import (
     Operations,
     Requirement,
     Value,
-    check_range,
     end_of,
+    start_of,
 )
 from siltstone.tx.queue import CommitQueue
 from siltstone.tx.sight import Sight
@@ -69,6 +71,7 @@ class Transaction:
         "_ended",
         "_given_times",
         "_operations",
+        "_owner",
         "_sight",
         "_timed",
         "_timeout",
@@ -84,6 +87,7 @@ class Transaction:
         self._timeout = timeout
         self._sight: Sight | None = None
         self._ended = False
+        self._owner = get_ident()
         # Whether `commit` has got so far; what it raises then comes from a callback.
         self.committed = False
         self._given_times = 0
@@ -131,7 +135,15 @@ class Transaction:
         self._looked()
         return self._operations.read_serial
 
-    def read(self, topic_filter: str, since_us: int = 0, until_us: int | None = None) -> list[Row]:
+    @overload
+    def read(self, topic_filter: str) -> list[Row]: ...
+    @overload
+    def read(
+        self, topic_filter: str, since_us: int = 0, until_us: int | None = None
+    ) -> list[Row]: ...
+    def read(
+        self, topic_filter: object, since_us: object = 0, until_us: object = None
+    ) -> list[Row]:
         """Return the rows of a filter in [since, until), sorted by topic and then by time.
 
         A row of the transaction's own whose time the commit gives has the time MONOTONIC and stands
@@ -140,13 +152,17 @@ class Transaction:
         Raises: InvalidTopicError, UsageError.
         """
         until = end_of(until_us)
-        check_range(since_us, until)
-        parsed = TopicFilter.parse(topic_filter)
+        since = start_of(since_us, until)
+        parsed = filter_of(topic_filter)
         topic = exact_topic(parsed)
-        found = self._looked().read(topic, None if topic else parsed, since_us, until)
+        found = self._looked().read(topic, None if topic else parsed, since, until)
         return [self._row(row) for row in found]
 
-    def get(self, topic: str, time_us: int = LATEST) -> bytes | None:
+    @overload
+    def get(self, topic: str) -> bytes | None: ...
+    @overload
+    def get(self, topic: str, time_us: int = LATEST) -> bytes | None: ...
+    def get(self, topic: object, time_us: object = LATEST) -> bytes | None:
         """Return the value of a topic: at a time, or the newest; in a plain map its only one.
 
         Raises: InvalidTopicError, UsageError.
@@ -156,7 +172,11 @@ class Transaction:
             return self._looked().newest(encoded)
         return self._looked().get(encoded, self._time(time_us, LATEST))
 
-    def write(self, topic: str, value: Value, time_us: int = MONOTONIC) -> None:
+    @overload
+    def write(self, topic: str, value: Value) -> None: ...
+    @overload
+    def write(self, topic: str, value: Value, time_us: int = MONOTONIC) -> None: ...
+    def write(self, topic: object, value: object, time_us: object = MONOTONIC) -> None:
         """Set the value of a row, over the one it has; by default the commit gives a new time.
 
         The value COMMIT_SERIAL is replaced by the serial of the commit.
@@ -164,12 +184,8 @@ class Transaction:
         Raises: InvalidTopicError, UsageError.
         """
         encoded = self._checked(topic)
-        if isinstance(value, bytes):
-            size_bytes = len(value)
-        elif isinstance(value, CommitSerial):
-            size_bytes = SERIAL_BYTES
-        else:
-            raise UsageError(f"a value must be bytes: type={type(value).__name__}")
+        stored: Value = value if isinstance(value, CommitSerial) else bytes_of("value", value)
+        size_bytes = len(stored) if isinstance(stored, bytes) else SERIAL_BYTES
         if not self._timed:
             at = self._time(time_us, MONOTONIC)
         elif time_us == MONOTONIC:
@@ -177,9 +193,13 @@ class Transaction:
             at = -self._given_times
         else:
             at = self._time(time_us, MONOTONIC)
-        self._put(encoded, at, value, size_bytes)
+        self._put(encoded, at, stored, size_bytes)
 
-    def add(self, topic: str, amount: int, note: bytes = b"") -> None:
+    @overload
+    def add(self, topic: str, amount: int) -> None: ...
+    @overload
+    def add(self, topic: str, amount: int, note: bytes = b"") -> None: ...
+    def add(self, topic: object, amount: object, note: object = b"") -> None:
         """Add to the number in a row of a plain map, whatever it is by then.
 
         Transactions that only add never conflict with each other. The row is not there when it
@@ -190,17 +210,23 @@ class Transaction:
         encoded = self._checked(topic)
         if self._timed:
             raise UsageError("only a plain map counts, a database with the setting timed off")
-        if not -COUNT_MAX <= amount <= COUNT_MAX:
-            raise UsageError(f"the amount does not fit 64 bits: amount={amount}")
+        added = whole_number("amount", amount)
+        behind = bytes_of("note", note)
+        if not -COUNT_MAX <= added <= COUNT_MAX:
+            raise UsageError(f"the amount does not fit 64 bits: amount={added}")
         own = self._operations.writes.get((encoded, 0))
         if isinstance(own, Addition):
-            amount += own.amount
+            added += own.amount
         elif own is not None:
             raise UsageError(f"the row is set by this transaction: topic={topic!r}")
         self._operations.adds = True
-        self._put(encoded, 0, Addition(amount, note), SERIAL_BYTES + len(note))
+        self._put(encoded, 0, Addition(added, behind), SERIAL_BYTES + len(behind))
 
-    def delete(self, topic_filter: str, since_us: int = 0, until_us: int | None = None) -> None:
+    @overload
+    def delete(self, topic_filter: str) -> None: ...
+    @overload
+    def delete(self, topic_filter: str, since_us: int = 0, until_us: int | None = None) -> None: ...
+    def delete(self, topic_filter: object, since_us: object = 0, until_us: object = None) -> None:
         """Delete the rows of a filter in [since, until) that are there when it is committed.
 
         The end MONOTONIC is everything before the times that this commit gives, so that a topic can
@@ -209,9 +235,9 @@ class Transaction:
         Raises: InvalidTopicError, UsageError.
         """
         self._check_open()
-        parsed = TopicFilter.parse(topic_filter)
+        parsed = filter_of(topic_filter)
         until = MONOTONIC if until_us == MONOTONIC else end_of(until_us)
-        check_range(since_us, 0 if until == MONOTONIC else until)
+        since = start_of(since_us, 0 if until == MONOTONIC else until)
         operations = self._operations
         if operations.writes:
             # The commit deletes first, so what this deletes of our own writes goes now.
@@ -220,28 +246,46 @@ class Transaction:
             operations.writes = {
                 row: value
                 for row, value in operations.writes.items()
-                if not (since_us <= sight.settled(row[1]) < end and parsed.matches(row[0]))
+                if not (since <= sight.settled(row[1]) < end and parsed.matches(row[0]))
             }
-        operations.add_deletion(Deletion(parsed, since_us, until))
+        operations.add_deletion(Deletion(parsed, since, until))
         if not exact_topic(parsed):
             operations.deletes_by_wildcard = True
-        operations.size_bytes += len(topic_filter) + _WRITE_OVERHEAD
+        operations.size_bytes += len(parsed.text) + _WRITE_OVERHEAD
 
+    @overload
+    def require_present(self, topic: str) -> None: ...
+    @overload
     def require_present(
         self, topic: str, time_us: int = LATEST, value: bytes | None = None
+    ) -> None: ...
+    def require_present(
+        self, topic: object, time_us: object = LATEST, value: object = None
     ) -> None:
         """Refuse the commit unless this row is there then, with this value if one is given."""
-        self._require(topic, time_us, present=True, value=value, guard=False)
+        wanted = None if value is None else bytes_of("value", value)
+        self._require(topic, time_us, present=True, value=wanted, guard=False)
 
-    def require_absent(self, topic: str, time_us: int = LATEST) -> None:
+    @overload
+    def require_absent(self, topic: str) -> None: ...
+    @overload
+    def require_absent(self, topic: str, time_us: int = LATEST) -> None: ...
+    def require_absent(self, topic: object, time_us: object = LATEST) -> None:
         """Refuse the commit if this row is there then."""
         self._require(topic, time_us, present=False, value=None, guard=False)
 
-    def require_owner(self, topic: str, serial: int, time_us: int = LATEST) -> None:
+    @overload
+    def require_owner(self, topic: str, serial: int) -> None: ...
+    @overload
+    def require_owner(self, topic: str, serial: int, time_us: int = LATEST) -> None: ...
+    def require_owner(self, topic: object, serial: object, time_us: object = LATEST) -> None:
         """Refuse the commit with FencedError unless this row still has the serial with which we
         wrote it, as COMMIT_SERIAL.
         """
-        value = serial.to_bytes(SERIAL_BYTES, "big")
+        number = whole_number("serial", serial)
+        if not 0 <= number <= COUNT_MAX:
+            raise UsageError(f"a serial is from 0 to 2**63 - 1: serial={number}")
+        value = number.to_bytes(SERIAL_BYTES, "big")
         self._require(topic, time_us, present=True, value=value, guard=True)
 
     def on_commit(self, callback: Callable[[int], None]) -> None:
@@ -250,6 +294,8 @@ class Transaction:
         It is called by the thread that commits, or where that does not wait by the shard's.
         """
         self._check_open()
+        if not callable(callback):
+            raise UsageError(f"a callback must be callable: type={type(callback).__name__}")
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
@@ -348,31 +394,32 @@ class Transaction:
     def _check_open(self) -> None:
         if self._ended:
             raise UsageError("the transaction has ended, begin another one")
+        if get_ident() != self._owner:
+            raise UsageError("the transaction belongs to the thread that began it")
 
-    def _checked(self, topic: str) -> bytes:
+    def _checked(self, topic: object) -> bytes:
         """Return a topic as bytes. Raises: InvalidTopicError, UsageError."""
-        if self._ended:
-            self._check_open()
-        try:
-            encoded = topic.encode()
-        except UnicodeEncodeError as exc:
-            raise InvalidTopicError(f"topic has a lone surrogate: topic={topic[:80]!a}") from exc
+        self._check_open()
+        encoded = topic_of(topic)
         if encoded not in self._context.slab.places:
             check_topic(encoded)
         return encoded
 
-    def _time(self, time_us: int, default: int) -> int:
+    def _time(self, time_us: object, default: int) -> int:
         """Return the time of one row; 0 in a plain map. Raises: UsageError."""
+        time = whole_number("time_us", time_us)
         if not self._timed:
-            if time_us != default:
-                raise UsageError(f"a plain map has no times: time_us={time_us}")
+            if time != default:
+                raise UsageError(f"a plain map has no times: time_us={time}")
             return 0
-        if not 0 <= time_us < TIME_END:
-            raise UsageError(f"a time is from 0 to 2**63 - 1: time_us={time_us}")
-        return time_us
+        if time == default:
+            raise UsageError("the row of a database with times needs its time: time_us is missing")
+        if not 0 <= time < TIME_END:
+            raise UsageError(f"a time is from 0 to 2**63 - 1: time_us={time}")
+        return time
 
     def _require(
-        self, topic: str, time_us: int, *, present: bool, value: bytes | None, guard: bool
+        self, topic: object, time_us: object, *, present: bool, value: bytes | None, guard: bool
     ) -> None:
         encoded = self._checked(topic)
         at = self._time(time_us, LATEST)
@@ -380,9 +427,9 @@ class Transaction:
 
     def _looked(self) -> Sight:
         """Return what the transaction sees, which its first look settles."""
+        self._check_open()
         sight = self._sight
         if sight is None:
-            self._check_open()
             context = self._context
             sight = self._sight = Sight(context.slab, context.clock, self._operations)
         return sight
@@ -391,7 +438,7 @@ class Transaction:
         return Row(
             found.topic.decode(),
             found.value,
-            timestamp_us=max(found.time_us, MONOTONIC),
+            timestamp_us=MONOTONIC if found.time_us < 0 else found.time_us,
             shard=self._context.slab_id.shard,
             generation=self._context.slab_id.generation,
             stream=found.stream_id,

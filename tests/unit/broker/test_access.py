@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 from siltstone.broker.access import Access, Credentials, Hook, Identity, load_access, load_hook
+from siltstone.broker.access_settings import AccessSettings
 from siltstone.broker.acl import Acl
 from siltstone.broker.passwords import Cost, PasswordFile, PasswordHash
-from siltstone.broker.settings import AccessSettings
 from siltstone.clock import ManualClock
 from siltstone.errors import UsageError
 from siltstone.fs.memory import MemoryFileSystem

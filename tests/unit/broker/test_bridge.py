@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.broker.bridge import Bridge
 from siltstone.database import Durability
-from siltstone.errors import OverloadedError, PoisonedError
+from siltstone.errors import OutcomeUnknownError, OverloadedError, PoisonedError
 from siltstone.mqtt.publish import PublishBatch
 from tests.support.broker_core import ScriptedDatabase, over_quota
 
@@ -136,7 +136,7 @@ def test_what_nobody_waits_for_gathers_a_while_and_goes_with_anything_else() -> 
     assert desk.under_way == [[b"a", b"b"]]
     desk.settle()
     desk.append("c", durability="none")
-    desk.append("d", durability="synced")
+    desk.append("d", durability="synced", publisher="q")
     desk.turn()
     assert desk.under_way == [[b"d"], [b"c"]]
     desk.settle(index=1)
@@ -159,13 +159,43 @@ def test_each_durability_has_appends_of_its_own() -> None:
     desk = Desk()
     durabilities: tuple[Durability, ...] = ("none", "synced", "written")
     for durability in durabilities:
-        desk.append(durability, durability=durability)
+        desk.append(durability, durability=durability, publisher=durability)
     desk.turn()
     assert {append.durability: append.values for append in desk.database.pending} == {
         "none": [b"none"],
         "synced": [b"synced"],
         "written": [b"written"],
     }
+
+
+def test_rows_of_one_publisher_keep_their_order_over_durabilities() -> None:
+    desk = Desk(pipelined_rows=10)
+    desk.append("0", durability="synced", publisher="other")
+    desk.turn()
+    desk.append("1", durability="synced")
+    desk.append("2", durability="none")
+    desk.append("3", durability="written")
+    desk.append("lazy", durability="none", publisher="third")
+    desk.turn()
+    # They wait for the disk together. What others append does not wait for them.
+    assert [(each.durability, each.values) for each in desk.database.pending] == [
+        ("synced", [b"0"]),
+        ("none", [b"lazy"]),
+    ]
+    desk.settle()
+    assert [(each.durability, each.values) for each in desk.database.pending] == [
+        ("none", [b"lazy"]),
+        ("synced", [b"1", b"2", b"3"]),
+    ]
+    desk.append("4", durability="none")
+    desk.append("5", durability="written")
+    desk.turn()
+    # Nothing of theirs waits any more, so the weakest lane has the rows, made stronger.
+    desk.settle()
+    assert [(each.durability, each.values) for each in desk.database.pending] == [
+        ("synced", [b"1", b"2", b"3"]),
+        ("written", [b"4", b"5"]),
+    ]
 
 
 def test_an_error_is_told_to_those_in_its_append_alone() -> None:
@@ -383,3 +413,100 @@ def test_what_waits_for_another_disk_counts_until_it_is_released() -> None:
     states.append((desk.bridge.pending_bytes, desk.bridge.is_full))
     assert states == [(PENDING_BYTES_MAX - 1, False), (PENDING_BYTES_MAX, True), (100, False)]
     assert resumed == ["room"]
+
+
+class TestEveryAppendIsSettled:
+    def test_one_that_a_mistake_of_ours_stops_fails_and_the_next_ones_go_on(self) -> None:
+        desk = Desk()
+        desk.append("a")
+        desk.database.refusals.append(ValueError("ours"))
+        desk.turn()
+        desk.append("b")
+        desk.turn()
+        desk.settle()
+        assert [(name, type(error)) for name, error in desk.heard] == [
+            ("a", OutcomeUnknownError),
+            ("b", type(None)),
+        ]
+        assert desk.bridge.pending_bytes == 0
+
+    @pytest.mark.parametrize("producer", [None, ("p", 1)])
+    def test_one_without_rows_holds_up_nobody(self, producer: tuple[str, int] | None) -> None:
+        desk = Desk(pipelined_rows=100)
+        heard: list[Exception | None] = []
+        desk.bridge.append(PublishBatch(), b"p", "synced", heard.append, producer)
+        desk.turn()
+        desk.append("b")
+        desk.turn()
+        desk.settle()
+        assert (len(heard), desk.heard, desk.under_way) == (1, [("b", None)], [])
+
+    def test_a_mistake_in_one_that_has_a_producer_leaves_the_count_of_the_others(self) -> None:
+        desk = Desk(pipelined_rows=100)
+        desk.append("a")
+        desk.turn()
+        heard: list[Exception | None] = []
+        desk.database.refusals.append(ValueError("ours"))
+        desk.bridge.append(batch_of("t", "x"), b"p", "synced", heard.append, ("p", 1))
+        desk.turn()
+        desk.append("b")
+        desk.turn()
+        assert ([type(error) for error in heard], desk.under_way) == (
+            [OutcomeUnknownError],
+            [[b"a"]],
+        )
+        desk.settle()
+        assert desk.under_way == [[b"b"]]
+
+
+class TestOverloadedProducers:
+    """A producer's append waits for nobody: overloaded, it is refused and may come again."""
+
+    @pytest.mark.parametrize("others", [1, 2])
+    def test_it_is_refused_at_once_while_others_are_under_way(self, others: int) -> None:
+        desk = Desk(pipelined_rows=1 if others == 2 else 100)
+        names = ["a", "b"][:others]
+        for name in names:
+            desk.append(name)
+            desk.turn()
+        heard: list[Exception | None] = []
+        overloaded = OverloadedError("much waits")
+        desk.database.refusals.append(overloaded)
+        desk.bridge.append(batch_of("t", "x"), b"p", "synced", heard.append, ("p", 1))
+        desk.turn()
+        assert heard == [overloaded]
+        # As many are under way as before, so that the next one waits for them.
+        desk.append("c")
+        desk.turn()
+        assert desk.under_way == [[name.encode()] for name in names]
+        for _ in range(others + 1):
+            desk.settle()
+        assert desk.heard == [(name, None) for name in [*names, "c"]]
+        assert (desk.under_way, desk.bridge.pending_bytes) == ([], 0)
+
+    def test_it_is_refused_where_nothing_is_under_way_too(self) -> None:
+        desk = Desk()
+        heard: list[Exception | None] = []
+        overloaded = OverloadedError("much waits")
+        desk.database.refusals.append(overloaded)
+        desk.bridge.append(batch_of("t", "x"), b"p", "synced", heard.append, ("p", 1))
+        desk.turn()
+        desk.append("a")
+        desk.turn()
+        desk.settle()
+        assert (heard, desk.heard) == ([overloaded], [("a", None)])
+
+    def test_one_behind_it_goes_on_in_the_same_turn(self) -> None:
+        desk = Desk()
+        heard: list[Exception | None] = []
+        overloaded = OverloadedError("much waits")
+        desk.database.refusals.append(overloaded)
+        for sequence in (1, 2):
+            desk.bridge.append(
+                batch_of("t", str(sequence)), b"p", "synced", heard.append, ("p", sequence)
+            )
+        desk.turn()
+        assert (heard, [append.producer for append in desk.database.pending]) == (
+            [overloaded],
+            [("p", 2)],
+        )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -9,13 +11,16 @@ import pytest
 from siltstone.broker.access import Access
 from siltstone.broker.acl import Acl
 from siltstone.broker.storage_settings import StoreRule
-from siltstone.errors import PoisonedError
+from siltstone.broker.taps import SettlePart
+from siltstone.errors import OutcomeUnknownError, PoisonedError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Disconnect, PingReq, PubAck, Publish, Will
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
-from tests.support.broker_core import V5, Core, message, over_quota
+from siltstone.session.state import SavedWill
+from tests.support.broker_core import V5, Core, FailingTap, message, over_quota
+from tests.support.durable_desk import durable_desk, lose
 
 
 def end_all(core: Core, reason: Reason) -> None:
@@ -109,7 +114,7 @@ class TestFlushing:
 
 
 class TestStoring:
-    def test_a_batch_is_stored_part_by_part_and_each_part_is_told_of(self) -> None:
+    def test_a_batch_is_stored_whole_but_for_what_is_never_stored(self) -> None:
         rules = [
             StoreRule(filter="never", store="never"),
             StoreRule(filter="none", durability="none"),
@@ -122,17 +127,15 @@ class TestStoring:
             batch_of(*((name, "x") for name in names)), b"p", heard.settle, []
         )
         core.run()
-        assert waits == 2
+        assert waits == 1
+        stored = [b"synced", b"none", b"written", b"synced"]
         assert [(append.durability, append.topics) for append in core.database.pending] == [
-            ("synced", [b"synced", b"synced"]),
-            ("written", [b"written"]),
-            ("none", [b"none"]),
+            ("synced", stored)
         ]
         error = over_quota()
-        core.database.settle(error)
-        core.settle()
-        assert heard.parts == [([b"synced", b"synced"], error), ([b"written"], None)]
-        assert core.broker.statistics.publishes_refused == 2
+        core.settle(error)
+        assert heard.parts == [(stored, error)]
+        assert core.broker.statistics.publishes_refused == 4
 
     def test_what_nobody_waits_for_is_counted_when_it_is_lost(self) -> None:
         core = Core(automatic=False)
@@ -332,3 +335,47 @@ def test_what_comes_while_a_flood_waits_is_taken_behind_it() -> None:
     assert flood.client.ended is False
     core.run()
     assert (flood.client.ended, core.broker.clients) == (True, {})
+
+
+class SlowTap:
+    """A bridge that has what it was given when it is told to."""
+
+    def __init__(self) -> None:
+        self.settles: list[Callable[[], None]] = []
+
+    def take(self, batch: PublishBatch, _publisher: bytes, settle: SettlePart | None) -> int:
+        if settle is None:
+            return 0
+        self.settles.append(partial(settle, batch, None))
+        return 1
+
+
+class TestLastWill:
+    def test_its_outcome_is_heard_once_when_a_bridge_and_the_store_have_it(self) -> None:
+        core = Core(automatic=False)
+        tap = SlowTap()
+        core.broker.taps.add(tap)
+        heard: list[Exception | None] = []
+        will = SavedWill(topic=b"w", payload=b"x", qos=1)
+        core.broker.publish_saved_will("c", will, None, heard.append)
+        core.settle()
+        assert heard == []
+        tap.settles.pop()()
+        assert heard == [None]
+
+    def test_it_is_heard_of_whatever_goes_wrong(self) -> None:
+        core = Core()
+        core.broker.taps.add(FailingTap())
+        heard: list[Exception | None] = []
+        will = SavedWill(topic=b"w", payload=b"x", qos=1)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            core.broker.publish_saved_will("c", will, None, heard.append)
+        assert [type(error) for error in heard] == [OutcomeUnknownError]
+
+    def test_one_that_fails_does_not_lock_its_client_out(self) -> None:
+        with durable_desk() as desk:
+            wire = desk.come(will=Will(topic=b"w", payload=b"x", qos=1))
+            desk.core.broker.taps.add(FailingTap())
+            lose(wire)
+            assert (desk.core.broker.is_settled, desk.core.broker.clients) == (True, {})
+            assert desk.come().accepted is not None

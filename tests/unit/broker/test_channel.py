@@ -46,6 +46,9 @@ class DeskLoop:
     def __init__(self) -> None:
         self.laters: list[Later] = []
 
+    def time(self) -> float:
+        return 0.0
+
     def call_later(self, seconds: float, act: Callable[[], None]) -> Later:
         self.laters.append(Later(seconds, act))
         return self.laters[-1]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.control import Control
+from siltstone.broker.control import Control, ControlDesk
+from siltstone.broker.turns import Turn
 from siltstone.errors import OverloadedError
 from siltstone.mqtt.packets import Disconnect, Will
 from siltstone.mqtt.properties import Properties
@@ -32,9 +33,12 @@ from tests.support.group_core import (
 class Desk:
     """A control over a core."""
 
-    def __init__(self, core: DurableCore) -> None:
+    def __init__(self, core: DurableCore, **fields: float) -> None:
         self.core = core
-        self.control = Control(core.broker, core.durables, groups_of(core), core.real.feed_source())
+        self.sessions = Control(
+            core.broker, core.durables, groups_of(core), core.real.feed_source(), **fields
+        )
+        self.control = ControlDesk(core.broker, self.sessions.deeds)
 
     def ask(self, do: str, **fields: Any) -> Any:
         """Send a request; return the answer when the broker has come to rest."""
@@ -67,6 +71,7 @@ def desk() -> Iterator[Desk]:
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         (b"[]", "this broker does not know the request"),
+        (b"[" * 100_000, "the request is nested too deeply"),
         (b'{"do": "dance"}', "this broker does not know the request"),
         (b'{"do": "kick"}', "the request lacks 'client_id'"),
         (b'{"do": "move", "client_id": "a"}', "the request lacks 'to'"),
@@ -87,6 +92,16 @@ def desk() -> Iterator[Desk]:
 def test_a_request_that_is_wrong_is_answered_with_a_sentence(line: bytes, error: str) -> None:
     with desk() as each:
         assert each.ask_bytes(line) == {"error": error}
+
+
+def test_groups_with_members_are_listed_durable_or_not() -> None:
+    with desk() as each:
+        join(each.core, "a", GROUP)
+        volatile = join(each.core, "b", "$share/h/t/#", durable=False)
+        first = {"group": GROUP, "strategy": "least-loaded", "members": 1, "position": {"0": 0}}
+        assert each.ask("groups") == {"ok": [first, first | {"group": "$share/h/t/#"}]}
+        volatile.drop()
+        assert each.ask("groups") == {"ok": [first]}
 
 
 def test_who_is_kicked_is_told_and_keeps_its_session() -> None:
@@ -219,4 +234,42 @@ def test_what_the_archive_cannot_do_is_told_and_leaves_no_turn_behind() -> None:
 
         each.core.archive.take_group = refuse  # type: ignore[assignment]
         for do in ("move-group", "drop-group"):
-            assert each.ask(do, group=GROUP, to="latest") == {"error": "no room"}
+            assert each.ask(do, group=GROUP, to="latest") == {"error": "no room", "failed": True}
+
+
+def test_a_session_that_is_busy_is_told_so_in_time_and_the_place_is_given_up() -> None:
+    with group_core() as core:
+        each = Desk(core, turn_seconds=0.0)
+        stuck = Turn("a", lambda: None)
+        core.durables.turns.begin(stuck)
+        stuck.step("the disk", lambda: None)
+        for do in ("drop", "move"):
+            answer = asyncio.run(
+                each.control.answer(
+                    json.dumps({"do": do, "client_id": "a", "to": "latest"}).encode()
+                )
+            )
+            assert json.loads(answer) == {
+                "error": "'a' is busy, try again: it waits for the disk",
+                "failed": True,
+            }
+        stuck.end()
+        core.run()
+        assert len(core.durables.turns) == 0
+
+
+@pytest.mark.parametrize("do", ["drop", "move"])
+def test_a_mistake_of_ours_leaves_no_turn_behind(do: str) -> None:
+    with desk() as each:
+        come(each.core, "a").drop()
+        each.core.run()
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("on purpose")
+
+        each.core.durables.drop_away = fail  # type: ignore[method-assign,assignment]
+        each.sessions._in_thread = fail  # type: ignore[method-assign,assignment] # noqa: SLF001
+        with pytest.raises(RuntimeError, match="on purpose"):
+            each.ask(do, client_id="a", to="latest")
+        each.core.run()
+        assert len(each.core.durables.turns) == 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from siltstone.mqtt.packets import Disconnect
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
-from tests.support.broker_core import V3, over_quota
+from siltstone.session.owned_session import OwnedSession
+from tests.support.broker_core import V3, Wire, over_quota
 from tests.support.durable_desk import (
     VERSIONS,
     DurableDesk,
@@ -202,3 +203,95 @@ def test_what_cannot_be_looked_for_is_looked_for_again(desk: DurableDesk) -> Non
     desk.wait(2)
     desk.wait(1)
     assert (failures, desk.core.archive.count()) == ([], 0)
+
+
+class TestReturned:
+    """A client that came back before the turn of what is due: it keeps its session."""
+
+    @pytest.fixture
+    def look(self, desk: DurableDesk) -> Callable[[], None]:
+        """Find the will of a session due; return what begins its turn."""
+        lose(desk.come(will=will(delay=1)))
+        desk.core.clock.advance(2)
+        desk.core.broker.tick()
+        desk.core.shell.run()
+        [(work, then)] = desk.core.shell.works
+        desk.core.shell.works.clear()
+        work()
+        return then
+
+    def demand_session(self, desk: DurableDesk, wire: Wire) -> None:
+        """See that a client has its session, and can save it."""
+        wire.take()
+        wire.subscribe("t", qos=1)
+        desk.wait(2)
+        assert (wire.is_closed, desk.saved().connected) == (False, True)
+        assert len(desk.saved().subscriptions) == 1
+        assert (desk.core.stored(), desk.core.broker.is_settled) == ([b"gone"], True)
+
+    def test_one_that_is_in_is_not_fenced(
+        self, desk: DurableDesk, look: Callable[[], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        wire = desk.come()
+        look()
+        self.demand_session(desk, wire)
+        assert [record.getMessage() for record in caplog.records] == []
+
+    def test_one_whose_turn_was_before_is_not_fenced(
+        self, desk: DurableDesk, look: Callable[[], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with desk.core.held():
+            wire = desk.core.wire()
+            wire.connect("s", clean_start=False, session_expiry_interval=100)
+            look()
+        self.demand_session(desk, wire)
+        assert [record.getMessage() for record in caplog.records] == []
+
+    def test_one_that_comes_behind_finds_what_was_due_done(
+        self, desk: DurableDesk, look: Callable[[], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with desk.core.held():
+            look()
+            wire = desk.core.wire()
+            wire.connect("s", clean_start=False, session_expiry_interval=100)
+        self.demand_session(desk, wire)
+        assert [record.getMessage() for record in caplog.records] == []
+
+    def test_the_end_of_a_group_whose_member_returned_leaves_it_alone(self) -> None:
+        with durable_desk(share={"expiry": 1}) as desk:
+            member = desk.come("m")
+            member.subscribe("$share/g/t", qos=1)
+            lose(member)
+            desk.core.clock.advance(3)
+            desk.core.broker.tick()
+            desk.core.shell.run()
+            [(work, then)] = desk.core.shell.works
+            desk.core.shell.works.clear()
+            work()
+            member = desk.come("m")
+            then()
+            desk.core.run()
+            desk.publish("t", "x")
+            assert consume(member) == [Got("x")]
+            assert desk.core.archive.count_groups() == 1
+
+
+def test_a_mistake_of_ours_with_one_that_is_due_stops_no_other(
+    desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        leave(desk.come(name, session_expiry_interval=1))
+    drop_away = desk.core.durables.drop_away
+
+    def fail(owned: OwnedSession, then: Callable[[], None]) -> None:
+        if owned.client_id == "a":
+            raise RuntimeError("on purpose")
+        drop_away(owned, then)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.core.durables, "drop_away", fail)
+        desk.wait(3)
+        assert [each.client_id for each in desk.core.archive.list()] == ["a"]
+        assert desk.core.broker.is_settled
+    desk.wait(2)
+    assert desk.core.archive.count() == 0

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from siltstone.broker.storage_settings import StoreRule
-from siltstone.errors import OverloadedError
+from siltstone.errors import OverloadedError, PoisonedError
 from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.reason import Reason
 from siltstone.session.state import SavedReceived, SerialRange, ShardSerial
-from tests.support.broker_core import V3, V5, message
+from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
 from tests.support.durable_desk import DurableDesk, Got, consume, durable_desk, leave, lose, news
 
@@ -142,7 +142,8 @@ class TestMissed:
         lose(wire)
         desk.publish("t", "short", message_expiry_interval=10)
         desk.publish("t", "long", message_expiry_interval=60)
-        desk.core.clock.advance(20)
+        # A second is taken off when it has passed whole.
+        desk.core.clock.advance(20.5)
         desk.crash()
         [packet] = desk.come().take()
         assert isinstance(packet, Publish)
@@ -353,8 +354,9 @@ class TestSaving:
             lose(desk.come())
         desk.come()
         assert len(desk.core.durables.sessions) == 1
-        desk.wait()
         assert len(desk.core.durables._rota) == 1  # noqa: SLF001 - it must not grow
+        desk.wait()
+        assert sum(map(len, desk.core.durables._moved)) == 0  # noqa: SLF001 - nor must this
 
     def test_all_is_saved_at_the_end_of_a_connection(self, desk: DurableDesk) -> None:
         wire = desk.come()
@@ -399,6 +401,129 @@ class TestSaving:
         assert wire.is_closed
         assert packet.reason is Reason.UNSPECIFIED_ERROR
         assert (desk.core.broker.is_settled, desk.core.durables.sessions) == (True, {})
+
+
+class TestPassingBy:
+    """A commit costs nothing for the sessions that it does not match."""
+
+    def _settled(self, desk: DurableDesk, sessions: int) -> list[Wire]:
+        wires = [desk.come(f"s{number}") for number in range(sessions)]
+        for number, wire in enumerate(wires):
+            wire.subscribe(f"own/{number}", "all")
+        desk.wait()
+        return wires
+
+    def test_no_session_is_looked_at_or_saved_for_rows_of_others(self, desk: DurableDesk) -> None:
+        self._settled(desk, 40)
+        looks, commits = desk.core.durables.looks, desk.core.commits()
+        for number in range(20):
+            desk.publish("other", str(number))
+            desk.wait()
+        # In those 20 seconds each has two thirds of a turn, and no save.
+        assert desk.core.durables.looks - looks <= 27
+        assert desk.core.commits() - commits == 0
+
+    @pytest.mark.parametrize("qos", [1, 2])
+    def test_only_the_session_that_matches_is(self, desk: DurableDesk, qos: int) -> None:
+        wires = self._settled(desk, 40)
+        positions = [desk.saved(f"s{number}").position for number in range(40)]
+        for number in range(3):
+            desk.publish("own/7", str(number), qos=qos)
+            assert consume(wires[7]) == messages(str(number), qos=qos)
+            desk.wait()
+        moved = [desk.saved(f"s{number}").position for number in range(40)]
+        positions[7] = (ShardSerial(0, 3),)
+        assert moved == positions
+
+    def test_a_session_at_work_is_looked_at_as_often_as_before(self, desk: DurableDesk) -> None:
+        [wire] = self._settled(desk, 1)
+        looks, commits = desk.core.durables.looks, desk.core.commits()
+        for number in range(40):
+            desk.publish("all", str(number))
+            consume(wire)
+            desk.core.advance(0.1)
+        assert desk.core.durables.looks - looks == 5
+        assert desk.core.commits() - commits == 5
+
+    def test_an_old_position_is_saved_within_five_minutes(self, desk: DurableDesk) -> None:
+        self._settled(desk, 3)
+        desk.publish("other", "1", "2")
+        commits = desk.core.commits()
+        desk.wait(330)
+        states = [desk.saved(f"s{number}") for number in range(3)]
+        assert [state.position for state in states] == [(ShardSerial(0, 2),)] * 3
+        assert desk.core.commits() - commits == 3
+
+    def test_one_that_many_rows_have_passed_is_saved_within_half_a_minute(
+        self, desk: DurableDesk
+    ) -> None:
+        self._settled(desk, 3)
+        publisher = desk.core.connect("p")
+        for _ in range(9):
+            publisher.send(*(message("other", "x", 1, each + 1) for each in range(500)))
+            publisher.take()
+        commits = desk.core.commits()
+        desk.wait(31)
+        states = [desk.saved(f"s{number}") for number in range(3)]
+        assert [state.position for state in states] == [(ShardSerial(0, 4500),)] * 3
+        assert desk.core.commits() - commits == 3
+
+    def test_after_a_crash_what_was_acknowledged_or_is_of_others_does_not_come_again(
+        self, desk: DurableDesk
+    ) -> None:
+        [wire] = self._settled(desk, 1)
+        desk.publish("all", "1", "2")
+        assert consume(wire) == messages("1", "2")
+        desk.wait()
+        desk.publish("other", *map(str, range(50)))
+        desk.publish("all", "qos 0", qos=0)
+        assert news(wire) == messages("qos 0", qos=0)
+        desk.wait()
+        desk.crash()
+        desk.publish("all", "3")
+        assert consume(desk.come("s0")) == messages("3")
+
+    def test_so_is_what_is_in_no_store(self) -> None:
+        with durable_desk(rules=(StoreRule(filter="never/#", store="never"),)) as desk:
+            wire = desk.come()
+            wire.subscribe("#", qos=1)
+            desk.wait()
+            desk.publish("never/x", "1")
+            assert news(wire) == messages("1")
+            desk.wait()
+            desk.crash()
+            wire = desk.come()
+            assert consume(wire) == [Got("1", dup=True)]
+            desk.wait()
+            desk.crash()
+            assert news(desk.come()) == []
+
+    def test_what_the_limits_drop_is_counted_on_disk_within_a_second(self) -> None:
+        with durable_desk() as desk:
+            wire = desk.come(maximum_packet_size=100)
+            wire.subscribe("t")
+            desk.wait()
+            desk.publish("t", "x" * 200, "small")
+            assert consume(wire) == messages("small")
+            desk.wait()
+            assert desk.saved().dropped == 1
+
+
+def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once(
+    desk: DurableDesk,
+) -> None:
+    desk.come().subscribe("$share/g/t/#")
+    desk.wait()
+    commits = desk.core.commits()
+    desk.publish("other", "1", "2")
+    desk.wait(20)
+    group = desk.core.archive.peek_group("g", "t/#")
+    assert group is not None
+    assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 0),), 0)
+    desk.wait(320)
+    group = desk.core.archive.peek_group("g", "t/#")
+    assert group is not None
+    assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 2),), 1)
 
 
 def replace_save(owned: object, save_later: object) -> object:
@@ -446,3 +571,16 @@ def test_sessions_that_are_away_take_no_memory(desk: DurableDesk, version: objec
     core: DurableCore = desk.core
     assert (core.durables.sessions, core.broker.registry.sessions) == ({}, {})
     assert (len(core.durables.turns), core.archive.count()) == (0, 10)
+
+
+def test_a_save_that_fails_late_does_not_end_the_connection_that_came_since(
+    desk: DurableDesk,
+) -> None:
+    wire = desk.come()
+    session = desk.core.durables.sessions["s"]
+    assert session.durable is not None
+    lose(wire)
+    again = desk.come()
+    session.durable.broken(PoisonedError("a sync failed"))
+    desk.core.run()
+    assert (again.take(), again.is_closed) == ([], False)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from siltstone.broker.access import Access, Credentials, Hook
-from siltstone.mqtt.packets import ConnAck, Disconnect
+from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.turns import Turn
+from siltstone.mqtt.packets import ConnAck, Connect, Disconnect
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
-from tests.support.broker_core import V3, V5, Wire
+from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_desk import (
     VERSIONS,
     DurableDesk,
@@ -177,6 +180,37 @@ class TestTakenOver:
         assert [wire.is_closed for wire in wires] == [True, True, True, False]
         assert desk.core.broker.is_settled
 
+    def test_one_that_goes_when_the_next_is_about_to_come_is_saved_first(
+        self, desk: DurableDesk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        core, shell = desk.core, desk.core.shell
+        first, second = core.wire(), core.wire()
+        for wire in (first, second):
+            wire.send(
+                Connect(
+                    version=V5,
+                    client_id="s",
+                    clean_start=False,
+                    properties=Properties(session_expiry_interval=100),
+                )
+            )
+        while "s" not in core.broker.clients:
+            if shell.acts:
+                shell.acts.popleft()()
+            elif shell.works:
+                work, then = shell.works.popleft()
+                work()
+                then()
+            else:
+                core.flush_commits()
+        # It is the second one's turn, and it has not begun to look.
+        first.drop()
+        core.run()
+        assert [type(packet) for packet in second.take()] == [ConnAck]
+        assert second.accepted is not None
+        assert (second.accepted.session_present, desk.saved().connected) == (True, True)
+        assert [record.getMessage() for record in caplog.records] == []
+
     def test_messages_of_the_former_one_have_their_outcome_first(self) -> None:
         with durable_desk(automatic=False) as desk:
             first = desk.come()
@@ -267,6 +301,72 @@ class TestRefused:
             )
 
 
+class TestTooManySessions:
+    """The limit counts sessions whose clients are away."""
+
+    def _is_refused(self, desk: DurableDesk, client_id: str, **fields: Any) -> bool:
+        fields = {"clean_start": False, "session_expiry_interval": 100} | fields
+        [answer] = desk.core.wire().connect(client_id, **fields)
+        assert isinstance(answer, ConnAck)
+        if answer.reason is not Reason.SUCCESS:
+            assert answer == ConnAck(
+                reason=Reason.QUOTA_EXCEEDED,
+                properties=Properties(reason_string="too many sessions"),
+            )
+        return answer.reason is not Reason.SUCCESS
+
+    def test_sessions_that_are_away_count_also_after_a_crash(self) -> None:
+        with durable_desk(sessions_max=3) as desk:
+            for number in range(3):
+                lose(desk.come(f"s{number}"))
+            assert self._is_refused(desk, "s3")
+            assert self._is_refused(desk, "clean", clean_start=True, session_expiry_interval=0)
+            desk.crash()
+            assert self._is_refused(desk, "s3")
+            # Those that are kept may return, and begin anew.
+            assert not self._is_refused(desk, "s0")
+            assert not self._is_refused(desk, "s1", clean_start=True)
+            assert self._is_refused(desk, "s3")
+            assert len(desk.core.broker.registry) == 3
+
+    def test_there_is_room_when_one_has_ended(self) -> None:
+        with durable_desk(sessions_max=2) as desk:
+            leave(desk.come("ends"), expiry=0)
+            lose(desk.come("expires", session_expiry_interval=5))
+            lose(desk.come("stays", session_expiry_interval=1000))
+            assert self._is_refused(desk, "new")
+            desk.core.clock.advance(6)
+            desk.wait(3)
+            assert not self._is_refused(desk, "new")
+            assert self._is_refused(desk, "newer")
+
+    def test_those_that_come_at_once_do_not_exceed_the_limit(self) -> None:
+        with durable_desk(sessions_max=3) as desk:
+            wires = [desk.core.wire() for _ in range(6)]
+            with desk.core.held():
+                for number, wire in enumerate(wires):
+                    wire.connect(f"s{number}", clean_start=False, session_expiry_interval=100)
+            desk.core.run()
+            assert (desk.core.archive.count(), len(desk.core.broker.registry)) == (3, 3)
+
+    def test_they_are_told_under_sys(self) -> None:
+        with durable_desk() as desk:
+            lose(desk.come("away"))
+            desk.come("here")
+            desk.core.connect("volatile")
+            values = SysTopics(desk.core.broker).values(1.0)
+            told = [
+                values[b"clients/" + name] for name in (b"connected", b"disconnected", b"total")
+            ]
+            assert told == ["2", "1", "3"]
+            desk.crash()
+            values = SysTopics(desk.core.broker).values(1.0)
+            told = [
+                values[b"clients/" + name] for name in (b"connected", b"disconnected", b"total")
+            ]
+            assert told == ["0", "2", "2"]
+
+
 class TestWills:
     def test_one_whose_delay_was_over_before_the_client_came_back_is_published(
         self, desk: DurableDesk
@@ -298,3 +398,111 @@ class TestWills:
             desk.crash(automatic=True)
             desk.core.advance(51)
             assert desk.core.stored() == [b"gone"]
+
+
+class TestTime:
+    def test_who_waits_for_its_turn_too_long_is_told_and_gives_its_place_up(
+        self, desk: DurableDesk
+    ) -> None:
+        stuck = Turn("s", lambda: None)
+        desk.core.durables.turns.begin(stuck)
+        stuck.step("the disk", lambda: None)
+        wire = desk.core.wire()
+        assert wire.connect("s", clean_start=False, session_expiry_interval=100) == []
+        desk.core.advance(9.9)
+        assert wire.take() == []
+        desk.core.advance(0.1)
+        assert wire.take() == [
+            ConnAck(
+                reason=Reason.SERVER_BUSY,
+                properties=Properties(reason_string="the session is busy: it waits for the disk"),
+            )
+        ]
+        assert wire.is_closed
+        stuck.end()
+        assert desk.core.broker.is_settled
+        assert desk.come().accepted is not None
+
+    def test_a_save_that_takes_too_long_holds_up_nobody(self, desk: DurableDesk) -> None:
+        leave(desk.come())
+        wire = desk.core.wire()
+        found = found_session(desk, wire)
+        with desk.core.held():
+            found()
+            desk.core.clock.advance(10)
+            desk.core.broker.tick()
+            desk.core.shell.run()
+            assert [type(packet) for packet in wire.overhear()] == [ConnAck]
+            assert wire.is_closed
+        desk.core.run()
+        assert (desk.core.broker.is_settled, desk.saved().connected) == (True, False)
+        assert (desk.core.durables.sessions, desk.core.broker.registry.sessions) == ({}, {})
+
+    def test_who_is_in_is_not_put_out(self, desk: DurableDesk) -> None:
+        wire = desk.come()
+        desk.wait(20)
+        assert (wire.take(), wire.is_closed) == ([], False)
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise RuntimeError("on purpose")
+
+
+class TestMistakes:
+    """Of ours, in any step: the visitor is told, and the next one gets in."""
+
+    @pytest.mark.parametrize("name", ["find", "make", "attach", "drop_away", "due_will"])
+    def test_in_a_step(self, desk: DurableDesk, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        if name != "make":
+            leave(desk.come())
+        with monkeypatch.context() as patched:
+            patched.setattr(desk.core.durables, name, fail)
+            wire = desk.core.wire()
+            clean = name == "drop_away"
+            [answer] = wire.connect("s", clean_start=clean, session_expiry_interval=100)
+            assert isinstance(answer, ConnAck)
+            assert (answer.reason, wire.is_closed) == (Reason.SERVER_UNAVAILABLE, True)
+        assert desk.core.broker.is_settled
+        assert desk.come().accepted is not None
+
+    @pytest.mark.parametrize("expiry", [0, 100])
+    @pytest.mark.parametrize("when", ["before", "behind"])
+    def test_in_the_welcome(
+        self, desk: DurableDesk, expiry: int, when: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.core.wire()
+        with monkeypatch.context() as patched:
+            if when == "before":
+                patched.setattr(wire, "write", fail)
+            else:
+                patched.setattr(desk.core.broker.rules, "split", fail)
+            wire.send(
+                Connect(
+                    version=V5,
+                    client_id="s",
+                    clean_start=False,
+                    properties=Properties(session_expiry_interval=expiry),
+                ),
+                message("t", "x", 2, 1),
+            )
+            desk.core.run()
+        assert wire.is_closed
+        core = desk.core
+        assert (core.broker.is_settled, core.broker.clients, core.durables.sessions) == (
+            True,
+            {},
+            {},
+        )
+        assert desk.come().accepted is not None
+
+    def test_in_the_end_of_the_former_one(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        desk.come()
+        with monkeypatch.context() as patched:
+            patched.setattr(desk.core.broker.subscriptions, "put_off", fail)
+            again = desk.core.wire()
+            again.connect("s", clean_start=False, session_expiry_interval=100)
+        assert [type(packet) for packet in again.take()] == []
+        assert again.accepted is not None
+        assert desk.core.broker.clients == {"s": again.client}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from siltstone.broker.errands import Errands
-from siltstone.errors import PoisonedError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
 
 Act = Callable[[], None]
 
@@ -86,3 +86,25 @@ def test_an_answer_may_ask_again() -> None:
     desk.run()
     desk.run()
     assert desk.answers == [20]
+
+
+def test_a_mistake_of_ours_is_an_answer_too() -> None:
+    desk = Desk()
+    desk.error = ValueError("ours")  # type: ignore[assignment]
+    desk.ask(1)
+    desk.run()
+    desk.error = None
+    desk.ask(2)
+    desk.run()
+    assert [type(answer) for answer in desk.answers] == [OutcomeUnknownError, int]
+
+
+def test_work_that_answers_too_few_leaves_nobody_waiting() -> None:
+    desk = Desk()
+    desk.ask(1)
+    desk.ask(2, 3)
+    desk.run()
+    work = desk.work
+    desk.errands._work = lambda items: work(items)[:1]  # noqa: SLF001 - a mistake of ours
+    desk.run()
+    assert [type(answer) for answer in desk.answers] == [int, int, OutcomeUnknownError]

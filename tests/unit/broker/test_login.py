@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,10 @@ class Guest:
         self.welcomes: list[tuple[Connect, Terms, Identity, Session | None]] = []
         self.credentials_for: list[str] = []
 
+    @property
+    def is_in(self) -> bool:
+        return bool(self.welcomes)
+
     def begin(self) -> str:
         return Login(self.core.broker, self, self.connect).begin(self.credentials)
 
@@ -76,6 +81,12 @@ class Guest:
     def end(self, reason: Reason, text: str = "") -> None:
         self.ended = True
         self.ends.append((reason, text))
+
+    def stop(self) -> None:
+        raise AssertionError("nobody lets a guest wait")
+
+    def go_on(self) -> None:
+        raise AssertionError("nobody lets a guest wait")
 
     def welcome(
         self,
@@ -220,7 +231,7 @@ def test_a_wrong_password_is_refused_after_a_wait() -> None:
 def test_after_failures_a_guess_waits_before_it_is_hashed_and_its_refusal_waits_longer() -> None:
     door = Door()
     core = Core(access=guarded(door))
-    core.broker.throttle.failed(ADDRESS)
+    core.broker.throttle.failed("u", ADDRESS)
     guest = come(core, "a", b"wrong")
     core.advance(0.9)
     core.shell.finish_works()
@@ -236,23 +247,23 @@ def test_after_failures_a_guess_waits_before_it_is_hashed_and_its_refusal_waits_
 
 def test_who_gets_in_has_the_failures_of_its_address_forgotten() -> None:
     core = Core(access=guarded(Door()))
-    core.broker.throttle.failed(ADDRESS)
+    core.broker.throttle.failed("u", ADDRESS)
     guest = come(core, "a", b"right")
     core.advance(1.0)
     core.shell.finish_works()
-    assert (guest.sessions, core.broker.throttle.delay_for(ADDRESS)) == ([None], 0.0)
+    assert (guest.sessions, core.broker.throttle.delay_for("u", ADDRESS)) == ([None], 0.0)
 
 
 def test_who_needs_no_hash_does_not_wait_for_the_failures_of_others() -> None:
     core = Core()
-    core.broker.throttle.failed(ADDRESS)
+    core.broker.throttle.failed("u", ADDRESS)
     assert come(core, "a").sessions == [None]
 
 
 def test_a_refusal_without_a_hash_is_counted_and_waits_too() -> None:
     core = Core()
     guest = come(core, "a", username=None, anonymous_allowed=False)
-    assert (guest.ends, core.broker.throttle.delay_for(ADDRESS)) == ([], 1.0)
+    assert (guest.ends, core.broker.throttle.delay_for(None, ADDRESS)) == ([], 1.0)
     core.advance(1.0)
     assert (guest.ends, guest.welcomes) == ([(Reason.NOT_AUTHORIZED, "")], [])
 
@@ -262,7 +273,7 @@ def test_a_server_that_cannot_decide_says_so_at_once_and_counts_no_failure() -> 
     guest = come(core, "a", b"break")
     core.shell.finish_works()
     assert guest.ends == [(Reason.SERVER_UNAVAILABLE, "")]
-    assert core.broker.throttle.delay_for(ADDRESS) == 0.0
+    assert core.broker.throttle.delay_for("u", ADDRESS) == 0.0
 
 
 def test_a_thread_that_gave_no_answer_means_no() -> None:
@@ -275,7 +286,7 @@ def test_a_thread_that_gave_no_answer_means_no() -> None:
 
 def test_a_guest_that_has_gone_before_it_is_hashed_costs_no_hash() -> None:
     core = Core(access=guarded(Door()))
-    core.broker.throttle.failed(ADDRESS)
+    core.broker.throttle.failed("u", ADDRESS)
     guest = come(core, "a", b"right")
     guest.ended = True
     core.advance(1.0)
@@ -292,7 +303,7 @@ def test_a_guest_that_has_gone_before_a_thread_is_free_costs_no_hash_and_is_not_
     guest.ended = True
     core.shell.finish_works()
     assert (guest.ends, guest.welcomes, door.asked) == ([], [], [])
-    assert (core.broker.throttle.delay_for(ADDRESS), core.broker.logins) == (0.0, 0)
+    assert (core.broker.throttle.delay_for("u", ADDRESS), core.broker.logins) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("password", "delay"), [(b"right", 0.0), (b"wrong", 1.0)])
@@ -307,7 +318,54 @@ def test_a_guest_that_has_gone_before_the_answer_is_not_let_in_but_a_wrong_guess
     then()
     core.advance(10.0)
     assert (guest.ends, guest.welcomes) == ([], [])
-    assert core.broker.throttle.delay_for(ADDRESS) == delay
+    assert core.broker.throttle.delay_for("u", ADDRESS) == delay
+
+
+def test_many_guesses_at_once_try_no_more_than_a_few_before_the_lockout() -> None:
+    door = Door()
+    core = Core(access=guarded(door))
+    guests: list[Guest] = []
+    for wave in range(60):
+        guests += [come(core, f"{wave}-{number}", b"wrong") for number in range(30)]
+        core.shell.finish_works()
+        core.advance(1.0)
+    for _ in range(2):
+        core.advance(core.broker.settings.access.login_delay_max)
+        core.shell.finish_works()
+    # Four are tried before the first failure is known, the others one by one.
+    assert len(door.asked) <= core.broker.settings.access.login_failures_max + 4
+    ends = [guest.ends[0][0] for guest in guests]
+    assert ends.count(WRONG) == len(door.asked)
+    assert set(ends) == {WRONG, Reason.SERVER_BUSY, Reason.BANNED}
+    # The right one is refused too, but not that of others.
+    assert come(core, "right", b"right").ends == [
+        (Reason.BANNED, "too many failed logins, try again later")
+    ]
+    other = come(core, "other", b"right", username="v")
+    core.shell.finish_works()
+    core.advance(1.0)
+    core.shell.finish_works()
+    assert other.sessions == [None]
+    core.advance(core.broker.settings.access.login_lockout)
+    late = come(core, "late", b"right")
+    core.shell.finish_works()
+    assert late.sessions == [None]
+
+
+def test_refused_logins_are_warned_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    core = Core(access=guarded(Door()))
+    for number in range(12):
+        come(core, f"g{number}", b"wrong")
+        core.shell.finish_works()
+        core.advance(20.0)
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.message for record in told] == ["login refused"] * 10 + ["user locked out"]
+    assert getattr(told[0], "facts", {}) == {
+        "client_id": "g0",
+        "reason": "bad_user_name_or_password",
+        "user": "u",
+        "address": ADDRESS,
+    }
 
 
 def test_a_will_that_may_not_be_published_keeps_its_client_out() -> None:
@@ -424,6 +482,27 @@ def expired(guest: Guest) -> None:
     guest.core.advance(100.0)
 
 
+def test_who_waits_for_an_outcome_too_long_is_told_and_does_not_get_in_later() -> None:
+    core = Core(automatic=False)
+    unsettled(core)
+    guest = come(core, "a", clean_start=False)
+    core.advance(9.9)
+    assert guest.ends == []
+    core.advance(0.1)
+    assert guest.ends == [(Reason.SERVER_BUSY, "the session is busy")]
+    core.settle()
+    assert (guest.sessions, core.broker.waiting) == ([], {})
+
+
+def test_who_got_in_after_a_wait_is_not_put_out() -> None:
+    core = Core(automatic=False)
+    session = unsettled(core)
+    guest = come(core, "a", clean_start=False)
+    core.settle()
+    core.advance(20)
+    assert (guest.sessions, guest.ends) == ([session], [])
+
+
 @pytest.mark.parametrize(
     ("happens", "sessions"),
     [(gone, []), (expired, [None])],
@@ -432,7 +511,7 @@ def expired(guest: Guest) -> None:
 def test_much_may_happen_while_an_outcome_is_waited_for(
     happens: Callable[[Guest], None], sessions: list[Session | None]
 ) -> None:
-    core = Core(automatic=False)
+    core = Core(automatic=False, connect_timeout=200.0)
     unsettled(core)
     guest = come(core, "a", clean_start=False)
     happens(guest)

@@ -4,7 +4,7 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.outcomes import reason_of
+from siltstone.broker.outcomes import Settling, reason_of
 from siltstone.errors import (
     ClosedError,
     OutcomeUnknownError,
@@ -37,3 +37,26 @@ def test_each_error_has_the_reason_that_tells_the_client_what_to_do(
     error: Exception, reason: Reason
 ) -> None:
     assert reason_of(error) is reason
+
+
+class TestSettling:
+    def test_the_last_part_tells_of_the_first_error(self) -> None:
+        heard: list[Exception | None] = []
+        first, second = OverloadedError("first"), OverloadedError("second")
+        settling = Settling(heard.append)
+        settling.waits += 3
+        for error in (None, first, second):
+            settling.settled(None, error)
+        assert heard == []
+        settling.settled(None, None)
+        assert heard == [first]
+
+    def test_what_comes_behind_the_end_is_not_heard(self) -> None:
+        heard: list[Exception | None] = []
+        error = OutcomeUnknownError("a mistake")
+        settling = Settling(heard.append)
+        settling.waits += 2
+        settling.give_up(error)
+        for _ in range(4):
+            settling.settled(None, None)
+        assert heard == [error]

@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,15 +20,17 @@ from siltstone.broker.access import Access
 from siltstone.broker.channel import Channel
 from siltstone.broker.listeners import Listener
 from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.server import LoopShell, Server, run_server
+from siltstone.broker.server import EarlySignals, LoopShell, Server, collect_ended, run_server
 from siltstone.broker.settings import BrokerSettings, ListenerSettings
 from siltstone.broker.storage_settings import SessionSettings
+from siltstone.clock import GuardedClock
 from siltstone.directory import Store
 from siltstone.errors import OverloadedError, SiltstoneError, UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Packet, Will
 from siltstone.store.opening import RecoveryReport
-from tests.support.broker_core import V5, ScriptedDatabase, decode_all, message
+from siltstone.store.settings import DatabaseSettings
+from tests.support.broker_core import V5, Core, ScriptedDatabase, decode_all, message
 
 
 async def turn() -> None:
@@ -55,8 +58,15 @@ class Base(ScriptedDatabase):
         return self._name
 
     @property
+    def settings(self) -> DatabaseSettings:
+        return DatabaseSettings()
+
+    @property
     def reports(self) -> list[RecoveryReport]:
         return self.recovered
+
+    def leave_free(self, size_bytes: int) -> None:
+        assert size_bytes in (64 * 1024 * 1024, 48 * 1024 * 1024)
 
     def read(
         self,
@@ -79,6 +89,9 @@ class Shelf:
 
     def ensure(self, name: str, settings: object) -> Base:
         return self.databases[name]
+
+    def failure(self) -> None:
+        """No write has failed."""
 
 
 class Door:
@@ -158,7 +171,8 @@ class Desk:
             cast("Store", self.shelf),
         )
         monkeypatch.setattr(server_module, "open_listener", self.open_door)
-        monkeypatch.setattr(server_module, "raise_file_limit", lambda: None)
+        monkeypatch.setattr(server_module, "open_control", self.open_nothing)
+        monkeypatch.setattr(server_module, "raise_file_limit", lambda: 1_000_000)
         for name in ("collect", "freeze", "set_threshold"):
             monkeypatch.setattr(gc, name, partial(self.note, name))
         monkeypatch.setattr(server_module, "_POLL_SECONDS", 0)
@@ -172,6 +186,9 @@ class Desk:
         door = Door(make_channel, self.events)
         self.doors.append(door)
         return cast("Listener", door)
+
+    async def open_nothing(self, *_: object) -> None:
+        """Serve no control socket."""
 
     @property
     def database(self) -> Base:
@@ -245,8 +262,12 @@ class TestStopping:
             transport.channel.connection_made(transport)
             desk.server.stop()
             await until(lambda: "c eof" in desk.events)
+            assert not task.done()
             transport.lose()
             await task
+            # It was told nothing: the version that it speaks is not known.
+            told = [event for event in desk.events if event.startswith("c ")]
+            assert told == ["c paused", "c resumed", "c eof"]
 
         asyncio.run(play(Desk(monkeypatch)))
 
@@ -435,7 +456,7 @@ class TestStarting:
         events: list[str] = []
 
         @contextmanager
-        def opened(path: str) -> Iterator[Shelf]:
+        def opened(path: str, *, clock: GuardedClock) -> Iterator[Shelf]:
             events.append(f"open {path}")
             yield Shelf()
             events.append("closed")
@@ -445,7 +466,7 @@ class TestStarting:
 
         monkeypatch.setattr(server_module, "open_store", opened)
         monkeypatch.setattr(Server, "run", run)
-        assert run_server(BrokerSettings(data="here")) == 0
+        assert run_server(BrokerSettings(data="here"), EarlySignals()) == 0
         assert events == ["open here", "run", "closed"]
 
 
@@ -491,5 +512,35 @@ class TestShell:
             return LoopShell(asyncio.get_running_loop(), lambda: None)
 
         shell = asyncio.run(make())
-        shell.soon_from_thread(lambda: None)
+        heard: list[str] = []
+        # The first loop is closed; what it is told goes nowhere, and raises nothing.
+        shell.soon_from_thread(lambda: heard.append("too late"))
+        asyncio.run(turn())
         shell.close()
+        assert heard == []
+
+
+@pytest.mark.parametrize("sessions", [0, 3000])
+def test_what_ended_connections_left_behind_is_collected_when_they_are_many(sessions: int) -> None:
+    core = Core()
+    broker = core.broker
+    for number in range(sessions):
+        broker.registry.create(str(number), "")
+    enough = 2000 + max(200, sessions // 2)
+    client = core.connect("c")
+    left = weakref.ref(client)
+    gc.disable()
+    try:
+        client.drop()
+        core.run()
+        del client
+        broker.statistics.connections = enough - 1
+        assert (collect_ended(broker, 2000), left() is None) == (2000, False)
+        broker.statistics.connections = enough
+        assert (collect_ended(broker, 2000), left() is None) == (enough, True)
+        core.connect("d")
+        broker.statistics.connections = 2 * enough
+        # One that is connected has not ended.
+        assert collect_ended(broker, enough) == 2 * enough - 1
+    finally:
+        gc.enable()

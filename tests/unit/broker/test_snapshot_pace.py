@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.snapshot_pace import LoopPace, ThreadPace
+from siltstone.broker.snapshot_pace import LoopPace, Lull, ThreadPace
 from siltstone.clock import ManualClock
 from siltstone.errors import ClosedError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
@@ -106,14 +106,19 @@ class TestLoopPace:
 
         asyncio.run(scenario())
 
-    def test_the_loop_rests_as_long_as_somebody_sends(self) -> None:
-        counts = iter([0, 1, *[1] * 102, 2, 2])
+    def test_neither_the_loop_nor_the_thread_rests_while_nobody_sends(self) -> None:
+        line = Line()
+        rests: list[float] = []
         with asyncio.Runner() as runner:
             pace = LoopPace(
-                runner.get_loop(), ManualClock().monotonic, lambda _: None, lambda: next(counts)
+                runner.get_loop(), line.clock.monotonic, rests.append, lambda: line.received
             )
-            rests = [pace.turn_rest() for _ in range(105)]
-        assert rests == [0.001] * 101 + [0.0] * 2 + [0.001] * 2
+            for message, seconds in LINE:
+                line.pass_time(message, seconds)
+                rests.append(pace.turn_rest())
+                pace.rest()
+        busy = [0.001, 0.0004]
+        assert rests == [*busy, *busy, 0.0, 0.0, *busy, 0.0]
 
     def test_the_thread_rests_until_there_is_a_hurry(self) -> None:
         work = Work()
@@ -126,22 +131,56 @@ class TestLoopPace:
         assert work.rests == [0.0004]
 
 
+# Whether a message comes, and how long it is until then.
+LINE = [(True, 1.0), (False, 0.009), (False, 0.0011), (False, 5.0), (True, 0.0), (False, 0.011)]
+
+
+class Line:
+    """What others send."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.received = 0
+
+    def pass_time(self, message: bool, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.received += message
+
+
+def test_a_lull_is_on_when_nothing_came_for_ten_milliseconds() -> None:
+    line = Line()
+    lull = Lull(line.clock.monotonic, lambda: line.received)
+    found = []
+    for message, seconds in LINE:
+        line.pass_time(message, seconds)
+        found.append(lull.is_on())
+    assert found == [False, False, True, True, False, True]
+
+
 class TestThreadPace:
+    def test_in_a_lull_the_thread_works_for_longer_and_hardly_rests(self) -> None:
+        work = Work()
+        pace = ThreadPace(work.clock.monotonic, work.rests.append, lambda: 0)
+        work.clock.advance(1.0)
+        assert not pace.fill(make_writer(), work.records(60))
+        pace.rest()
+        assert work.rests == [0.00005, 0.00005]
+
     def test_the_thread_rests_behind_each_moment(self) -> None:
         work = Work()
-        pace = ThreadPace(work.clock.monotonic, work.rests.append)
+        pace = ThreadPace(work.clock.monotonic, work.rests.append, work.received)
         assert not pace.fill(make_writer(), work.records(10))
         assert work.rests == [0.0004, 0.0004, 0.0004]
 
     def test_it_ends_when_the_writer_is_full(self) -> None:
         work = Work()
-        pace = ThreadPace(work.clock.monotonic, work.rests.append)
+        pace = ThreadPace(work.clock.monotonic, work.rests.append, work.received)
         assert pace.fill(make_writer(), work.records(10, size_bytes=30_000))
         assert work.seen == 3
 
     def test_in_a_hurry_it_does_not_rest(self) -> None:
         work = Work()
-        pace = ThreadPace(work.clock.monotonic, work.rests.append)
+        pace = ThreadPace(work.clock.monotonic, work.rests.append, work.received)
         pace.hurry()
         assert not pace.fill(make_writer(), work.records(10))
         assert work.rests == []

@@ -4,10 +4,12 @@ import asyncio
 import errno
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import PurePath
 from threading import Event
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 
@@ -19,6 +21,7 @@ from siltstone.broker.snapshots import (
     Snapshots,
     begin_backup,
     begin_capture,
+    bounded_contents,
     check_persistence,
     load_state,
     open_keeper,
@@ -29,12 +32,13 @@ from siltstone.errors import ClosedError, CorruptionError, StorageFullError, Usa
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.packets import Disconnect
+from siltstone.snapshot.contents import BoundedContents
 from siltstone.snapshot.keeper import list_snapshots, name_of
 from siltstone.snapshot.loader import verify_snapshot
 from siltstone.snapshot.records import Record
 from siltstone.store.settings import DatabaseSettings
 from tests.support.memory_core import MemoryCore
-from tests.support.snapshots import session
+from tests.support.snapshots import names_in, queued, session
 
 DATA = PurePath("/data")
 DIRECTORY = DATA / "snapshots"
@@ -214,8 +218,63 @@ def test_what_a_broker_has_in_memory_is_captured_and_loaded() -> None:
     asyncio.run(scenario())
     assert core.broker.ready.watch is None
     again = MemoryCore()
-    load_state(again.broker, open_keeper(fs, core.clock, DATA, 2), allow_empty=False)
+    load_state(again.broker, open_keeper(fs, core.clock, DATA, 2), in_memory(), allow_empty=False)
     assert again.state() == core.state()
+
+
+def in_memory() -> BoundedContents:
+    return bounded_contents(MemoryFileSystem(), PurePath("/"), 1 << 30)
+
+
+def waiting_messages(count: int) -> list[Record]:
+    """Return a session for which messages of 1,000 bytes wait, and one that is in flight."""
+    sent = queued("a", b"sent" * 250)
+    return [
+        session("c"),
+        replace(sent, packet_id=7),
+        *(replace(queued("a", b"%04d" % n * 250), packet_id=0) for n in range(count)),
+    ]
+
+
+@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 31), (1 << 20, 0)])
+def test_payloads_beyond_the_memory_wait_on_disk_and_come_back_whole(
+    caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
+) -> None:
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    keeper.save(waiting_messages(50), source=OF_BROKER)
+    contents = bounded_contents(fs, keeper.directory, memory_max)
+    load_state(core.broker, keeper, contents, allow_empty=False)
+    found = core.broker.registry.sessions["c"].outbox.waiting()
+    assert sum(delivery.spilled is not None for delivery in found) == spilled
+    assert [delivery.body() for delivery in found] == [b"%04d" % n * 250 for n in range(50)]
+    told = [record for record in caplog.records if "stay on disk" in record.getMessage()]
+    assert len(told) == (1 if spilled else 0)
+    # What is on disk counts as what it takes in memory.
+    assert sum(delivery.size() for delivery in found) < 50 * 300 + (50 - spilled) * 1000
+    # The next snapshot has all of them again.
+    with asyncio.Runner() as runner:
+        begun = begin_capture(core.broker, runner.get_loop())
+        saved = keeper.save(begun.records, source=OF_BROKER)
+        begun.end()
+    with fs.open(saved.path, writable=False) as file:
+        assert verify_snapshot(file).counts["QueuedMessage"] == 51
+    assert [name for name in names_in(fs, keeper.directory) if "payloads" in name] == []
+
+
+def test_where_there_is_not_enough_memory_a_sentence_says_so() -> None:
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    keeper.save(waiting_messages(3), source=OF_BROKER)
+
+    def create() -> NoReturn:
+        raise MemoryError
+
+    with pytest.raises(UsageError, match=r"does not fit into memory; lower snapshot\.memory_max"):
+        load_state(core.broker, keeper, BoundedContents(0, create), allow_empty=False)
+    assert gc.isenabled()
 
 
 def test_loading_tells_what_was_found(caplog: pytest.LogCaptureFixture) -> None:
@@ -223,12 +282,12 @@ def test_loading_tells_what_was_found(caplog: pytest.LogCaptureFixture) -> None:
     fs, clock = MemoryFileSystem(), ManualClock()
     fs.make_directory(DATA)
     keeper = open_keeper(fs, clock, DATA, 2)
-    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    load_state(MemoryCore().broker, keeper, in_memory(), allow_empty=False)
     keeper.save([session("c")], source=OF_BROKER)
     keeper.save([session("c")], source=OF_BROKER)
     with fs.open(DIRECTORY / name_of(2), writable=True) as file:
         file.truncate(10)
-    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    load_state(MemoryCore().broker, keeper, in_memory(), allow_empty=False)
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [(level, text.split(" moved_to")[0].split(" file")[0]) for level, text in told] == [
         ("INFO", "starting without a snapshot"),
@@ -245,8 +304,8 @@ def test_without_a_valid_snapshot_an_empty_start_must_be_allowed() -> None:
     with fs.open(DIRECTORY / name_of(1), writable=True) as file:
         file.truncate(0)
     with pytest.raises(CorruptionError, match="no snapshot is valid"):
-        load_state(MemoryCore().broker, keeper, allow_empty=False)
-    load_state(MemoryCore().broker, keeper, allow_empty=True)
+        load_state(MemoryCore().broker, keeper, in_memory(), allow_empty=False)
+    load_state(MemoryCore().broker, keeper, in_memory(), allow_empty=True)
 
 
 def test_a_store_is_refused_by_a_broker_in_memory_and_the_other_way_round() -> None:
@@ -273,7 +332,7 @@ def test_a_store_is_read_as_others_would() -> None:
     fs, clock = MemoryFileSystem(), ManualClock()
     with Store(DATA, fs=fs, clock=clock) as store:
         store.create("m", DatabaseSettings(segment_bytes=64 * 1024))
-        records, end, pace = begin_backup(fs, DATA)
+        records, end, pace, _ = begin_backup(MemoryCore().broker, fs, DATA)
         saved = open_keeper(fs, clock, DATA, 2).save(records, source=OF_STORE, pace=pace)
         end()
     with fs.open(saved.path, writable=False) as file:
@@ -286,7 +345,7 @@ def test_the_collector_leaves_alone_what_was_loaded() -> None:
     keeper = open_keeper(fs, core.clock, DATA, 2)
     keeper.save([session(f"c{number}") for number in range(1000)], source=OF_BROKER)
     before = gc.get_freeze_count()
-    load_state(MemoryCore().broker, keeper, allow_empty=False)
+    load_state(MemoryCore().broker, keeper, in_memory(), allow_empty=False)
     try:
         assert gc.get_freeze_count() - before > 1000
         assert gc.isenabled()
@@ -299,7 +358,7 @@ def test_the_last_one_and_the_one_that_it_waits_for_do_not_rest() -> None:
         office = Office()
         begun, may_go_on = Event(), Event()
         rests: list[float] = []
-        office.pace = ThreadPace(office.clock.monotonic, rests.append)
+        office.pace = ThreadPace(office.clock.monotonic, rests.append, count().__next__)
 
         def slowly() -> Iterator[Record]:
             yield session("c")
@@ -316,7 +375,7 @@ def test_the_last_one_and_the_one_that_it_waits_for_do_not_rest() -> None:
         office.snapshots.ask()
         await office.until(begun.is_set)
         running.cancel()
-        office.pace = ThreadPace(office.clock.monotonic, rests.append)
+        office.pace = ThreadPace(office.clock.monotonic, rests.append, count().__next__)
         last = asyncio.create_task(office.snapshots.save())
         await asyncio.wait({last}, timeout=0.0)
         assert len(rests) == 1

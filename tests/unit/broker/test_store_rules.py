@@ -68,16 +68,19 @@ def test_what_may_never_be_stored_has_no_durability_whatever_the_rule_says() -> 
     assert durability(rules, b"a") is None
 
 
-def test_a_batch_is_split_by_durability_with_each_part_in_order() -> None:
+def test_what_is_stored_of_a_batch_stays_in_order_with_the_strongest_durability() -> None:
     rules = rules_of(
-        StoreRule(filter="n/#", store="never"), StoreRule(filter="w", durability="written")
+        StoreRule(filter="n/#", store="never"),
+        StoreRule(filter="w", durability="written"),
+        StoreRule(filter="0", durability="none"),
     )
-    parts = rules.split(batch_of(b"w", b"a", b"n/1", b"b", b"w", b"n/2"))
+    parts = rules.split(batch_of(b"w", b"a", b"n/1", b"0", b"w", b"n/2"))
     assert rows(parts) == {
-        "written": [(b"w", b"0", 100), (b"w", b"4", 104)],
-        "synced": [(b"a", b"1", 101), (b"b", b"3", 103)],
+        "synced": [(b"w", b"0", 100), (b"a", b"1", 101), (b"0", b"3", 103), (b"w", b"4", 104)],
         None: [(b"n/1", b"2", 102), (b"n/2", b"5", 105)],
     }
+    assert [*rules.split(batch_of(b"0", b"w", b"0"))] == ["written"]
+    assert [*rules.split(batch_of(b"0", b"n/1"))] == ["none", None]
 
 
 def test_a_batch_of_one_durability_is_not_copied() -> None:
@@ -114,11 +117,15 @@ def test_what_is_remembered_of_topics_is_bounded_and_forgetting_changes_no_answe
 ) -> None:
     monkeypatch.setattr(store_rules, "_REMEMBERED_MAX", 2)
     rules = CountingRules((StoreRule(filter="w/+", durability="written"),))
-    parts = rules.split(batch_of(b"w/1", b"s/1", b"w/2", b"w/1", b"s/1", b"s/1"))
-    assert rows(parts) == {
-        "written": [(b"w/1", b"0", 100), (b"w/2", b"2", 102), (b"w/1", b"3", 103)],
-        "synced": [(b"s/1", b"1", 101), (b"s/1", b"4", 104), (b"s/1", b"5", 105)],
-    }
+    topics = (b"w/1", b"s/1", b"w/2", b"w/1", b"s/1", b"s/1")
+    assert [durability(rules, topic) for topic in topics] == [
+        "written",
+        "synced",
+        "written",
+        "written",
+        "synced",
+        "synced",
+    ]
     # The third topic makes it forget the first two, and the next but one again.
     assert rules.sought == [b"w/1", b"s/1", b"w/2", b"w/1", b"s/1"]
 
@@ -141,11 +148,11 @@ def test_a_policy_asks_who_is_there_at_that_moment(policy: Any) -> None:
     ]
     for act in acts:
         act()
-        batch = batch_of(b"a/1", b"a/1", b"a/1", b"b")
-        batch.flags = [*FLAGS, 1]
+        batch = batch_of(b"a/1", b"a/1", b"a/1")
+        batch.flags = [*FLAGS]
         parts = rules.split(batch)
         seen.append([flags for part in [parts.get("written")] if part for flags in part.flags])
-        assert rows(parts)["synced"] == [(b"b", b"3", 103)]
+        assert durability(rules, b"b") == "synced"
     stored_to_present = list(FLAGS) if policy == "subscribed" else []
     stored_to_away = list(FLAGS) if policy == "subscribed" else [1, 2]
     assert seen == [[], stored_to_present, stored_to_away, stored_to_present, []]
@@ -166,3 +173,8 @@ def test_only_rules_that_depend_on_sessions_ask_for_them() -> None:
 def test_a_broker_without_a_store_stores_nothing() -> None:
     rules = rules_of(*NOTHING_STORED)
     assert [durability(rules, topic) for topic in (b"a", b"$SYS/x")] == [None, None]
+
+
+@pytest.mark.parametrize("rules", [(), (StoreRule(filter="a", durability="written"),)])
+def test_a_batch_without_messages_has_no_parts(rules: Sequence[StoreRule]) -> None:
+    assert StoreRules(rules, Interest(is_asked=False)).split(PublishBatch()) == {}

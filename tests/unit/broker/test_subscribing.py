@@ -212,7 +212,7 @@ class TestRetained:
         core = Core()
         core.connect("p").publish("a", "a", retain=True, message_expiry_interval=10)
         core.advance(3.5)
-        assert core.connect("c").subscribe("a", qos=0) == [retained("a", message_expiry_interval=6)]
+        assert core.connect("c").subscribe("a", qos=0) == [retained("a", message_expiry_interval=7)]
         core.advance(6.5)
         assert core.connect("d").subscribe("a", qos=0) == []
 
@@ -365,3 +365,65 @@ def test_an_identifier_of_several_bytes_is_told_whole() -> None:
     assert [packet.properties for packet in wire.take() if isinstance(packet, Publish)] == [
         expected
     ]
+
+
+def allowing(*lines: str) -> Access:
+    return Access(None, Acl.parse([*lines, "topic write #"], PurePath("/acl")), None)
+
+
+class TestWithdrawnRights:
+    """What a client may not subscribe to any more, though it has that subscription."""
+
+    @pytest.mark.parametrize("text", ["a/#", "$share/g/a/#"])
+    @pytest.mark.parametrize("fields", [{}, KEPT])
+    def test_the_same_filter_again_is_refused_and_changes_nothing(
+        self, text: str, fields: dict[str, Any]
+    ) -> None:
+        core = holding("a/1", access=allowing("topic readwrite a/#", "topic read b/#"))
+        wire = core.connect("c", **fields)
+        wire.subscribe(text, qos=0, identifier=7)
+        before = dict(core.broker.registry.sessions["c"].subscriptions)
+        core.broker.use_access(allowing("topic read b/#"))
+        again = Subscribe(
+            packet_id=2,
+            subscriptions=(Subscription(filter=TopicFilter.parse(text), qos=2),),
+        )
+        assert wire.exchange(again) == [SubAck(packet_id=2, reasons=(Reason.NOT_AUTHORIZED,))]
+        assert core.broker.registry.sessions["c"].subscriptions == before
+        core.connect("p").publish("a/1", "secret")
+        assert wire.take() == []
+
+    def test_others_of_the_packet_are_taken(self) -> None:
+        core = Core(access=allowing("topic read a/#", "topic read b/#"))
+        wire = core.connect("c")
+        wire.subscribe("a/#", "b/#", qos=0)
+        core.broker.use_access(allowing("topic read b/#"))
+        assert reasons_of(wire, "b/#", "a/#", "b/1") == (
+            Reason.GRANTED_QOS_0,
+            Reason.NOT_AUTHORIZED,
+            Reason.GRANTED_QOS_0,
+        )
+
+    def test_one_that_came_back_is_refused_too_and_gets_nothing(self) -> None:
+        core = Core(access=allowing("topic read a/#"))
+        wire = core.connect("c", **KEPT)
+        wire.subscribe("a/#", qos=1)
+        wire.drop()
+        core.broker.use_access(allowing("topic read b/#"))
+        core.connect("p").publish("a/1", "secret", qos=1, packet_id=1)
+        wire = core.connect("c", **KEPT)
+        assert (payloads(wire.take()), reasons_of(wire, "a/#")) == ([], (Reason.NOT_AUTHORIZED,))
+
+    def test_what_was_withdrawn_can_be_unsubscribed_from(self) -> None:
+        core = Core(access=allowing("topic read a/#"))
+        wire = core.connect("c")
+        wire.subscribe("a/#", qos=1)
+        core.broker.use_access(allowing("topic read b/#"))
+        assert unsubscribe(wire, "a/#") == []
+        assert core.broker.registry.subscription_count == 0
+
+    def test_a_filter_that_there_is_may_be_too_much_and_is_taken_again(self) -> None:
+        core = Core(subscriptions_max=1)
+        wire = core.connect("c")
+        assert reasons_of(wire, "a", "b") == (Reason.GRANTED_QOS_0, Reason.QUOTA_EXCEEDED)
+        assert reasons_of(wire, "a") == (Reason.GRANTED_QOS_0,)

@@ -73,6 +73,8 @@ def test_a_broker_that_did_nothing_tells_of_nothing() -> None:
         b"publish/messages/sent": "0",
         b"publish/messages/dropped": "0",
         b"publish/messages/refused": "0",
+        b"alarm/disk": "ok",
+        b"alarm/clock": "ok",
         b"bytes/received": "0",
         b"bytes/sent": "0",
         **{

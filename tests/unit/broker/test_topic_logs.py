@@ -77,10 +77,12 @@ def test_topics_are_recovered_and_told_of_before_anybody_connects(
     async def run() -> None:
         with world.store() as store:
             settings = TopicLogSettings(enabled=True, port=1, segment_bytes=65_536)
-            server = await serve_topic_logs(settings, store, cast("Any", Subscribers()))
+            server = await serve_topic_logs(
+                settings, store, cast("Any", Subscribers()), connections_max=5
+            )
             await server.close()
 
     with caplog.at_level(logging.WARNING, "siltstone.server"):
         asyncio.run(run())
     assert listening == [("127.0.0.1", 1)]
-    assert [record.getMessage() for record in caplog.records] == ["mended after a crash"]
+    assert [record.getMessage() for record in caplog.records] == ["foreign files are left alone"]

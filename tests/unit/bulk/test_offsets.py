@@ -33,10 +33,22 @@ EXTENTS = [extent(0, 1, 5, 10), extent(0, 3, 20, 30), extent(1, 1, 0, 0)]
 
 
 def test_a_position_goes_to_json_and_back_in_the_order_of_shards() -> None:
-    offsets = Offsets({11: 7, 2: 9})
+    offsets = Offsets({11: 7, 2: 9}, identity="5eed")
     text = json.dumps(offsets.to_json())
-    assert text == '{"version": 1, "shards": {"2": 9, "11": 7}}'
+    assert text == '{"version": 2, "identity": "5eed", "shards": {"2": 9, "11": 7}}'
     assert read_offsets(json.loads(text), "offsets") == offsets
+    assert parse_offsets(offsets.to_text(), "startingOffsets", default=EARLIEST) == offsets
+
+
+def test_a_position_that_an_earlier_version_wrote_has_no_identity() -> None:
+    text = '{"version": 1, "shards": {"2": 9, "11": 7}}'
+    offsets = read_offsets(json.loads(text), "offsets")
+    assert offsets == Offsets({11: 7, 2: 9}, identity="")
+    assert json.dumps(offsets.to_json()) == text
+    # A user who leaves it out means the database as it is.
+    by_hand = parse_offsets(text, "startingOffsets", default=EARLIEST)
+    assert by_hand == Offsets({11: 7, 2: 9}, identity=None)
+    assert by_hand.to_text() == text
 
 
 @pytest.mark.parametrize(
@@ -57,10 +69,20 @@ def test_a_user_writes_a_word_or_json(text: str, expected: Offsets) -> None:
     [
         ("newest", "must be earliest, latest, or JSON like"),
         ("", "must be earliest, latest, or JSON like"),
+        ("[" * 100_000, "must be earliest, latest, or JSON like"),
+        (
+            '{"version": 1, "shards": {"0": ' + "9" * 5_000 + "}}",
+            "must be earliest, latest, or JSON",
+        ),
+        ('{"version": 1, "shards": {"' + "9" * 5_000 + '": 1}}', "name shards by their numbers"),
         ("[1]", "must have version and shards"),
         ('{"shards": {}}', "must have version and shards"),
-        ('{"version": 1, "shards": {}, "x": 1}', "must have version and shards"),
-        ('{"version": 2, "shards": {}}', "of an unknown version: version=2"),
+        ('{"version": 1, "shards": {}, "x": 1}', "must have shards, version, and nothing else"),
+        ('{"version": 1, "shards": {}, "identity": "a"}', "must have shards, version, and nothing"),
+        ('{"version": 2, "shards": {}}', "must have identity, shards, version, and nothing else"),
+        ('{"version": 2, "shards": {}, "identity": ""}', "must name the identity of a database"),
+        ('{"version": 2, "shards": {}, "identity": 5}', "must name the identity of a database"),
+        ('{"version": 3, "shards": {}}', "of an unknown version: version=3"),
         ('{"version": 1, "shards": [1]}', "must give a serial for each shard"),
         ('{"version": 1, "shards": {"a": 1}}', "name shards by their numbers: shard='a'"),
         ('{"version": 1, "shards": {"0": -3}}', "serial, -2 for earliest or -1 for latest"),
@@ -113,6 +135,18 @@ def test_a_shard_that_is_not_there_is_refused() -> None:
         ({0: 20, 1: 0}, {0: 30, 1: 2}, [(1, range(2))]),
         ({0: 12}, {0: 12}, []),
         ({}, {0: 30}, []),
+        # Exactly one: the last serial, the first, one in a gap; and none on either side of that.
+        ({0: 29}, {0: 31}, [(0, range(30, 31))]),
+        ({0: 30}, {0: 31}, [(0, range(30, 31))]),
+        ({0: 29}, {0: 30}, []),
+        ({0: 30}, {0: 30}, []),
+        ({1: 0}, {1: 1}, [(1, range(1))]),
+        ({0: 4}, {0: 6}, [(0, range(4, 5))]),
+        ({0: 5}, {0: 6}, []),
+        ({0: 19}, {0: 21}, [(0, range(19, 20))]),
+        ({0: 19}, {0: 20}, [(0, range(19, 20))]),
+        ({0: 9}, {0: 11}, [(0, range(10, 11))]),
+        ({0: 9}, {0: 10}, []),
     ],
 )
 def test_serials_that_no_slab_has_are_lost(

@@ -172,3 +172,22 @@ def test_a_batch_cannot_be_waited_for_that_is_larger_than_any() -> None:
     with pytest.raises(UsageError, match="minRowsPerTrigger is more than maxRowsPerTrigger"):
         parse_options(given)
     assert parse_options(given | {"maxRowsPerTrigger": "10"}).rows_to_wait_for == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("filter", "[" * 100_000),
+        ("filter", "[" + "9" * 5_000 + "]"),
+        ("startTime", "9" * 5_000),
+        ("startTime", "9" * 30),
+        ("rowsPerBatch", "9" * 5_000),
+        ("maxBytesPerPartition", "9" * 5_000),
+    ],
+)
+def test_an_option_that_no_parser_can_take_is_refused_with_its_beginning(
+    name: str, text: str
+) -> None:
+    with pytest.raises(UsageError, match=name) as caught:
+        parse_options({"path": "/data", name: text})
+    assert len(str(caught.value)) < 400

@@ -151,6 +151,23 @@ def test_who_names_a_serial_that_is_gone_hears_of_it(ending: Offsets) -> None:
     ]
 
 
+def test_offsets_of_another_database_of_the_name_are_refused_or_passed_over() -> None:
+    world = world_of(("a",), ("b",))
+    with world.database() as database:
+        own = database.identity
+    former = "0" * 32
+    for changes in (
+        {"starting": Offsets({0: 1}, identity=former)},
+        {"ending": Offsets({0: 1}, identity=former)},
+    ):
+        with pytest.raises(SlabDroppedError, match=f"offsets={former} database={own}"):
+            serials(world, **changes)
+        all_rows = [(FIRST, 0, 1), (SECOND, 1, 2)]
+        assert serials(world, fails_on_loss=False, **changes) == all_rows
+    assert serials(world, starting=Offsets({0: 1}, identity=own)) == [(SECOND, 1, 2)]
+    assert serials(world, starting=Offsets({0: 1})) == [(SECOND, 1, 2)]
+
+
 def test_rows_that_come_after_planning_are_not_planned() -> None:
     world = World()
     with world.database() as database:

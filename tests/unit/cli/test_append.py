@@ -160,7 +160,7 @@ def test_a_quota_ends_the_load_with_what_was_stored(siltstone: CommandLine) -> N
     assert (outcome.status, outcome.out) == (3, "")
     stopped, reason = outcome.err.splitlines()
     assert stopped == "siltstone: stopped after 0 rows, which were stored"
-    assert reason.startswith("siltstone: database 'metrics' is over its quota, drop sealed slabs")
+    assert reason.startswith("siltstone: database 'metrics' has no room for this within its quota")
 
 
 @pytest.mark.parametrize("durability", ["synced", "none"])

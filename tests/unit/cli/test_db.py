@@ -153,7 +153,7 @@ def test_a_database_that_was_there_is_never_dropped_by_a_create_that_fails(
             ("--reserve", "9999999TiB"),
             "--reserve must be at most 1152921504606846976: --reserve=10995115178248372224",
         ),
-        (("--shards", "0"), "--shards must be a number from 1 to 4096: --shards=0"),
+        (("--shards", "0"), "--shards must be a number from 1 to 16384: --shards=0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

@@ -39,6 +39,7 @@ def documents() -> list[dict[str, object]]:
         {
             "group": TEXT,
             "strategy": "least-loaded",
+            "kept": True,
             "behind": 2,
             "behind_is_more": False,
             "behind_seconds": 3.0,
@@ -49,6 +50,7 @@ def documents() -> list[dict[str, object]]:
         {
             "group": "$share/h/t/#",
             "strategy": "sticky",
+            "kept": True,
             "behind": 3,
             "behind_is_more": False,
             "behind_seconds": 3.0,
@@ -64,8 +66,8 @@ def test_the_list_tells_how_far_behind_each_group_is_and_when_it_ends(
 ) -> None:
     assert siltstone("groups", "list", "--json").document == documents()
     *_, first, second = siltstone("groups", "list").lines
-    assert first.split() == [TEXT, "least-loaded", "none", "2", "3.0", "s", "60", "min"]
-    assert second.split() == ["$share/h/t/#", "sticky", "some", "3", "3.0", "s", "-"]
+    assert first.split() == [TEXT, "least-loaded", "yes", "none", "2", "3.0", "s", "60", "min"]
+    assert second.split() == ["$share/h/t/#", "sticky", "yes", "some", "3", "3.0", "s", "-"]
 
 
 def test_one_group_is_shown(siltstone: CommandLine, filled: SessionCommands) -> None:
@@ -83,14 +85,14 @@ def test_without_a_broker_a_group_is_moved_here(
     assert siltstone("groups", "reset", TEXT, "--to", to).lines == [f"{TEXT} was moved"]
     with filled.archive() as archive:
         assert archive.peek_group("g", "t/#") == replace(
-            EMPTY, position=(ShardSerial(0, serial),), done=()
+            EMPTY, position=(ShardSerial(0, serial),), done=(), identity=filled.identity
         )
 
 
 def test_without_a_broker_a_group_is_dropped_here(
     siltstone: CommandLine, filled: SessionCommands
 ) -> None:
-    assert siltstone("groups", "drop", TEXT).lines == [f"{TEXT} was dropped"]
+    assert siltstone("groups", "drop", TEXT, "--yes").lines == [f"{TEXT} was dropped"]
     assert siltstone("groups", "list", "--json").document == documents()[1:]
 
 
@@ -103,7 +105,7 @@ def test_without_a_broker_a_group_is_dropped_here(
         (("show", "$share/g"), "$share/g"),
         (("show", "$share/g/u"), "there is no share group '$share/g/u'"),
         (("reset", "$share/g/u", "--to", "latest"), "there is no share group '$share/g/u'"),
-        (("drop", "$share/g/u"), "there is no share group '$share/g/u'"),
+        (("drop", "$share/g/u", "--yes"), "there is no share group '$share/g/u'"),
         (("reset", TEXT), "--to"),
         (("reset", TEXT, "--to", "noon"), "noon"),
     ],

@@ -4,11 +4,13 @@ from pathlib import PurePath
 
 import pytest
 
+from siltstone.directory import Store
 from siltstone.fs.publish import create_directories
 from siltstone.kv.memory import MemoryEngine
 from siltstone.session.archive import ARCHIVE_SETTINGS
 from siltstone.tx.settings import KeyValueSettings
 from tests.support.command_line import DATA, CommandLine
+from tests.support.engines import Engines
 from tests.support.tx_builders import World
 
 PLACES = {"bank": DATA / "kv" / "bank", "log": DATA / "kv" / "log", "commits": DATA / "commits"}
@@ -119,6 +121,65 @@ def test_what_is_not_there_is_told(
 ) -> None:
     outcome = databases("kv", *args)
     assert (outcome.status, outcome.err) == (2, f"siltstone: {complaint}\n")
+
+
+@pytest.fixture
+def engines(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    made = Engines()
+    defaults = Store.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "open_engine", made.open_writing)
+    return made
+
+
+def test_a_database_is_created_with_its_settings_and_dropped(
+    siltstone: CommandLine, engines: Engines
+) -> None:
+    outcome = siltstone("kv", "create", "bank", "--map", "--shards", "2", "--quota", "1 MiB")
+    assert outcome.lines == ["created key-value database bank in /data"]
+    timed = siltstone("kv", "create", "log", "--retain", "30d", "--json").document
+    with siltstone.store() as store:
+        assert store.keyvalue_names() == ["bank", "log"]
+        assert store.keyvalue("bank").settings == KeyValueSettings(
+            timed=False, shards=2, quota_bytes=1 << 20
+        )
+        settings = KeyValueSettings(retain_seconds=30 * 86400.0)
+        assert store.keyvalue("log").settings == settings
+        with store.keyvalue("log").transaction() as tx:
+            tx.write("a", b"1")
+    assert timed == {"database": "log", "settings": settings.to_json()}
+    assert siltstone("kv", "drop", "log", "--yes").lines == ["dropped key-value database log"]
+    with siltstone.store() as store:
+        assert store.keyvalue_names() == ["bank"]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "complaint"),
+    [
+        (("create", "bank"), 2, "key-value database 'bank' exists already"),
+        (("create", "x", "--map", "--retain", "1d"), 2, "--retain must be left out of a plain map"),
+        (("create", "a/b"), 2, "a database's name has up to 100 letters"),
+        (("create", "commits"), 2, "commits holds the positions of sessions"),
+        (("drop", "commits"), 2, "commits holds the positions of sessions"),
+        (("drop", "nope"), 2, "there is no key-value database 'nope' in /data"),
+        (("drop", "bank"), 2, "key-value database 'bank' has 1 row; pass --yes"),
+    ],
+)
+def test_what_cannot_be_created_or_dropped_is_told_and_nothing_changes(
+    siltstone: CommandLine,
+    engines: Engines,
+    args: tuple[str, ...],
+    status: int,
+    complaint: str,
+) -> None:
+    siltstone("kv", "create", "bank", "--map")
+    with siltstone.store() as store, store.keyvalue("bank").transaction() as tx:
+        tx.write("a", b"1")
+    outcome = siltstone("kv", *args)
+    assert (outcome.status, complaint in outcome.err) == (status, True), outcome.err
+    with siltstone.store() as store:
+        assert store.keyvalue_names() == ["bank"]
+        assert store.keyvalue("bank").get("a") == b"1"
 
 
 def test_verify_checks_them_too(databases: CommandLine) -> None:

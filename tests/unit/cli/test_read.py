@@ -9,7 +9,15 @@ import pyarrow as pa
 import pytest
 
 from siltstone.cli.read import Format, choose_columns, choose_format, limited, make_sink
-from siltstone.cli.sinks import TABLE_COLUMNS, ArrowSink, JsonLinesSink, ParquetSink, TableSink
+from siltstone.cli.sinks import (
+    TABLE_COLUMNS,
+    ArrowSink,
+    CsvSink,
+    JsonLinesSink,
+    JsonSink,
+    ParquetSink,
+    TableSink,
+)
 from siltstone.errors import UsageError
 from siltstone.store.rows import COLUMNS
 from tests.support.command_line import CommandLine, Outcome
@@ -108,12 +116,15 @@ def test_an_end_that_is_not_behind_the_start_is_refused(siltstone: CommandLine, 
     )
 
 
-@pytest.mark.parametrize("args", [("--until", "now"), ("--format", "parquet", "--output", "x")])
+@pytest.mark.parametrize(
+    "args",
+    [("--until", "now"), ("--format", "parquet", "--output", "x"), ("--format", "json")],
+)
 def test_following_refuses_what_needs_an_end(siltstone: CommandLine, args: tuple[str, ...]) -> None:
     outcome = siltstone("read", "metrics", "--follow", *args)
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: --follow has no end; leave out --until and --format parquet\n",
+        "siltstone: --follow has no end: leave out --until, and --format parquet or json\n",
     )
 
 
@@ -124,7 +135,15 @@ def test_following_refuses_what_needs_an_end(siltstone: CommandLine, args: tuple
         (None, None, True, Format.JSONL),
         (Format.JSONL, None, True, Format.JSONL),
         (Format.ARROW, None, False, Format.ARROW),
+        (Format.NDJSON, None, True, Format.NDJSON),
         (Format.PARQUET, FILE, False, Format.PARQUET),
+        (None, Path("rows.CSV"), False, Format.CSV),
+        (None, Path("rows.json"), False, Format.JSON),
+        (None, Path("rows.jsonl"), False, Format.NDJSON),
+        (None, Path("rows.parquet"), False, Format.PARQUET),
+        (None, Path("rows.txt"), False, Format.TABLE),
+        (None, Path("rows.csv"), True, Format.JSONL),
+        (Format.TABLE, Path("rows.csv"), False, Format.TABLE),
     ],
 )
 def test_the_format_follows_from_the_options(
@@ -136,12 +155,12 @@ def test_the_format_follows_from_the_options(
 def test_formats_that_contradict_or_need_a_file_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(UsageError, match="--json means --format jsonl"):
+    with pytest.raises(UsageError, match="--json means --format ndjson"):
         choose_format(Format.TABLE, None, json=True)
     with pytest.raises(UsageError, match="a Parquet file cannot be streamed"):
         choose_format(Format.PARQUET, None, json=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    with pytest.raises(UsageError, match="Arrow is no text for a terminal"):
+    with pytest.raises(UsageError, match="Arrow is not text"):
         choose_format(Format.ARROW, None, json=False)
     assert choose_format(Format.ARROW, FILE, json=False) is Format.ARROW
 
@@ -179,6 +198,9 @@ def test_nothing_is_read_beyond_the_limit() -> None:
     [
         (Format.TABLE, TableSink),
         (Format.JSONL, JsonLinesSink),
+        (Format.NDJSON, JsonLinesSink),
+        (Format.JSON, JsonSink),
+        (Format.CSV, CsvSink),
         (Format.ARROW, ArrowSink),
         (Format.PARQUET, ParquetSink),
     ],

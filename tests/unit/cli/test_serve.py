@@ -21,7 +21,7 @@ class FakeServer:
         self.status = 0
         self.error: Exception | None = None
 
-    def __call__(self, settings: BrokerSettings, *, allow_empty: bool) -> int:
+    def __call__(self, settings: BrokerSettings, _early: object, *, allow_empty: bool) -> int:
         self.runs.append(settings)
         self.allows_empty.append(allow_empty)
         if self.error is not None:

@@ -117,17 +117,35 @@ def test_a_session_is_exported_whole_with_its_bytes_in_base64(
     assert (document["client_id"], document["will"]["payload"], document["extra"]) == (
         "client/1",
         "Z29uZQ==",
-        [[3, "cg==", "cmV0YWluZWQ=", 5, "Ag==", 4_000_000]],
+        [[3, "cg==", "cmV0YWluZWQ=", 5, "AQE=", 4_000_000]],
     )
 
 
 def test_without_a_broker_a_session_is_dropped_here(
     siltstone: CommandLine, filled: SessionCommands
 ) -> None:
-    assert siltstone("sessions", "drop", "away").lines == ["the session of away was dropped"]
+    assert siltstone("sessions", "drop", "away", "--yes").lines == [
+        "the session of away was dropped"
+    ]
     assert [each["client_id"] for each in siltstone("sessions", "list", "--json").document] == [
         "here"
     ]
+
+
+def test_a_session_is_not_dropped_before_somebody_says_yes(
+    siltstone: CommandLine, filled: SessionCommands
+) -> None:
+    unasked = siltstone("sessions", "drop", "away")
+    assert (unasked.status, unasked.out) == (2, "")
+    assert "drop the session of 'away' with what waits for it; pass --yes" in unasked.err
+    assert siltstone("sessions", "drop", "away", stdin=b"n\n", terminal=True).status == 1
+    yes = siltstone("sessions", "drop", "away", "--json", stdin=b"y\n", terminal=True)
+    assert yes.document == {"client_id": "away", "dropped": True}
+
+
+def test_a_move_is_told_as_json(siltstone: CommandLine, filled: SessionCommands) -> None:
+    moved = siltstone("sessions", "move", "away", "--to", "earliest", "--json")
+    assert moved.document == {"client_id": "away", "moved": True, "to": "earliest"}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +162,7 @@ def test_without_a_broker_a_session_is_moved_here(
             AWAY,
             position=place,
             subscriptions=(replace(AWAY.subscriptions[0], since=place),),
+            identity=filled.identity,
         )
 
 
@@ -152,7 +171,7 @@ def test_without_a_broker_a_session_is_moved_here(
     [
         (("show", "nobody"), "there is no durable session of 'nobody'"),
         (("export", "nobody"), "there is no durable session of 'nobody'"),
-        (("drop", "nobody"), "there is no session of 'nobody'"),
+        (("drop", "nobody", "--yes"), "there is no session of 'nobody'"),
         (("move", "nobody", "--to", "latest"), "there is no durable session of 'nobody'"),
         (("kick", "away"), "no broker runs on /data"),
         (("move", "away", "--to", "noon"), "noon"),
@@ -169,7 +188,9 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("args", [("list",), ("drop", "a"), ("move", "a", "--to", "latest")])
+@pytest.mark.parametrize(
+    "args", [("list",), ("drop", "a", "--yes"), ("move", "a", "--to", "latest")]
+)
 def test_a_directory_that_is_none_is_not_made_one(
     siltstone: CommandLine, commands: SessionCommands, args: tuple[str, ...]
 ) -> None:

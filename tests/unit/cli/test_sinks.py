@@ -10,17 +10,20 @@ import pytest
 from rich.console import Console
 
 from siltstone.cli.output import console_on
+from siltstone.cli.records import Record, read_csv
 from siltstone.cli.sinks import (
     TABLE_COLUMNS,
     ArrowSink,
+    CsvSink,
     JsonLinesSink,
+    JsonSink,
     ParquetSink,
     Sink,
     TableSink,
     json_document,
     shortened,
 )
-from siltstone.store.rows import COLUMNS, SCHEMA, schema_of
+from siltstone.store.rows import COLUMNS, RETAIN, SCHEMA, schema_of
 
 START_US = 1_700_000_000_000_000
 
@@ -74,6 +77,35 @@ def test_a_row_is_a_json_object_with_every_column_in_order() -> None:
 
 def test_a_json_object_has_the_columns_that_were_asked_for() -> None:
     assert json_document(("value", "topic"), (b"x", "a")) == {"value": "x", "topic": "a"}
+
+
+@pytest.mark.parametrize("values", [(), (b"x",), ("ü\n".encode(), b"\xff", b"")])
+def test_a_json_file_is_one_array_of_the_objects_that_json_lines_have(
+    values: tuple[bytes, ...],
+) -> None:
+    array, lines = io.StringIO(), io.StringIO()
+    for sink in (JsonSink(array, COLUMNS), JsonLinesSink(lines, COLUMNS)):
+        for number, value in enumerate(values):
+            sink.write(batch(value, first=number))
+        sink.close()
+    assert json.loads(array.getvalue()) == [
+        json.loads(line) for line in lines.getvalue().split("\n") if line
+    ]
+
+
+def test_what_is_read_as_csv_can_be_appended_again() -> None:
+    values = (b"plain", 'ü, "quoted"\r\nand\rmore'.encode(), b"\xff\x00", b"")
+    file = io.StringIO(newline="")
+    sink = CsvSink(file, COLUMNS)
+    sink.write(batch(*values))
+    sink.close()
+    assert file.getvalue().startswith(
+        "topic,timestamp,publisher,qos,retain,properties_base64,value,value_base64,shard,"
+        "generation,stream,serial\r\n"
+        "a/b,2023-11-14T22:13:20.000000Z,p,1,true,AQ==,plain,,0,1,00000000000000ff,0\r\n"
+    )
+    rows = list(read_csv(io.BytesIO(file.getvalue().encode())))
+    assert rows == [Record(b"a/b", value, b"p", 1 | RETAIN, b"\x01") for value in values]
 
 
 def test_a_table_has_one_header_and_columns_that_only_grow() -> None:

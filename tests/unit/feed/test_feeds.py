@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from siltstone.database import Database
 from siltstone.errors import ClosedError, InvalidTopicError, SlabDroppedError, UsageError
 from siltstone.feed.position import NEVER, FeedPosition
 from siltstone.feed.reader import FeedReader
-from siltstone.store.manifest import SlabId
+from siltstone.fs.publish import replace_file
+from siltstone.store.manifest import Manifest, SlabId
 from siltstone.store.rows import Row
-from tests.support.builders import World, new_database
+from tests.support.builders import NAME, PATH, World, new_database
 
 WAIT = 20.0
 
@@ -169,7 +171,55 @@ def test_loss_is_told_where_no_row_follows() -> None:
         with database.feed("a", position=FeedPosition({0: 1})) as feed:
             read = feed.next(WAIT)
         assert read is not None
-        assert (read.lost, read.rows(), read.position) == (2, [], FeedPosition({0: 4}))
+        behind = FeedPosition({0: 4}, database.identity)
+        assert (read.lost, read.rows(), read.position) == (2, [], behind)
+
+
+def test_a_position_of_a_dropped_database_is_refused_by_its_successor() -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a", "a")
+        saved = database.end_position().to_bytes()
+        former = database.identity
+    with world.store() as store:
+        store.drop(NAME)
+    with world.database() as database:
+        append(database, "a", "a")
+        append(database, "b")
+        for position in (FeedPosition.from_bytes(saved), FeedPosition({0: 2}, "")):
+            with pytest.raises(SlabDroppedError, match="belongs to another database"):
+                database.feed(position=position)
+        with pytest.raises(
+            SlabDroppedError, match=f"position={former} database={database.identity}"
+        ):
+            database.feed(position=FeedPosition.from_bytes(saved))
+        # Nothing is skipped by one that was made by hand, or stands at the beginning.
+        with database.feed(position=FeedPosition({0: 2})) as feed:
+            assert take(feed, 1) == ["b"]
+        with database.feed(position=FeedPosition({}, former)) as feed:
+            assert take(feed, 3) == ["a", "a", "b"]
+
+
+def test_a_position_that_an_earlier_version_saved_goes_on_in_its_database() -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a")
+        append(database, "b")
+    path = PATH / "data" / NAME / "manifest"
+    old = replace(Manifest.decode(world.fs.read(path), path), identified=False)
+    replace_file(world.fs, path, old.encode())
+    with world.database() as database, database.feed(position=FeedPosition({0: 1}, "")) as feed:
+        assert take(feed, 1) == ["b"]
+        assert feed.position == FeedPosition({0: 2}, database.identity)
+
+
+@pytest.mark.parametrize("wanted", [[], (), iter(())])
+def test_a_feed_without_filters_is_refused(wanted: Any) -> None:
+    with (
+        new_database() as database,
+        pytest.raises(UsageError, match=r"^a feed without filters gets nothing, give it one"),
+    ):
+        database.feed(wanted)
 
 
 def test_no_more_rows_wait_than_there_is_credit_for() -> None:

@@ -334,6 +334,14 @@ class TestEnds:
         hand.read_all()
         assert (hand.serials("x"), feed.gaps) == ([4, 5], 0)
 
+    def test_a_feed_that_was_placed_before_the_first_row_has_lost_all_that_is_gone(self) -> None:
+        hand = HubByHand(*"aaaaaa")
+        hand.source.dropped = 4
+        feed = hand.add("x", "a", at=FeedPosition({0: 0}))
+        hand.read_all()
+        assert [dispatch.lost for dispatch in hand.dispatches] == [[(feed, 4)]]
+        assert (hand.serials("x"), feed.gaps) == ([4, 5], 4)
+
     def test_loss_is_told_also_where_no_row_follows(self) -> None:
         hand = HubByHand(*"aaab")
         hand.source.dropped = 3

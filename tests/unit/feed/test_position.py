@@ -5,13 +5,26 @@ import pytest
 from siltstone.errors import UsageError
 from siltstone.feed.position import NEVER, START, FeedPosition
 
-SAVED = bytes.fromhex("5346 01 02000000 00000000 0700000000000000 03000000 ffffffffffffffff")
+OLD = bytes.fromhex("5346 01 02000000 00000000 0700000000000000 03000000 ffffffffffffffff")
+SAVED = b"SF\x02" + OLD[3:] + bytes.fromhex("02000000 3565")
 
 
 def test_a_position_goes_to_bytes_and_back() -> None:
-    position = FeedPosition({3: NEVER, 0: 7})
+    position = FeedPosition({3: NEVER, 0: 7}, "5e")
     assert position.to_bytes() == SAVED
     assert FeedPosition.from_bytes(SAVED) == position
+
+
+def test_a_position_that_an_earlier_version_saved_has_no_identity() -> None:
+    position = FeedPosition({3: NEVER, 0: 7}, "")
+    assert FeedPosition.from_bytes(OLD) == position
+    assert position.to_bytes() == OLD
+
+
+def test_a_position_that_was_made_by_hand_stays_such() -> None:
+    position = FeedPosition({3: NEVER, 0: 7})
+    assert position.identity is None
+    assert FeedPosition.from_bytes(position.to_bytes()) == position
     assert FeedPosition.from_bytes(START.to_bytes()) == START
 
 
@@ -20,10 +33,14 @@ def test_a_position_goes_to_bytes_and_back() -> None:
     [
         (b"", "these bytes are no saved position"),
         (b"SI" + SAVED[2:], "these bytes are no saved position"),
-        (b"SF\x02" + SAVED[3:], "saved position of an unknown version: version=2"),
+        (b"SF\x03" + SAVED[3:], "saved position of an unknown version: version=3"),
+        (OLD[:-1], "saved position is not as long as it should be"),
+        (OLD + b"\0", "saved position is not as long as it should be"),
         (SAVED[:-1], "saved position is not as long as it should be"),
+        (SAVED[:-3], "saved position is not as long as it should be"),
+        (SAVED[:-2] + b"\xff\xff", "these bytes are no saved position"),
         (SAVED + b"\0", "saved position is not as long as it should be"),
-        (SAVED[:7] + SAVED[7:19] * 2, "saved position names a shard twice"),
+        (OLD[:7] + OLD[7:19] * 2, "saved position names a shard twice"),
     ],
 )
 def test_other_bytes_are_refused(data: bytes, message: str) -> None:
@@ -45,6 +62,7 @@ def test_a_shard_that_is_not_named_begins_at_its_first_row() -> None:
 def test_a_place_changes_one_shard_of_a_copy() -> None:
     position = FeedPosition({0: 1, 1: 2})
     assert position.at(1, 9) == FeedPosition({0: 1, 1: 9})
+    assert FeedPosition({}, "5e").at(0, 1) == FeedPosition({0: 1}, "5e")
     assert position.at(2, 3) == FeedPosition({0: 1, 1: 2, 2: 3})
     assert position == FeedPosition({0: 1, 1: 2})
 

@@ -11,11 +11,13 @@ from siltstone.feed.position import FeedPosition
 from siltstone.feed.reading import StoreSource
 from siltstone.feed.settings import FeedSettings
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.segment.segment import Segment
+from siltstone.segment.segment import Segment, open_segment, segment_path
+from siltstone.segment.sift import index_path
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import Row
 from siltstone.store.slab import Slab
-from tests.support.builders import NOW_US, PATH, World, new_database
+from tests.support.builders import NAME, NOW_US, PATH, SEGMENT_BYTES, World, new_database
+from tests.support.damage import flip
 from tests.support.feed_builders import parsed
 
 ALL = FeedSettings()
@@ -271,3 +273,63 @@ def test_a_reader_sees_what_it_has_looked_for() -> None:
         source.refresh()
         assert (source.ends(), read(source, 0, "a")) == ([1], (0, 1, 0, [0]))
         assert source.first_serial(SlabId(0, 1)) == 0
+
+
+def test_a_read_between_the_manifest_and_the_last_rows_of_a_sealed_slab_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    with world.database() as database, world.reader() as reader:
+        source = reader.feed_source()
+        append(database, "a")
+        source.refresh()
+        append(database, "a", "a")
+        database.seal()
+        append(database, "a")
+        refresh = Slab.refresh
+        between: list[tuple[int, int, int, list[int]]] = []
+
+        def refreshed(slab: Slab) -> None:
+            # The manifest says that the slab has ended; its last rows are not known yet.
+            if slab.id == SlabId(0, 1):
+                between.append(read(source, 1, "a"))
+            refresh(slab)
+
+        monkeypatch.setattr(Slab, "refresh", refreshed)
+        source.refresh()
+        assert between == [(1, 1, 1, [])]
+        assert read(source, 1, "a") == (1, 3, 1, [1, 2])
+        assert read(source, 3, "a") == (3, 4, 3, [3])
+
+
+# The totals of the index are damaged, or what follows them.
+@pytest.mark.parametrize("offset", [33, 80])
+def test_unused_serials_at_the_end_of_a_sealed_slab_are_not_told_as_lost_without_its_index(
+    offset: int,
+) -> None:
+    fs = MemoryFileSystem()
+    place = PATH / "data" / NAME / "0" / "1"
+    path = segment_path(place, 0)
+    with World(fs).database(thresholds=(-1,)) as database:
+        # What was learned is more than the segment has room for in the end.
+        append(database, *(f"a/{number}" for number in range(100)))
+        while open_segment(fs, path).visible_position < SEGMENT_BYTES - 2500:
+            append(database, "a/1", size_bytes=300)
+        stored = database.append([Row("a/1", b"")], durability="written").wait().first_serial()
+        crashed = fs.crash_clone()
+    with World(crashed).database() as database:
+        database.seal()
+        append(database, "a/1")
+    with World(crashed).reader() as reader:
+        until = reader.slabs()[0]
+        whole = read_on(reader.feed_source(), stored)
+    # So many serials were led ahead of what was synced, and no row has them.
+    assert (until.rows, whole[1] - stored > 1) == (stored, True)
+    flip(crashed, index_path(path), offset)
+    with World(crashed).reader() as reader:
+        assert read_on(reader.feed_source(), stored) == whole
+
+
+def read_on(source: StoreSource, serial: int) -> tuple[int, int, int, list[int]]:
+    source.refresh()
+    return read(source, serial, "a/+")

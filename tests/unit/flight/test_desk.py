@@ -126,6 +126,7 @@ def test_rows_that_may_not_be_written_are_not_staged(desk: Desk) -> None:
 def test_a_stream_is_told_what_there_is_and_how_far_to_go(store: Store, desk: Desk) -> None:
     store.database(NAME).append(rows_on("a", "b", "c")).wait()
     told = desk.act("extents", {"options": {}}, ANYBODY)
+    assert (len(told["identity"]), told["identified"]) == (32, True)
     ((shard, generation, start, stop, _, until_us),) = told["extents"]
     assert told["tiered"] == {}
     assert (shard, generation, start, stop, until_us) == (0, 1, 0, 3, None)

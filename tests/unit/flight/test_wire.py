@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from siltstone.flight.wire import (
     SerialSpan,
     admitted_to_json,
     decode_ticket,
+    dump,
     error_from,
     error_info,
     extents_from_json,
@@ -39,6 +43,9 @@ def test_a_ticket_goes_to_bytes_and_back() -> None:
         b'{"version":1,"options":{"filter":"a/#"},"spans":[[1,2,3,9223372036854775808]]}'
     )
     assert decode_ticket(ticket.encode()) == ticket
+    named = replace(ticket, identity="5eed")
+    assert named.encode() == ticket.encode()[:-1] + b',"identity":"5eed"}'
+    assert decode_ticket(named.encode()) == named
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,40 @@ def test_an_error_is_raised_elsewhere_with_its_sentence(
 @pytest.mark.parametrize("info", [b"", b"x", b"[]", b"{}"])
 def test_an_error_of_others_is_none_of_ours(info: bytes) -> None:
     assert error_from(info) is None
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load(b'{"a": ' + DEEP, "command"), "command is nested too deeply"),
+        (lambda: load(b'{"a": ' + b"9" * 5_000 + b"}", "command"), "command is no JSON"),
+        (lambda: decode_ticket(DEEP), "ticket is nested too deeply"),
+        (lambda: options_in({"a": nested(900)}), "an option is nested too deeply"),
+        (lambda: positions_in({"9" * 5_000: 1}), "a position must be a JSON object of serials"),
+        (lambda: positions_in({"0": 1 << 63}), "a position must be a JSON object of serials"),
+    ],
+)
+def test_what_no_parser_can_take_is_refused_with_a_sentence(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth * 100):
+        value = [value]
+    return value
+
+
+def test_spans_of_a_ticket_have_64_bits() -> None:
+    ticket = {"version": 1, "options": {}, "spans": [[0, 1, 0, (1 << 64) + 1]]}
+    with pytest.raises(UsageError, match="ticket has no spans of serials"):
+        decode_ticket(dump(ticket))
 
 
 def test_what_is_no_object_is_no_request() -> None:

@@ -2,21 +2,32 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import resource
 import signal
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 
 import pytest
 
-from siltstone.errors import DiskError, LockedError, NotFoundError, StorageFullError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    DiskError,
+    LockedError,
+    NotFoundError,
+    OverloadedError,
+    StorageFullError,
+    UsageError,
+)
 from siltstone.fs.api import Entry, EntryKind
 from siltstone.fs.posix import (
     PosixFileSystem,
     catches_signal,
+    memory_bytes,
     raise_file_limit,
     send_signal,
 )
@@ -60,17 +71,47 @@ def test_a_fifo_in_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
         FS.lock(tmp_path / "LOCK")
 
 
-def test_a_file_is_for_its_owner_to_write_and_is_not_inherited(tmp_path: Path) -> None:
+def modes_below(directory: Path) -> list[int]:
+    """Make a directory with a file and a lock in it under no umask; return their modes."""
     mask = os.umask(0)
     try:
-        FS.make_directory(tmp_path / "d")
-        FS.create(tmp_path / "d" / "a").close()
-        FS.lock(tmp_path / "d" / "LOCK").release()
+        FS.make_directory(directory / "d")
+        FS.create(directory / "d" / "a").close()
+        FS.lock(directory / "d" / "LOCK").release()
     finally:
         os.umask(mask)
-    names = [tmp_path / "d", tmp_path / "d" / "a", tmp_path / "d" / "LOCK"]
-    modes = [stat.S_IMODE(name.stat().st_mode) for name in names]
-    assert modes == [0o755, 0o644, 0o644]
+    names = [directory / "d", directory / "d" / "a", directory / "d" / "LOCK"]
+    return [stat.S_IMODE(name.stat().st_mode) for name in names]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777])
+def test_files_and_directories_are_their_owners_alone(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    assert modes_below(tmp_path) == [0o700, 0o600, 0o600]
+
+
+def test_below_a_directory_with_the_set_group_id_bit_the_group_reads(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2750)
+    assert modes_below(tmp_path) == [0o2750, 0o640, 0o640]
+
+
+def test_an_existing_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    path.touch()
+    path.chmod(0o644)
+    FS.lock(path).release()
+    FS.open(path, writable=True).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(
+    ("mode", "open_to_others"), [(0o700, False), (0o2770, False), (0o755, True), (0o701, True)]
+)
+def test_a_directory_that_others_may_use_is_told(
+    tmp_path: Path, mode: int, open_to_others: bool
+) -> None:
+    tmp_path.chmod(mode)
+    assert FS.is_open_to_others(tmp_path) is open_to_others
 
 
 def test_descriptors_are_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +349,9 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
 
 
 def test_a_process_tells_which_signals_it_catches() -> None:
-    before = signal.signal(signal.SIGUSR1, lambda *_: None)
-    try:
-        assert catches_signal(os.getpid(), signal.SIGUSR1) is True
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert catches_signal(os.getpid(), signal.SIGUSR1) is True
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     assert catches_signal(os.getpid(), signal.SIGUSR1) is False
     assert catches_signal(2**22 + 1, signal.SIGUSR1) is False
 
@@ -327,3 +366,86 @@ def test_a_signal_is_sent_and_one_to_nobody_is_refused() -> None:
     assert caught == [signal.SIGUSR1]
     with pytest.raises(DiskError, match=r"send_signal failed: .* path=/proc/4194305"):
         send_signal(2**22 + 1, signal.SIGUSR1)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class TestParking:
+    def test_a_parked_file_holds_no_descriptor_and_is_used_as_before(self, tmp_path: Path) -> None:
+        before = descriptors()
+        file = FS.create(tmp_path / "a")
+        file.write(b"one")
+        FS.rename(tmp_path / "a", tmp_path / "b")
+        file.park(tmp_path / "b")
+        file.park(tmp_path / "b")
+        assert descriptors() == before
+        file.write(b"two")
+        file.sync()
+        assert (file.read_at(0, 6), descriptors()) == (b"onetwo", before + 1)
+        file.close()
+        assert descriptors() == before
+
+    def test_a_parked_file_that_is_closed_stays_closed(self, tmp_path: Path) -> None:
+        file = FS.create(tmp_path / "a")
+        file.park(tmp_path / "a")
+        file.close()
+        with pytest.raises(ClosedError):
+            file.size()
+
+    def test_another_file_under_its_name_is_not_taken_for_it(self, tmp_path: Path) -> None:
+        file = FS.create(tmp_path / "a")
+        file.park(tmp_path / "a")
+        before = descriptors()
+        (tmp_path / "a").rename(tmp_path / "b")
+        (tmp_path / "a").write_bytes(b"")
+        with pytest.raises(DiskError, match="another file has taken the name"):
+            file.size()
+        assert descriptors() == before
+
+
+class TestSpareDescriptors:
+    def test_one_is_given_up_for_each_that_is_needed_and_taken_back_later(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a").write_bytes(b"x")
+        fs = PosixFileSystem(spare=2)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        taken: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            one = fs.open(tmp_path / "a", writable=False)
+            two = fs.open(tmp_path / "a", writable=False)
+            with pytest.raises(OverloadedError, match="ulimit -n, LimitNOFILE"):
+                fs.open(tmp_path / "a", writable=False)
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        one.close()
+        two.close()
+        before = descriptors()
+        assert fs.read(tmp_path / "a") == b"x"
+        assert descriptors() == before + 2
+
+
+def test_the_memory_of_the_process_is_no_more_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = memory_bytes()
+    assert 0 < whole <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 21))
+    assert memory_bytes() == 1 << 20
+
+
+def test_a_file_system_goes_to_another_process(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    arrived = pickle.loads(pickle.dumps(PosixFileSystem(spare=2)))  # noqa: S301 - our own
+    before = descriptors()
+    assert isinstance(arrived, PosixFileSystem)
+    assert (arrived.read(tmp_path / "a"), descriptors()) == (b"x", before)

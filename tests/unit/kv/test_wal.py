@@ -8,7 +8,14 @@ from crc32c import crc32c
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFile, MemoryFileSystem
-from siltstone.kv.wal import BLOCK_BYTES, check_begin, check_live_logs, check_logs, has_begun
+from siltstone.kv.wal import (
+    BLOCK_BYTES,
+    check_begin,
+    check_live_logs,
+    check_logs,
+    has_begun,
+    set_odd_aside,
+)
 
 DIRECTORY = PurePath("/kv")
 
@@ -164,3 +171,18 @@ def test_a_log_that_is_being_written_is_looked_at_again() -> None:
     with pytest.raises(CorruptionError):
         check_logs(fs, DIRECTORY)
     check_live_logs(fs, DIRECTORY)
+
+
+@pytest.mark.parametrize("name", ["000777.log", "000777.sst"])
+def test_what_is_not_a_file_is_refused_to_readers_and_set_aside_by_the_writer(name: str) -> None:
+    fs = MemoryFileSystem()
+    fs.make_directory(DIRECTORY)
+    fs.symlink(PurePath("nowhere"), DIRECTORY / name)
+    fs.symlink(PurePath("nowhere"), DIRECTORY / "notes")
+    with pytest.raises(CorruptionError, match=f"{name} is a pipe, link or device") as caught:
+        check_logs(fs, DIRECTORY)
+    assert caught.value.path == DIRECTORY / name
+    assert set_odd_aside(fs, DIRECTORY)
+    assert not set_odd_aside(fs, DIRECTORY)
+    check_logs(fs, DIRECTORY)
+    assert [entry.name for entry in fs.list(DIRECTORY)] == [f"{name}.foreign", "notes"]

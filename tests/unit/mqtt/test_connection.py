@@ -240,7 +240,11 @@ class TestVersion:
         ("body", "version"),
         [
             (b"\0\4MQTT\6\2\0\0\0\0\1c", V5),
-            (b"\0\4MQTT\xff\2\0\0\0\0\1c", V5),
+            (b"\0\4MQTT\x7f\2\0\0\0\0\1c", V5),
+            # The bridge bit of Mosquitto, on levels that it is not taken with.
+            (b"\0\4MQTT\xff\2\0\0\0\1c", V3),
+            (b"\0\4MQTT\x85\2\0\0\0\1c", V3),
+            (b"\0\6MQIsdp\x83\2\0\0\0\1c", V3),
             (b"\0\4MQTT\3\2\0\0\0\1c", V3),
             (b"\0\4MQTT\0\2\0\0\0\1c", V3),
             # MQTT 3.1, and its name with a level that it never had.

@@ -95,7 +95,7 @@ def test_mqtt_3_1_2_1_the_protocol_name_is_mqtt(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("level", [0, 3, 6, 0x84])
+@pytest.mark.parametrize("level", [0, 3, 6, 0x80, 0x83, 0x85])
 def test_mqtt_3_1_2_2_a_level_that_is_not_supported_has_its_reason(level: int) -> None:
     assert_protocol_error(
         V5,

@@ -8,6 +8,7 @@ from siltstone.mqtt.flow import (
     Received,
     find_flags,
     find_reserved,
+    is_reserved,
     pick,
     without,
 )
@@ -214,3 +215,18 @@ def test_flags_are_found_by_their_mask() -> None:
 
 def test_topics_of_the_server_start_with_a_dollar() -> None:
     assert find_reserved([b"a", b"$SYS/x", b"a/$", b"$", b"/$"]) == [1, 3]
+
+
+def test_the_state_of_a_bridge_is_the_one_topic_below_sys_that_clients_have() -> None:
+    topics = [
+        b"$SYS/broker/connection/host.site/state",
+        b"$SYS/broker/connection//state",
+        b"$SYS/broker/connection/a/b/state",
+        b"$SYS/broker/connection/state",
+        b"$SYS/broker/connection/a/status",
+        b"$SYS/broker/uptime",
+        b"$other/broker/connection/a/state",
+    ]
+    assert find_reserved(topics) == [1, 2, 3, 4, 5, 6]
+    assert [is_reserved(topic) for topic in topics] == [False] + [True] * 6
+    assert not is_reserved(b"broker/connection/a/state")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,9 @@ from siltstone.mqtt.publish import (
     encode_publishes,
     encode_receipts,
     publish_size,
+    stored_properties,
     with_expiry,
+    with_time_left,
     write_publish,
 )
 from siltstone.mqtt.reason import Reason
@@ -257,3 +260,81 @@ class TestWithExpiry:
         raw = self.encoded(replace(self.FULL, message_expiry_interval=None))
         assert with_expiry(raw, 1) == raw
         assert with_expiry(b"", 1) == b""
+
+
+class TestTimeLeft:
+    @pytest.mark.parametrize(
+        ("left_us", "seconds"),
+        [
+            (10_000_000, 10),
+            (9_996_000, 10),
+            (9_000_001, 10),
+            (9_000_000, 9),
+            (1_000_000, 1),
+            (1, 1),
+            (0, 1),
+            (-5, 1),
+            # A clock that went back makes no message younger.
+            (12_000_000, 10),
+        ],
+    )
+    def test_no_second_is_taken_before_it_has_passed(self, left_us: int, seconds: int) -> None:
+        before, after = CONTENT_TYPE + b"\2\0\0\0\x0a", CONTENT_TYPE + b"\2\0\0\0"
+        assert with_time_left(before, left_us) == after + bytes((seconds,))
+
+    def test_an_interval_of_nothing_stays_so(self) -> None:
+        assert with_time_left(b"\2\0\0\0\0", 0) == b"\2\0\0\0\0"
+
+    def test_properties_without_an_interval_stay_as_they_are(self) -> None:
+        assert with_time_left(CONTENT_TYPE, 5) == CONTENT_TYPE
+
+
+class TestStoredProperties:
+    FULL = TestWithExpiry().encoded(TestWithExpiry.FULL)
+
+    def test_valid_ones_are_the_same_object(self) -> None:
+        assert stored_properties(self.FULL) is self.FULL
+        assert stored_properties(b"") == b""
+
+    @pytest.mark.parametrize("place", ["first", "last"])
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_topic_aliases_are_left_out(self, place: str, count: int) -> None:
+        aliases = b"\x23\0\1" * count
+        stored = aliases + self.FULL if place == "first" else self.FULL + aliases
+        assert stored_properties(stored) == self.FULL
+
+    @pytest.mark.parametrize(
+        "once", [b"\1\0", b"\2\0\0\0\1", CONTENT_TYPE, b"\x08\0\1r", b"\x09\0\1c"]
+    )
+    def test_of_a_repeated_property_the_first_is_kept(self, once: bytes) -> None:
+        assert stored_properties(once + once) == once
+
+    @pytest.mark.parametrize("many", [b"\x26\0\1a\0\1b", b"\x0b\1", b"\x0b\xff\xff\xff\x7f"])
+    def test_properties_that_may_repeat_do(self, many: bytes) -> None:
+        assert stored_properties(many * 3) == many * 3
+
+    def test_bytes_that_are_cut_short_are_none(self) -> None:
+        whole = {len(properties) for properties in _prefixes(self.FULL)}
+        for size in range(len(self.FULL)):
+            expected = self.FULL[:size] if size in whole else b""
+            assert stored_properties(self.FULL[:size]) == expected
+
+    @pytest.mark.parametrize("identifier", [0x00, 0x04, 0x11, 0x1F, 0x24, 0x2A, 0x41, 0x80, 0xFF])
+    def test_bytes_of_other_properties_are_none(self, identifier: int) -> None:
+        assert stored_properties(CONTENT_TYPE + bytes((identifier, 0, 0, 0, 0))) == b""
+
+
+def _prefixes(properties: bytes) -> Iterator[bytes]:
+    """Yield the runs of whole properties at the front."""
+    reader = Reader(properties)
+    sizes = {0x01: 1, 0x02: 4}
+    while reader.remaining:
+        identifier = reader.byte()
+        if identifier in sizes:
+            reader.take(sizes[identifier])
+        elif identifier == 0x0B:
+            reader.variable()
+        else:
+            for _ in range(2 if identifier == 0x26 else 1):
+                reader.binary()
+        yield properties[: reader.offset]

@@ -21,6 +21,19 @@ def test_a_schema_is_inferred_from_all_that_is_json() -> None:
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"b": ' + b"9" * 5_000 + b"}",
+        *(b'{"b": ' + b"[" * depth + b"]" * depth + b"}" for depth in (101, 600, 900, 100_000)),
+        b"\xff\xfe{",
+    ],
+    ids=len,
+)
+def test_what_cannot_be_read_or_is_too_deep_is_passed_over(odd: bytes) -> None:
+    assert infer_type([odd, b'{"a": 1}']).simpleString() == "struct<a:bigint>"
+
+
+@pytest.mark.parametrize(
     ("payloads", "message"),
     [
         ([], "no payload is a JSON object"),

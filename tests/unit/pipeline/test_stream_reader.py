@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +16,11 @@ from pyspark.sql.streaming.datasource import (
 from siltstone.bulk.offsets import AT_LATEST, Offsets
 from siltstone.database import Database
 from siltstone.errors import SlabDroppedError, UsageError
+from siltstone.fs.publish import replace_file
 from siltstone.pipeline.schema import spark_schema
 from siltstone.pipeline.stream_reader import SiltstoneStreamReader
-from siltstone.store.manifest import SlabId
-from tests.support.builders import World, rows_on
+from siltstone.store.manifest import Manifest, SlabId
+from tests.support.builders import NAME, PATH, World, rows_on, settings_of
 from tests.support.pipeline import (
     by_place,
     options_of,
@@ -31,8 +33,18 @@ from tests.support.pipeline import (
 ALL = ReadAllAvailable()
 
 
-def at(*serials: int) -> dict[str, Any]:
-    return Offsets(dict(enumerate(serials))).to_json()
+# All databases here get this salt but those that a test creates anew.
+SALT = 7
+IDENTITY = Manifest(database=NAME, salt=SALT, settings=settings_of(), slabs=()).identity.text
+
+
+@pytest.fixture(autouse=True)
+def _salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("siltstone.directory.secrets.randbits", lambda _: SALT)
+
+
+def at(*serials: int, identity: str = IDENTITY) -> dict[str, Any]:
+    return Offsets(dict(enumerate(serials)), identity=identity).to_json()
 
 
 def append(database: Database, *topics: str) -> None:
@@ -261,6 +273,100 @@ def test_a_store_that_is_not_the_one_of_the_checkpoint_is_refused() -> None:
         assert stream_of(world, fails_on_loss=False).latestOffset(at(7), ALL) == at(1)
         with pytest.raises(UsageError, match="shard that the database has not: shard=1"):
             stream.latestOffset(at(0, 0), ALL)
+
+
+@pytest.mark.parametrize("serial", [1, 2])
+def test_a_store_that_is_one_row_behind_a_checkpoint_is_refused(serial: int) -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a")
+        stream = stream_of(world)
+        if serial == 1:
+            assert stream.latestOffset(at(serial), ALL) == at(1)
+            assert stream.partitions(at(serial), at(serial)) == []
+            return
+        with pytest.raises(SlabDroppedError, match="shard 0, serials 1 to 1;"):
+            stream.latestOffset(at(serial), ALL)
+        with pytest.raises(SlabDroppedError, match="shard 0, serials 1 to 1;"):
+            stream.partitions(at(serial), at(serial))
+        with pytest.raises(SlabDroppedError, match="shard 0, serials 1 to 1;"):
+            stream.partitions(at(0), at(serial))
+
+
+class TestAnotherDatabase:
+    """It was dropped, and another one has its name."""
+
+    def created_anew(self, monkeypatch: pytest.MonkeyPatch, *topics: str) -> tuple[World, str]:
+        world = World()
+        with world.database() as database:
+            append(database, "a", "b", "c")
+        with world.store() as store:
+            store.drop(NAME)
+        monkeypatch.setattr("siltstone.directory.secrets.randbits", lambda _: SALT + 1)
+        with world.database() as database:
+            append(database, *topics)
+            return world, database.identity
+
+    def test_a_checkpoint_of_the_former_one_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world, identity = self.created_anew(monkeypatch, "d", "e", "f", "g")
+        sentence = f"offsets={IDENTITY} database={identity}; begin with another checkpoint"
+        for position in (at(0), at(3), at(4), at(9)):
+            with pytest.raises(SlabDroppedError, match=sentence):
+                stream_of(world).latestOffset(position, ALL)
+            with pytest.raises(SlabDroppedError, match=sentence):
+                stream_of(world).partitions(position, at(9))
+        with pytest.raises(SlabDroppedError, match=sentence):
+            stream_of(world).partitions(at(0, identity=identity), at(3))
+        starting = Offsets({0: 1}, identity=IDENTITY)
+        with pytest.raises(SlabDroppedError, match=sentence):
+            stream_of(world, starting=starting).initialOffset()
+
+    def test_a_checkpoint_of_an_earlier_version_is_of_the_former_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world, _ = self.created_anew(monkeypatch, "d", "e", "f", "g")
+        with pytest.raises(SlabDroppedError, match="offsets=unknown, an earlier version saved it"):
+            stream_of(world).latestOffset(at(3, identity=""), ALL)
+
+    def test_a_query_that_may_lose_rows_goes_on_at_its_beginning(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world, identity = self.created_anew(monkeypatch, "d", "e", "f", "g")
+        stream = stream_of(world, fails_on_loss=False)
+        end = at(4, identity=identity)
+        for position in (at(0), at(3), at(4), at(9), at(3, identity="")):
+            assert stream.latestOffset(position, ALL) == end
+            assert topics_between(stream, position, end) == ["d", "e", "f", "g"]
+        # A batch of the former one that was planned and not done has no rows any more.
+        assert stream.partitions(at(1), at(3)) == []
+        starting = Offsets({0: 1}, identity=IDENTITY)
+        first = stream_of(world, fails_on_loss=False, starting=starting).initialOffset()
+        assert first == at(0, identity=identity)
+
+    def test_a_position_moves_to_it_though_it_is_empty(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world, identity = self.created_anew(monkeypatch)
+        stream = stream_of(world, fails_on_loss=False)
+        assert stream.latestOffset(at(0), ALL) == at(0, identity=identity)
+        assert stream.latestOffset(at(3), ALL) == at(0, identity=identity)
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on_in_a_database_that_is_as_old() -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a", "b")
+    path = PATH / "data" / NAME / "manifest"
+    old = replace(Manifest.decode(world.fs.read(path), path), identified=False)
+    replace_file(world.fs, path, old.encode())
+    with world.database() as database:
+        stream = stream_of(world)
+        assert stream.latestOffset(at(2, identity=""), ALL) == at(2, identity="")
+        append(database, "c")
+        assert stream.latestOffset(at(2, identity=""), ALL) == at(3)
+        assert topics_between(stream, at(2, identity=""), at(3)) == ["c"]
 
 
 def test_a_checkpoint_of_another_version_is_refused() -> None:

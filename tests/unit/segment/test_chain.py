@@ -5,7 +5,6 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.errors import CorruptionError, NotFoundError
-from siltstone.fs.api import Entry, EntryKind
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.segment.body import encode_state
 from siltstone.segment.chain import (
@@ -13,9 +12,6 @@ from siltstone.segment.chain import (
     ChainWriter,
     SegmentHandle,
     SlabIdentity,
-    index_path,
-    is_segment,
-    list_segments,
     lost_segments,
     refuse_lost,
     state_header,
@@ -24,6 +20,7 @@ from siltstone.segment.frame import EDGES, PRODUCERS, STATE
 from siltstone.segment.index import SegmentSummary
 from siltstone.segment.recovery import recover_segment
 from siltstone.segment.segment import SegmentHeader, open_segment, segment_path
+from siltstone.segment.sift import index_path
 from siltstone.segment.writer import SegmentWriter
 from tests.support.frames import (
     NOW_US,
@@ -93,33 +90,6 @@ def handle(fs: MemoryFileSystem, *, sealed: bool = True) -> SegmentHandle:
     found = SegmentHandle(fs, PATH)
     assert found.mark_sealed() is sealed
     return found
-
-
-class TestNames:
-    def test_the_index_stands_beside_its_segment(self) -> None:
-        assert index_path(PATH) == SLAB / "00000000000000000000.idx"
-
-    @pytest.mark.parametrize(
-        "name",
-        ["0.seg", "0" * 21 + ".seg", "0" * 20 + ".seg.tmp", "0" * 20 + ".idx", "x" * 20 + ".seg"],
-    )
-    def test_a_file_of_another_name_is_no_segment(self, name: str) -> None:
-        entry = Entry(name=name, kind=EntryKind.FILE, size_bytes=0, allocated_bytes=0)
-        assert not is_segment(entry)
-
-    def test_a_directory_is_no_segment_whatever_its_name(self) -> None:
-        entry = Entry(name=PATH.name, kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0)
-        assert not is_segment(entry)
-
-    def test_what_is_not_ours_is_told_apart(self) -> None:
-        fs = slab_fs()
-        one_sealed(fs)
-        fs.make_directory(SLAB / f"{9:020d}.seg")
-        for name in ("notes.txt", f"{7:020d}.idx"):
-            fs.create(SLAB / name).close()
-        segments, others = list_segments(fs.list(SLAB))
-        assert [entry.name for entry in segments] == [PATH.name]
-        assert others == [f"{7:020d}.idx", f"{9:020d}.seg", "notes.txt"]
 
 
 class TestLost:

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from siltstone.session.delivery import Budget, Delivery
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.session.delivery import Budget, Delivery, Spilled
 
 
 def test_a_message_takes_its_bytes_and_something_more() -> None:
@@ -17,3 +23,22 @@ def test_a_message_is_no_row_was_never_sent_and_has_no_packet_id() -> None:
 def test_nothing_of_a_budget_is_used_at_first() -> None:
     budget = Budget(100)
     assert (budget.bytes_max, budget.used) == (100, 0)
+
+
+def test_a_payload_on_disk_takes_no_memory_until_it_is_loaded() -> None:
+    file = MemoryFileSystem().create(PurePath("/payloads"))
+    file.write(b"..payload")
+    delivery = Delivery(b"t", b"", 1, b"", 0.0)
+    small = delivery.size()
+    delivery.spilled = Spilled(file, 2, 7)
+    assert (delivery.body(), delivery.payload, delivery.size()) == (b"payload", b"", small)
+    delivery.load()
+    assert (delivery.payload, delivery.size()) == (b"payload", small + 7)
+    assert delivery.body() is delivery.payload
+
+
+def test_a_payload_that_is_cut_is_not_served() -> None:
+    file = MemoryFileSystem().create(PurePath("/payloads"))
+    file.write(b"..payl")
+    with pytest.raises(CorruptionError, match="a payload was cut"):
+        Spilled(file, 2, 7).read()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from siltstone.errors import OverloadedError, PoisonedError
+from siltstone.errors import OutcomeUnknownError, OverloadedError, PoisonedError
 from siltstone.session.keeper import Keeper, SaveTicket
 
 Act = Callable[[], None]
@@ -126,3 +126,27 @@ class TestClosing:
         while desk.timers:
             desk.timers.pop()[1]()
         assert (desk.told, len(desk.failures), len(desk.refusals)) == (["last"], 1, 80)
+
+
+def test_a_mistake_of_ours_is_a_failure_and_the_last_one_is_called_back() -> None:
+    desk = Desk()
+    desk.refusals = [ValueError("ours")]
+    desk.save("a")
+    assert (desk.told, [type(each) for each in desk.failures]) == ([], [OutcomeUnknownError])
+    desk.refusals = [ValueError("ours")]
+    desk.keeper.close(lambda: desk.told.append("last"))
+    assert (desk.told, len(desk.failures), desk.keeper.is_idle) == (["last"], 2, True)
+
+
+def test_who_hears_of_a_failure_may_fail_too() -> None:
+    desk = Desk()
+
+    def fail(_: Exception) -> None:
+        raise ValueError("ours")
+
+    desk.keeper = Keeper(
+        desk.submit, hop=lambda act: act(), later=lambda _, act: act(), failed=fail
+    )
+    desk.keeper.close(lambda: desk.told.append("last"))
+    desk.tickets[0].tell(PoisonedError("a sync failed"))
+    assert (desk.told, desk.keeper.is_idle) == (["last"], True)

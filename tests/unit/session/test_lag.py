@@ -117,3 +117,17 @@ def test_a_group_is_behind_by_all_that_its_filter_matches(database: Database) ->
     assert group_lag(source, group, NOW_US, count_max=2) == lag([0, 1], is_more=True)
     moved = replace(group, position=(ShardSerial(0, 1),), done=(SerialRange(0, 2, 5),))
     assert group_lag(source, moved, END_US + 60 * SECOND) == lag([1, 6])
+
+
+def test_rows_that_retention_took_are_counted_for_a_session_that_had_a_place() -> None:
+    world = World()
+    with world.database() as database:
+        for number in range(4):
+            database.append([Row("t/0", b"%d" % number, qos=1)]).wait()
+            if number == 2:
+                database.seal()
+        database.drop_slab(database.slabs()[0].slab)
+        source = database.feed_source()
+        placed = replace(SESSION, position=(ShardSerial(0, 1),))
+        found = [session_lag(source, saved, END_US) for saved in (placed, SESSION)]
+    assert [(each.messages, each.gone) for each in found] == [(1, 2), (1, 0)]

@@ -13,6 +13,7 @@ from siltstone.session.lending import (
     STICKY_TOPIC,
     Lending,
     Member,
+    _filled,
 )
 from siltstone.session.progress import Progress
 from tests.support.lent_rows import acknowledge, has, member_of, outbox_of, rows_of
@@ -319,3 +320,124 @@ def test_rows_of_many_streams_are_lent_in_the_order_of_their_times() -> None:
     acknowledge(member, 2)
     assert lending.progress.position() == {0: 1}
     assert lending.progress.done() == {0: [2]}
+
+
+class Simulated:
+    """Members that take their time for each message, on a clock of their own."""
+
+    def __init__(self, *seconds: float, credit: int = 1024) -> None:
+        self.seconds = seconds
+        self.members = [
+            member_of(outbox_of(window=65_535, messages_max=100_000), credit=credit)
+            for _ in seconds
+        ]
+        self.lending = lending_of(LEAST_LOADED, *self.members)
+        self.now = 0.0
+        self.counts = [0] * len(seconds)
+        self._next_serial = 0
+        self._credit = self.lending.begin()
+        # When each member will have done what it works at.
+        self._busy_until: dict[int, float] = {}
+
+    def come(self, count: int) -> None:
+        """Let rows come by."""
+        batch = rows_of(self._next_serial, [b"t"] * count)
+        self._next_serial += count
+        self.lending.receive(batch, None, self.now, 0)
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        for number, member in enumerate(self.members):
+            if number not in self._busy_until and has(member):
+                self._busy_until[number] = self.now + self.seconds[number]
+
+    def step(self) -> bool:
+        """Let the next member end its message; tell whether there was one."""
+        if not self._busy_until:
+            return False
+        number = min(self._busy_until, key=lambda each: self._busy_until[each])
+        self.now = max(self.now, self._busy_until.pop(number))
+        self.counts[number] += len(acknowledge(self.members[number], 1))
+        self._begin_work()
+        return True
+
+    def drain(self, backlog: int) -> float:
+        """Let a backlog come by as there is credit for it; return how long it took."""
+        left = backlog
+        while True:
+            count = min(left, self._credit)
+            if count:
+                left -= count
+                self._credit -= count
+                self.come(count)
+            if not self.step():
+                return self.now
+            self.lending.pace(self.now)
+            self._credit += self.lending.freed()
+
+
+@pytest.mark.parametrize("backlog", [500, 5000])
+@pytest.mark.parametrize("fast", [0.0005, 0.002, 0.005])
+def test_a_slow_member_does_not_hold_back_a_backlog(backlog: int, fast: float) -> None:
+    group = Simulated(fast, fast, fast, 0.020)
+    ideal = backlog / (3 / fast + 1 / 0.020)
+    assert group.drain(backlog) <= 2 * ideal
+    assert sum(group.counts) == backlog
+
+
+def test_one_that_becomes_slow_is_lent_less() -> None:
+    group = Simulated(0.001, 0.001)
+    group.drain(2000)
+    before = group.members[1].credit
+    group.seconds = (0.001, 0.050)
+    group.drain(2000)
+    assert group.members[1].credit < before
+    assert group.members[1].credit <= 4
+
+
+def test_members_that_are_far_away_are_lent_as_much_as_they_can_take() -> None:
+    members = [member_of(outbox_of(window=65_535), credit=1024) for _ in range(2)]
+    lending = lending_of(LEAST_LOADED, *members)
+    now, serial = 0.0, 0
+    for _ in range(12):
+        # All that they were sent is acknowledged a tenth of a second later.
+        count = lending.credit()
+        lending.receive(rows_of(serial, [b"t"] * count), None, now, 0)
+        serial += count
+        now += 0.1
+        for member in members:
+            acknowledge(member, 100_000)
+        lending.pace(now)
+    assert [member.credit for member in members] == [1024, 1024]
+
+
+def test_four_idle_members_get_the_same_of_a_trickle() -> None:
+    group = Simulated(0.001, 0.001, 0.001, 0.001)
+    for _ in range(2000):
+        group.come(1)
+        group.now += 0.010
+        while group.step():
+            pass
+    assert group.counts == [500] * 4
+
+
+def test_rows_are_divided_by_what_there_is_to_do_and_by_what_fits() -> None:
+    assert _filled([0, 0, 0], [10, 10, 10], 7) == [3, 2, 2]
+    assert _filled([0, 0, 100], [200, 200, 200], 10) == [5, 5, 0]
+    assert _filled([0, 3, 5], [2, 100, 100], 11) == [2, 6, 3]
+    # Beyond all credit, by credit.
+    assert _filled([0, 0], [2, 8], 20) == [4, 16]
+
+
+def test_one_that_acknowledges_many_at_once_gets_as_many_in_time() -> None:
+    member = member_of(outbox_of(window=1000, messages_max=1000), credit=1000)
+    lending = lending_of(LEAST_LOADED, member)
+    credit, serial = lending.begin(), 0
+    lent: list[int] = []
+    for second in range(8):
+        lending.receive(rows_of(serial, [b"t"] * credit), None, float(second), 0)
+        serial += credit
+        lent.append(member.load())
+        lending.look_for_stalls(float(second) + 0.9, 60.0)
+        credit = lending.freed()
+    assert lent == [4, 8, 16, 32, 64, 128, 256, 512]

@@ -153,13 +153,13 @@ class TestWindow:
 
     def test_a_pubrec_that_fits_no_message_is_answered_all_the_same(self) -> None:
         for version, expected in (
-            (V3, [Ack(PUBREL, 1), Ack(PUBREL, 9)]),
-            (V5, [Raw(PUBREL, b"\0\1\x92"), Raw(PUBREL, b"\0\x09\x92")]),
+            (V3, [Ack(PUBREL, 8), Ack(PUBREL, 9)]),
+            (V5, [Raw(PUBREL, b"\0\x08\x92"), Raw(PUBREL, b"\0\x09\x92")]),
         ):
             outbox, receiver = connected(version=version)
             offer(outbox, b"1", qos=1)
             receiver.read()
-            outbox.acknowledge(PUBREC, [1, 9], 0.0)
+            assert outbox.acknowledge(PUBREC, [8, 9], 0.0) == 0
             assert receiver.read() == expected
             assert outbox.inflight == 1
 
@@ -168,7 +168,7 @@ class TestWindow:
         outbox, receiver = connected(window=1)
         offer(outbox, b"1", b"2", qos=qos)
         receiver.read()
-        outbox.refuse(1, 0.0)
+        assert outbox.refuse(PUBACK if qos == 1 else PUBREC, 1, 0.0) == 0
         assert receiver.messages() == [message(b"2", qos, 2)]
 
     def test_a_refusal_of_what_the_client_has_or_never_had_changes_nothing(self) -> None:
@@ -176,8 +176,8 @@ class TestWindow:
         offer(outbox, b"1", b"2", qos=2)
         outbox.acknowledge(PUBREC, [1], 0.0)
         receiver.read()
-        outbox.refuse(1, 0.0)
-        outbox.refuse(2, 0.0)
+        assert outbox.refuse(PUBREC, 1, 0.0) == 0
+        assert outbox.refuse(PUBREC, 2, 0.0) == 0
         assert (receiver.read(), outbox.inflight, outbox.queued) == ([], 1, 1)
 
     def test_without_a_connection_acknowledgements_change_nothing(self) -> None:
@@ -187,7 +187,7 @@ class TestWindow:
         outbox.detach()
         outbox.acknowledge(PUBACK, [1], 0.0)
         outbox.acknowledge(PUBREC, [2], 0.0)
-        outbox.refuse(2, 0.0)
+        assert outbox.refuse(PUBREC, 2, 0.0) == 0
         assert (outbox.take(), outbox.inflight) == (b"", 2)
 
     def test_bytes_in_flight_have_a_limit_too(self) -> None:
@@ -235,7 +235,7 @@ class TestResuming:
         outbox.acknowledge(PUBACK, [1], 0.0)
         assert receiver.messages() == [message(b"2", 1 | DUP, 2)]
         assert outbox.is_clear() is False
-        outbox.refuse(2, 0.0)
+        assert outbox.refuse(PUBACK, 2, 0.0) == 0
         assert receiver.messages() == [message(b"3", 1 | DUP, 3), message(b"4", 0, 0)]
 
     def test_what_was_not_sent_again_yet_cannot_be_acknowledged(self) -> None:
@@ -246,7 +246,7 @@ class TestResuming:
         receiver = reconnected(outbox, window=1)
         receiver.read()
         outbox.acknowledge(PUBACK, [2], 0.0)
-        outbox.refuse(2, 0.0)
+        assert outbox.refuse(PUBACK, 2, 0.0) == 0
         outbox.acknowledge(PUBREC, [3], 0.0)
         assert receiver.read() == [Raw(PUBREL, b"\0\3\x92")]
         outbox.acknowledge(PUBACK, [1], 0.0)

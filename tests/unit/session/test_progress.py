@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from siltstone.session.progress import Progress
+from siltstone.session.progress import PASSED_LOOKS_MAX, PASSED_ROWS_MAX, Progress
 
 
 class TestLane:
@@ -75,7 +75,31 @@ class TestProgress:
         lane.complete(1)
         assert (progress.freed, progress.changed) == (2, True)
 
-    def test_a_place_that_moves_is_to_be_saved(self) -> None:
+    def test_rows_that_only_pass_by_are_counted_and_not_saved_at_once(self) -> None:
         progress = Progress()
         progress.lane(0).pass_by(3)
-        assert (progress.freed, progress.changed) == (0, True)
+        progress.lane(1).pass_by(4)
+        progress.lane(1).pass_by(2)
+        assert (progress.freed, progress.changed, progress.passed) == (0, False, 7)
+        progress.saved()
+        assert (progress.passed, progress.position()) == (0, {0: 3, 1: 4})
+
+    def test_it_is_far_when_many_rows_have_passed_by(self) -> None:
+        progress = Progress()
+        assert not progress.is_far()
+        progress.lane(0).pass_by(PASSED_ROWS_MAX - 1)
+        assert not progress.is_far()
+        progress.lane(0).pass_by(PASSED_ROWS_MAX)
+        assert progress.is_far()
+        progress.saved()
+        assert not progress.is_far()
+
+    def test_it_is_far_when_it_was_looked_at_often_since_the_first_row(self) -> None:
+        progress = Progress()
+        assert [progress.is_far() for _ in range(PASSED_LOOKS_MAX + 1)] == (
+            [False] * (PASSED_LOOKS_MAX + 1)
+        )
+        progress.lane(0).pass_by(1)
+        assert [progress.is_far() for _ in range(PASSED_LOOKS_MAX)] == (
+            [False] * (PASSED_LOOKS_MAX - 1) + [True]
+        )

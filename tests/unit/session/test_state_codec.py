@@ -63,11 +63,20 @@ def test_every_part_comes_back_as_it_was() -> None:
 
 
 def test_the_bytes_of_a_session_are_those_of_the_format() -> None:
-    session = SavedSession(client_id="c", user="u", connected=True, run=2, dropped=1)
+    session = SavedSession(client_id="c", user="u", connected=True, run=2, dropped=1, identity="5e")
     assert encode_session(session, 9).hex(" ") == (
-        "01 00 00 00 00 00 00 00 09 00 00 00 01 63 00 00 00 01 75 01 05 ff ff ff ff "
-        "00 00 00 00 00 00 00 02 00 00 00 00 00 00 00 01 00 00 00 00 00 00 00 00"
+        "02 00 00 00 00 00 00 00 09 00 00 00 01 63 00 00 00 01 75 01 05 ff ff ff ff "
+        "00 00 00 00 00 00 00 02 00 00 00 00 00 00 00 01 00 00 00 00 00 00 00 00 "
+        "00 00 00 02 35 65"
     )
+
+
+def test_what_an_earlier_version_saved_has_no_identity() -> None:
+    session, group = encode_session(META, 3), encode_group(GROUP, 3)
+    assert (session[-4:], group[-4:]) == (b"5eed", b"5eed")
+    assert decode_session(b"\x01" + session[1:-8]) == (replace(META, identity=""), 3)
+    without = replace(GROUP, position=(), done=(), identity="")
+    assert decode_group(b"\x01" + group[1:-8]) == (without, 3)
 
 
 def test_the_bytes_of_a_subscription_are_those_of_the_format() -> None:
@@ -89,7 +98,7 @@ def test_the_bytes_of_a_subscription_are_those_of_the_format() -> None:
 def test_what_a_newer_version_wrote_is_refused_by_name(kind: str) -> None:
     data, decode = SAVED[kind]
     with pytest.raises(UsageError, match=f"the {kind} was saved by a newer version"):
-        decode(b"\x02" + data[1:])
+        decode(bytes([data[0] + 1]) + data[1:])
 
 
 @pytest.mark.parametrize("kind", SAVED)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from siltstone.session.delivery import Budget, Delivery
+from pathlib import PurePath
+
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.session.delivery import Budget, Delivery, Spilled
 from siltstone.session.progress import Progress
-from siltstone.session.waiting import Waiting
+from siltstone.session.waiting import Unsaved, Waiting
 
 SIZE = Delivery(b"t", b"p", 1, b"", 0.0).size()
 
@@ -27,6 +30,25 @@ def queue(
 ) -> Waiting:
     drop_old = policy.get("drop_old", False)
     return Waiting(budget or Budget(100 * SIZE), messages, size_bytes, drop_old)
+
+
+def on_disk(payload: bytes) -> Delivery:
+    file = MemoryFileSystem().create(PurePath("/payloads"))
+    file.write(payload)
+    delivery = one(b"")
+    delivery.spilled = Spilled(file, 0, len(payload))
+    return delivery
+
+
+def test_payloads_on_disk_are_loaded_when_they_leave_and_counts_come_out_even() -> None:
+    budget = Budget(100 * SIZE)
+    waiting = queue(budget=budget)
+    waiting.add_row(on_disk(b"first"))
+    waiting.add_row(on_disk(b"second"))
+    assert (payloads(waiting), budget.used) == ([b"", b""], 2 * one(b"").size())
+    assert waiting.pop().payload == b"first"
+    assert [delivery.payload for delivery in waiting.take_others()] == [b"second"]
+    assert budget.used == 0
 
 
 class TestLimits:
@@ -129,3 +151,40 @@ class TestTaking:
         waiting.add(one())
         waiting.clear()
         assert (len(waiting), budget.used) == (0, 0)
+
+
+class TestUnsaved:
+    """Messages that must be saved first, and those behind them."""
+
+    def test_what_comes_behind_waits_and_goes_with_it(self) -> None:
+        unsaved = Unsaved()
+        assert not unsaved.holds()
+        second, first, none = one(flags=2), one(flags=1), one(flags=0)
+        unsaved.add_to_save(second)
+        unsaved.add(first)
+        unsaved.add(none)
+        assert (unsaved.holds(), unsaved.size_bytes) == (True, 3 * SIZE)
+        taken = unsaved.take()
+        assert (taken, unsaved.holds()) == ([second, first, none], True)
+        assert unsaved.saved(taken) == [second, first, none]
+        assert (unsaved.holds(), unsaved.size_bytes) == (False, 0)
+
+    def test_what_came_meanwhile_goes_too_unless_it_must_be_saved(self) -> None:
+        unsaved = Unsaved()
+        early, late = one(b"1", flags=2), one(b"2")
+        unsaved.add_to_save(early)
+        taken = unsaved.take()
+        unsaved.add(late)
+        assert unsaved.saved(taken) == [early, late]
+        unsaved.add_to_save(early)
+        taken = unsaved.take()
+        last = one(b"3", flags=2)
+        unsaved.add(late)
+        unsaved.add_to_save(last)
+        assert unsaved.saved(taken) == [early]
+        assert (unsaved.holds(), unsaved.size_bytes) == (True, 2 * SIZE)
+        assert unsaved.saved(unsaved.take()) == [late, last]
+
+    def test_a_save_that_has_nothing_of_it_holds_nothing(self) -> None:
+        unsaved = Unsaved()
+        assert (unsaved.take(), unsaved.holds(), unsaved.saved([])) == ([], False, [])

@@ -25,6 +25,7 @@ from siltstone.snapshot.records import (
 from siltstone.store.manifest import Manifest
 from siltstone.store.rows import Row
 from siltstone.store.settings import DatabaseSettings
+from siltstone.tx.settings import KeyValueSettings
 from tests.support.engines import Engines
 from tests.support.snapshots import retained, session
 
@@ -186,3 +187,37 @@ def test_a_snapshot_of_a_store_is_no_part_of_the_next_one() -> None:
     keeper = Keeper(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
     keeper.save([session("c")], source="store")
     assert source.records() == []
+
+
+def test_rows_stored_behind_the_cut_are_left_out_of_every_database() -> None:
+    source = Source()
+    names = ("a", "b")
+    for name in names:
+        source.store.create(name, SMALL).append([Row(topic="t", value=b"1" * 100)] * 20).wait()
+    before = source.records()
+    cut = StoreSource(source.fs, DATA, source.engines.open_reading)
+    cut.cut()
+    for name in names:
+        database = source.store.database(name)
+        # Enough for another segment, which seals the first one, and another generation.
+        for _ in range(4):
+            database.append([Row(topic="t", value=b"2" * 1000)] * 30).wait()
+        database.seal()
+        database.append([Row(topic="t", value=b"3")]).wait()
+    source.store.keyvalue("late")
+    stored = [record for record in cut.records() if not isinstance(record, LearnedStructure)]
+    assert stored == [record for record in before if not isinstance(record, LearnedStructure)]
+
+
+def test_a_key_value_database_is_read_as_it_was_cut() -> None:
+    source = Source()
+    bank = source.store.keyvalue("bank", KeyValueSettings(timed=False))
+    with bank.transaction() as tx:
+        tx.write("a", b"before")
+    cut = StoreSource(source.fs, DATA, source.engines.open_reading)
+    cut.cut()
+    cut.cut()
+    with bank.transaction() as tx:
+        tx.write("a", b"behind")
+    values = [record.value for record in cut.records() if isinstance(record, KeyValuePair)]
+    assert (b"before" in values, b"behind" in values) == (True, False)

@@ -11,6 +11,7 @@ from siltstone.errors import (
     CorruptionError,
     DiskError,
     LockedError,
+    OverloadedError,
     StorageFullError,
     UsageError,
 )
@@ -240,7 +241,7 @@ def test_an_error_that_may_pass_is_raised_and_nothing_moves() -> None:
     memory = MemoryFileSystem()
     save(memory, 1, 2)
     fs = FaultyFileSystem(memory, Fault(operation="open", errno=errno.EMFILE, path_suffix=SECOND))
-    with pytest.raises(DiskError, match="errno=24"):
+    with pytest.raises(OverloadedError, match="no file descriptor is left"):
         loaded(fs)
     assert names_in(memory) == ["LOCK", "state", FIRST, SECOND]
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 
 import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.directory import Store
-from siltstone.errors import CorruptionError, ExistsError, StorageFullError
+from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
+from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.publish import remove_tree
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.contents import ContentsInMemory
 from siltstone.snapshot.keeper import Keeper
@@ -145,8 +149,61 @@ def test_a_full_disk_leaves_no_data_directory_and_lets_go_of_the_lock() -> None:
         FilePart(offset=0, data=bytes(range(250)) * 200),
     ]
     publish_snapshot(fs, FILE, ABOUT, records)
-    fs.capacity_bytes = 60_000
+    # Others have filled it meanwhile.
+    full = Fault(operation="write_at", errno=errno.ENOSPC, path_suffix="spool/x")
     with fs.open(FILE, writable=False) as source, pytest.raises(StorageFullError):
-        restore_directory(fs, ManualClock(), source, COPY, Engines().open_writing)
+        restore_directory(
+            FaultyFileSystem(fs, full), ManualClock(), source, COPY, Engines().open_writing
+        )
     assert not fs.exists(COPY / "VERSION")
     fs.lock(COPY / "LOCK").release()
+
+
+def same_parts(count: int) -> list[Record]:
+    """Return a file of many parts that are the same: little in a backup, much on a disk."""
+    parts = [FilePart(offset=1000 * number, data=b"x" * 1000) for number in range(count)]
+    return [StoredFile(path="spool/x", size_bytes=1000 * count), *parts]
+
+
+@pytest.mark.parametrize(
+    ("records", "size_max", "message"),
+    [
+        (
+            [StoredFile(path="spool/x", size_bytes=50_000), FilePart(offset=0, data=bytes(50_000))],
+            49_999,
+            "the snapshot is larger than allowed when it is unpacked: max=49999",
+        ),
+        (same_parts(100), 99_999, "the backup has more data than allowed: max=99999"),
+    ],
+)
+def test_a_backup_with_more_data_than_allowed_is_refused(
+    records: list[Record], size_max: int, message: str
+) -> None:
+    fs = MemoryFileSystem()
+    publish_snapshot(fs, FILE, ABOUT, records)
+    for limit in (size_max, size_max + 200_000):
+        with fs.open(FILE, writable=False) as source:
+            restoring = partial(restore_directory, fs, ManualClock(), source, COPY)
+            if limit == size_max:
+                with pytest.raises(UsageError, match=message):
+                    restoring(Engines().open_writing, size_bytes_max=limit)
+                assert not fs.exists(COPY / "VERSION")
+                if fs.exists(COPY):
+                    remove_tree(fs, COPY)
+            else:
+                restoring(Engines().open_writing, size_bytes_max=limit)
+    assert fs.exists(COPY / "VERSION")
+
+
+def test_a_disk_without_room_for_all_is_told_before_anything_is_made() -> None:
+    fs = MemoryFileSystem()
+    records: list[Record] = [
+        StoredFile(path="spool/x", size_bytes=50_000),
+        FilePart(offset=0, data=bytes(50_000)),
+    ]
+    publish_snapshot(fs, FILE, ABOUT, records)
+    fs.capacity_bytes = fs.capacity_bytes - fs.free_bytes(PurePath("/")) + 80_000
+    with fs.open(FILE, writable=False) as source, pytest.raises(StorageFullError) as caught:
+        restore_directory(fs, ManualClock(), source, COPY, Engines().open_writing)
+    assert caught.value.needed_bytes > 100_000
+    assert not fs.exists(COPY)

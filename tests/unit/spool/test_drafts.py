@@ -81,22 +81,30 @@ def test_all_drafts_are_removed_though_one_cannot_be() -> None:
 def test_kept_data_are_without_their_proof_where_no_sweep_finds_them() -> None:
     fs = MemoryFileSystem()
     fs.make_directory(KEPT)
-    kept = keep_draft(fs, write_draft(fs, A, b"data"), KEPT)
-    again = keep_draft(fs, write_draft(fs, A, b"more"), KEPT)
-    assert (kept, again) == (KEPT / "a", KEPT / "a.1")
+    kept, stays = keep_draft(fs, write_draft(fs, A, b"data"), KEPT)
+    again, too = keep_draft(fs, write_draft(fs, A, b"more"), KEPT)
+    assert (kept, stays, again, too) == (KEPT / "a", True, KEPT / "a.1", True)
     assert (fs.read(kept), fs.read(again), names(fs)) == (b"data", b"more", ["kept"])
 
 
 @pytest.mark.parametrize(
-    ("operation", "where"),
-    [("rename", A), ("truncate", A), ("open", A), ("sync_directory", KEPT / "a")],
+    ("operation", "repeat", "where", "stays"),
+    [
+        ("rename", False, PurePath("/a"), True),
+        ("rename", True, A, False),
+        ("truncate", False, KEPT / "a", True),
+        ("open", False, KEPT / "a", True),
+        ("sync_directory", False, KEPT / "a", True),
+    ],
 )
-def test_data_that_cannot_be_moved_are_told_where_they_are(operation: str, where: PurePath) -> None:
+def test_data_that_cannot_be_moved_are_told_where_they_are_and_whether_they_stay(
+    operation: str, repeat: bool, where: PurePath, stays: bool
+) -> None:
     fs = MemoryFileSystem()
     fs.make_directory(KEPT)
     draft = write_draft(fs, A, b"data")
-    fault = Fault(operation=operation, errno=errno.EIO)  # type: ignore[arg-type]
-    assert keep_draft(FaultyFileSystem(fs, fault), draft, KEPT) == where
+    fault = Fault(operation=operation, errno=errno.EIO, repeat=repeat)  # type: ignore[arg-type]
+    assert keep_draft(FaultyFileSystem(fs, fault), draft, KEPT) == (where, stays)
     assert fs.read(where).startswith(b"data")
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Callable
 from pathlib import PurePath
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from siltstone.errors import (
     NotFoundError,
     OverloadedError,
     PoisonedError,
+    SiltstoneError,
     StorageFullError,
     UsageError,
 )
@@ -369,3 +372,117 @@ def test_an_entry_that_cannot_be_read_is_moved_as_it_is(fs: MemoryFileSystem) ->
         assert list(spool) == []
         with pytest.raises(NoSuchEntryError):
             spool.quarantine(stored, PurePath("/bad"), "damaged")
+
+
+def fill_and_fail(spool: Spool, faulty: FaultyFileSystem, *faults: Fault) -> UnableToCommitError:
+    for fault in faults:
+        faulty.add(fault)
+    with pytest.raises(UnableToCommitError) as caught:
+        spool.store(b"data")
+    return caught.value
+
+
+NO_LINK = Fault(operation="link", errno=errno.EIO)
+
+
+def test_data_that_cannot_be_linked_nor_moved_outlives_the_next_opening(
+    fs: MemoryFileSystem,
+) -> None:
+    faulty = FaultyFileSystem(fs)
+    with create(ROOT, fs=faulty) as spool:
+        lost_kept = Fault(operation="rename", errno=errno.EIO, path_suffix="0.tmp")
+        error = fill_and_fail(spool, faulty, NO_LINK, lost_kept)
+    assert (error.paths, error.at_risk) == ((ROOT / "tmp" / "0",), ())
+    with open_spool(ROOT, fs=fs) as spool:
+        assert (fs.read(error.path), list(spool)) == (b"data", [])
+
+
+def test_data_that_nothing_can_keep_is_told_to_be_at_risk(fs: MemoryFileSystem) -> None:
+    faulty = FaultyFileSystem(fs)
+    with create(ROOT, fs=faulty) as spool:
+        stuck = Fault(operation="rename", errno=errno.EIO, path_suffix="0.tmp", repeat=True)
+        error = fill_and_fail(spool, faulty, NO_LINK, stuck)
+    assert error.paths == error.at_risk == (ROOT / "tmp" / "0.tmp",)
+    assert str(error).startswith(
+        "not stored, the data is kept until the spool is opened again, copy it now: "
+    )
+    assert fs.read(error.path) == b"data"
+
+
+class NoLists(FaultyFileSystem):
+    """A disk whose directories are too large to be listed whole."""
+
+    def list(self, path: PurePath) -> NoReturn:
+        raise AssertionError(path)
+
+
+def test_statistics_list_no_directory(fs: MemoryFileSystem) -> None:
+    with create(ROOT, fs=fs) as spool:
+        spool.store_many([(b"1", None), (b"22", None)])
+    with open_spool(ROOT, fs=NoLists(fs), read_only=True) as spool:
+        assert spool.stats() == SpoolStats(
+            entries=2, size_bytes=3 + 2 * 16, unexpected=0, kept=0, next_likely_id=2
+        )
+
+
+def test_a_missing_entry_does_not_keep_the_others_from_being_discarded(
+    fs: MemoryFileSystem,
+) -> None:
+    with create(ROOT, fs=fs) as spool:
+        stored = spool.store_many([(b"%d" % number, None) for number in range(5)])
+        spool.discard(stored[1])
+        strange = Entry(77, "never")
+        with pytest.raises(NoSuchEntryError) as caught:
+            spool.discard_many([*stored[:3], strange, *stored[3:]])
+        assert caught.value.entries == (stored[1], strange)
+        assert (caught.value.entry, caught.value.source) == (stored[1], ROOT / "q" / "1")
+        assert list(spool) == []
+    with open_spool(ROOT, fs=fs.crash_clone()) as spool:
+        assert list(spool) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "nth"),
+    [("make_directory", 3), ("create", 1), ("create", 2), ("write", 2), ("sync_directory", 4)],
+)
+def test_a_creation_that_fails_frees_the_name(
+    fs: MemoryFileSystem, operation: str, nth: int
+) -> None:
+    fault = Fault(operation=operation, errno=errno.ENOSPC, nth=nth)  # type: ignore[arg-type]
+    faulty = FaultyFileSystem(fs, fault)
+    with pytest.raises(SiltstoneError):
+        create(ROOT, fs=faulty)
+    assert not fs.exists(ROOT)
+    with create(ROOT, fs=fs) as spool:
+        assert spool.store(b"x") == Entry(0)
+
+
+def test_arguments_of_the_wrong_kind_are_refused_and_change_nothing(fs: MemoryFileSystem) -> None:
+    wrong: Any = 1.5
+    with create(ROOT, fs=fs) as spool:
+        stored = spool.store(b"x")
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("a source is bytes, a binary stream", lambda: spool.store(wrong)),
+            ("a source is bytes, a binary stream", lambda: spool.store(cast("Any", "text"))),
+            ("a source must yield bytes", lambda: spool.store([wrong])),
+            ("a source must yield bytes", lambda: spool.store(cast("Any", io.StringIO("a")))),
+            ("metadata must be text", lambda: spool.store(b"", wrong)),
+            ("items must be pairs", lambda: spool.store_many(wrong)),
+            ("an item must be a source", lambda: spool.store_many([wrong])),
+            ("entry must be an Entry", lambda: spool.stream(wrong)),
+            ("entry must be an Entry", lambda: spool.discard(wrong)),
+            ("entries must be entries", lambda: spool.discard_many(wrong)),
+            ("entry must be an Entry", lambda: spool.discard_many([stored, wrong])),
+            ("a path must be text or a path", lambda: spool.discard(stored, wrong)),
+            ("entry must be an Entry", lambda: spool.quarantine(wrong, ROOT, "")),
+            ("a function must be callable", lambda: spool.reduce(wrong, 0)),
+            ("metadata must be text", lambda: Entry(1, wrong)),
+            ("a path must be text or a path", lambda: create(wrong, fs=fs)),
+            ("a path must be text or a path", lambda: open_spool(wrong, fs=fs)),
+            ("a path must be text or a path", lambda: ensure(wrong, fs=fs)),
+            ("size_bytes_max must be a", lambda: open_spool(ROOT, size_bytes_max=wrong, fs=fs)),
+        ]
+        for message, call in calls:
+            with pytest.raises(UsageError, match=f"^{message}.*type="):
+                call()
+        assert (list(spool), names(fs, "tmp"), names(fs, "kept")) == ([stored], [], [])

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.segment.segment import segment_path
+from siltstone.segment.segment import RESERVE_REACH, segment_path
 from siltstone.store.findings import (
-    RESERVE_REACH,
     Damage,
     End,
     Finding,

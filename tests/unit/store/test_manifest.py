@@ -89,7 +89,17 @@ class TestFile:
                 },
             ],
             "dropping": [[0, 0], [1, 3]],
+            "identified": True,
         }
+
+    def test_a_manifest_of_an_earlier_version_owns_positions_without_identity(self) -> None:
+        _, _, content = MANIFEST.encode().partition(b"\n")
+        content = content.replace(b',\n "identified": true', b"")
+        old = Manifest.decode(b"siltstone-manifest 1 %08x\n%b" % (crc32c(content), content), PATH)
+        assert old == replace(MANIFEST, identified=False)
+        assert (old.identity.owns(""), MANIFEST.identity.owns("")) == (True, False)
+        assert old.identity.text == MANIFEST.identity.text
+        assert Manifest.decode(old.encode(), PATH) == old
 
     def test_a_manifest_comes_back_from_its_file(self) -> None:
         assert Manifest.decode(MANIFEST.encode(), PATH) == MANIFEST

@@ -9,8 +9,8 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import replace_file
-from siltstone.segment.chain import index_path
 from siltstone.segment.segment import segment_path
+from siltstone.segment.sift import index_path
 from siltstone.store.rows import Row
 from siltstone.store.verify import verify_database
 from tests.support.builders import NAME, PATH, World, read_topics

@@ -55,7 +55,7 @@ def test_rows_become_columns() -> None:
     rows = [
         Row("a", b"1", "p", qos=1, retain=True, properties=b"x"),
         Row("ä/b", b"", "ö", 2),
-        Row("c", b"3", timestamp_us=5, shard=6, generation=7, stream=8, serial=9),
+        Row(*Row("c", b"3", timestamp_us=5, shard=6, generation=7, stream=8, serial=9)[:6]),
     ]
     assert columns_of(iter(rows)) == Columns(
         [b"a", "ä/b".encode(), b"c"],
@@ -92,6 +92,17 @@ def test_a_row_that_is_none_is_refused_by_number(row: Any, message: str) -> None
     with pytest.raises(UsageError) as caught:
         columns_of([Row("good", b""), row, Row("good", b"")])
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("field", ["timestamp_us", "shard", "generation", "stream", "serial"])
+def test_what_the_store_sets_is_refused_and_not_ignored(field: str) -> None:
+    given: dict[str, Any] = {field: 1}
+    with pytest.raises(UsageError) as caught:
+        columns_of([Row("good", b""), Row("t", b"", **given)])
+    assert str(caught.value) == (
+        "the store sets timestamp_us, shard, generation, stream and serial; to append a row that "
+        "was read, pass Row(*row[:6]): row=1"
+    )
 
 
 @pytest.mark.parametrize("qos", ["1", None])

@@ -6,10 +6,10 @@ import pytest
 
 from siltstone.errors import StorageFullError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
-from siltstone.segment.chain import index_path
 from siltstone.segment.segment import open_segment
+from siltstone.segment.sift import index_path
 from siltstone.store.findings import Finding
-from siltstone.store.manifest import MANIFEST, Manifest, SlabId, read_manifest
+from siltstone.store.manifest import Manifest, SlabId, read_manifest
 from siltstone.store.repair import mend_database, slabs_of
 from siltstone.store.rows import Row
 from tests.support.builders import World
@@ -59,13 +59,6 @@ class TestNothingToDo:
         assert isinstance(world.fs, MemoryFileSystem)
         world.fs.operations.clear()
         assert (mend(world), world.fs.operations) == ([], [])
-
-    def test_without_a_manifest_nothing_is_done(self) -> None:
-        world = small_world()
-        flip(world.fs, SEALED, 5000)
-        world.fs.remove(DATABASE / MANIFEST)
-        assert mend(world) == []
-        assert not world.fs.exists(QUARANTINE)
 
     def test_something_else_under_the_name_of_an_index_is_left_alone(self) -> None:
         world = small_world()

@@ -57,6 +57,24 @@ class TestTurn:
         assert turns(settings, size_bytes=1, now_us=1 << 60)
         assert turns(settings, size_bytes=100, now_us=0)
 
+    @pytest.mark.parametrize(("now_us", "due"), [(20 * SECOND - 1, False), (20 * SECOND, True)])
+    def test_a_retention_by_age_without_a_rotation_ends_slabs_at_an_eighth_of_it(
+        self, now_us: int, due: bool
+    ) -> None:
+        assert turns(DatabaseSettings(retain_seconds=80.0), now_us=now_us) is due
+
+    @pytest.mark.parametrize(("retain", "size"), [(8 << 20, 1 << 20), (200 * 1024, 65_536)])
+    def test_a_retention_by_bytes_without_a_rotation_ends_slabs_at_an_eighth_of_it(
+        self, retain: int, size: int
+    ) -> None:
+        settings = DatabaseSettings(retain_bytes=retain)
+        assert not turns(settings, size_bytes=size - 1)
+        assert turns(settings, size_bytes=size)
+
+    def test_a_rotation_that_is_set_is_not_replaced_by_one_of_the_retention(self) -> None:
+        settings = DatabaseSettings(retain_bytes=8 << 20, retain_seconds=80.0, rotate_seconds=40.0)
+        assert not turns(settings, size_bytes=1 << 20, now_us=49 * SECOND)
+
     def test_an_empty_slab_goes_on(self) -> None:
         settings = DatabaseSettings(rotate_seconds=2.5, rotate_bytes=100)
         assert not turns(settings, rows=0, size_bytes=1 << 60, now_us=1 << 60)

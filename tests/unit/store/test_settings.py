@@ -52,8 +52,8 @@ def test_limits_may_be_absent() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("shards", 0, "a number from 1 to 4096"),
-        ("shards", 4097, "a number from 1 to 4096"),
+        ("shards", 0, "a number from 1 to 16384"),
+        ("shards", 16385, "a number from 1 to 16384"),
         ("shard_by", "value", "one of publisher, topic"),
         ("thresholds", (), "one or more numbers from -1 to 2147483647"),
         ("thresholds", (1, -2), "one or more numbers from -1 to 2147483647"),

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from threading import Thread
+from pathlib import PurePath
+from random import Random
+from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import pytest
@@ -10,12 +12,14 @@ import pytest
 from siltstone.errors import (
     ClosedError,
     NotFoundError,
+    PoisonedError,
     QuotaExceededError,
+    SiltstoneError,
     SlabDroppedError,
     StorageFullError,
     UsageError,
 )
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.segment.chain import directory_bytes
 from siltstone.store.manifest import (
@@ -27,6 +31,7 @@ from siltstone.store.manifest import (
 )
 from siltstone.store.opening import slab_directory
 from siltstone.store.retention import due_for_drop
+from siltstone.store.rows import Row
 from siltstone.store.shard import Shard
 from siltstone.store.slabs import WritableSlabs
 from siltstone.topic.grammar import TopicFilter
@@ -181,8 +186,8 @@ class TestTurnOver:
         fs = MemoryFileSystem()
         world = World(fs)
         with opened(world, rotate_bytes=SEGMENT_BYTES, reserve_bytes=0) as slabs:
-            # There is room for the frame, which lies in what was allocated, and for nothing else.
-            fs.capacity_bytes = (1 << 60) - fs.free_bytes(HOME)
+            # There is room for the frame, which lies in what was allocated, and for no segment.
+            fs.capacity_bytes = (1 << 60) - fs.free_bytes(HOME) + 100
             append(slabs, "a")
             fs.capacity_bytes = 1 << 60
             append(slabs, "b")
@@ -264,6 +269,30 @@ class TestDrop:
         with opened(world) as slabs:
             assert (ids(slabs), slabs.manifest.dropping) == ([(0, 2)], ())
 
+    @pytest.mark.parametrize("seed", [None, 1, 2])
+    def test_after_a_crash_at_any_step_of_a_drop_no_directory_is_left_behind(
+        self, seed: int | None
+    ) -> None:
+        ended = False
+        for operations in range(60):
+            fs = MemoryFileSystem()
+            with suppress(PowerCut, PoisonedError), opened(World(fs=fs)) as slabs:
+                append(slabs, "t")
+                slabs.seal()
+                fs.operations_left = operations
+                slabs.drop(SlabId(0, 1))
+                ended = True
+                fs.operations_left = None
+            disk = fs.crash_clone(None if seed is None else Random(seed), in_order=seed != 2)
+            with opened(World(fs=disk)) as slabs:
+                there = [slab.id for slab in slabs.all()]
+                assert slabs.manifest.dropping == ()
+            assert disk.exists(HOME / "0" / "1") == (SlabId(0, 1) in there)
+            if ended:
+                assert there == [SlabId(0, 2)]
+                return
+        pytest.fail("the drop has more steps than were tried")
+
 
 class TestRetention:
     def test_slabs_that_ended_too_long_ago_are_dropped(self) -> None:
@@ -277,7 +306,7 @@ class TestRetention:
             assert slabs.enforce_retention() == []
 
     def test_the_oldest_are_dropped_while_there_is_too_much(self) -> None:
-        with opened(World(), retain_bytes=3 * SEGMENT_BYTES) as slabs:
+        with opened(World(), retain_bytes=3 * SEGMENT_BYTES, rotate_bytes=1 << 40) as slabs:
             for _ in range(4):
                 append(slabs, "t")
                 slabs.seal()
@@ -356,9 +385,10 @@ class TestAdmission:
             append(slabs, "a")
             slabs.seal()
             fs.capacity_bytes -= fs.free_bytes(HOME) - 9_999
+            row_bytes = 18
             with pytest.raises(StorageFullError) as caught:
                 append(slabs, "b")
-            assert (caught.value.path, caught.value.needed_bytes) == (HOME, 10_000)
+            assert (caught.value.path, caught.value.needed_bytes) == (HOME, 10_000 + row_bytes)
             slabs.drop(SlabId(0, 1))
             append(slabs, "c")
             assert [slab.row_count() for slab in slabs.all()] == [1]
@@ -434,3 +464,41 @@ class TestClose:
         with opened(world):
             pass
         assert not world.fs.exists(HOME / "manifest.tmp")
+
+
+class Meeting(MemoryFileSystem):
+    """A disk on which two threads that remove the same slab meet before either of them does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier: Barrier | None = None
+
+    def remove_directory(self, path: PurePath) -> None:
+        if self.barrier is not None:
+            with suppress(BrokenBarrierError):
+                self.barrier.wait(0.2)
+        super().remove_directory(path)
+
+
+def test_shards_that_drop_at_once_do_not_remove_the_same_files() -> None:
+    fs = Meeting()
+    with World(fs=fs).database(shards=2, retain_bytes=1, rotate_bytes=1 << 40) as database:
+        database.append([Row(f"t/{number}", bytes(5000)) for number in range(20)]).wait()
+        database.seal()
+        fs.barrier = Barrier(2)
+        errors: list[Exception] = []
+
+        def drop() -> None:
+            try:
+                database.enforce_retention()
+            except SiltstoneError as exc:
+                errors.append(exc)
+
+        threads = [Thread(target=drop) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        fs.barrier = None
+        assert errors == []
+        assert [slab.slab.generation for slab in database.slabs()] == [2, 2]

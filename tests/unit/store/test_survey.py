@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.segment.chain import index_path, seal_segment
+from siltstone.segment.chain import seal_segment
 from siltstone.segment.index import SegmentIndex, encode_index
 from siltstone.segment.segment import SegmentHeader, segment_path
+from siltstone.segment.sift import index_path
 from siltstone.segment.writer import SegmentWriter
 from siltstone.store.findings import Finding, Survey
 from siltstone.store.soundness import TopicRules
@@ -15,7 +16,6 @@ from siltstone.topic.structure import NEVER, Structure
 from tests.support.damage import patch
 from tests.support.frames import (
     NOW_US,
-    SEGMENT_BYTES,
     SLAB,
     new_segment,
     segment_header,
@@ -52,7 +52,7 @@ class Sealed:
 
     def survey(self, *, closed: bool = True) -> Survey:
         expected = replace(EXPECTED, closed=closed)
-        return survey_segment(self.fs, PATH, expected, TopicRules(), allocated=SEGMENT_BYTES)
+        return survey_segment(self.fs, PATH, expected, TopicRules())
 
 
 def index_problem(problem: str) -> list[Finding]:

@@ -7,8 +7,8 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.fs.publish import remove_tree
-from siltstone.segment.chain import index_path
 from siltstone.segment.segment import segment_path
+from siltstone.segment.sift import index_path
 from siltstone.store.findings import Finding
 from siltstone.store.manifest import (
     MANIFEST,
@@ -149,7 +149,7 @@ class TestManifest:
                 Finding(
                     path=DATABASE / MANIFEST,
                     offset=0,
-                    problem="manifest is missing; restore it from a copy",
+                    problem="manifest is missing; repair it or restore it from a copy",
                 ),
             ),
             segments=0,

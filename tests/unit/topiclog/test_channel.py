@@ -219,3 +219,33 @@ def put(server: Wired, data: bytes) -> int:
     view = server.channel.get_buffer(-1)
     view[: len(data)] = data
     return len(data)
+
+
+def test_a_connection_is_idle_when_nothing_comes_nor_is_answered_for_so_long() -> None:
+    with wired() as server:
+        server.loop.now = 29.9
+        assert not server.channel.is_idle(100.0, 30.0)
+        server.loop.now = 30.0
+        assert server.channel.is_idle(100.0, 30.0)
+        greeted(server, "t")
+        server.loop.now = 129.9
+        assert not server.channel.is_idle(100.0, 30.0)
+        server.loop.now = 130.0
+        assert server.channel.is_idle(100.0, 30.0)
+        assert not server.channel.is_idle(0, 30.0)
+
+
+def test_a_connection_that_waits_for_messages_is_not_idle() -> None:
+    with wired() as server:
+        greeted(server, "t")
+        fetch = encode_fetch(
+            Fetch(places=(Place(topic="t", offset=0),), bytes_max=100, wait_ms=1000)
+        )
+        server.feed(request(Kind.FETCH, 3, payload=fetch))
+        server.loop.now = 1e6
+        assert not server.channel.is_idle(100.0, 30.0)
+        server.loop.pass_time()
+        assert reply(server)[:2] == (Kind.FETCH, Status.OK)
+        assert not server.channel.is_idle(100.0, 30.0)
+        server.loop.now += 100.0
+        assert server.channel.is_idle(100.0, 30.0)

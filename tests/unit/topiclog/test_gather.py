@@ -131,3 +131,36 @@ def test_too_much_is_tried_again_when_something_is_done_and_told_when_nothing_is
     bench.send(b"c")
     bench.turn()
     assert bench.told["c"] is error
+
+
+def test_sends_that_were_postponed_together_keep_their_order_before_those_that_came_later() -> None:
+    bench = Bench()
+    bench.send(b"a")
+    bench.turn()
+    bench.log.refusals = [OverloadedError("x"), OverloadedError("x")]
+    for letter in (b"b", b"c", b"d"):
+        bench.send(letter)
+    bench.turn()
+    bench.send(b"e")
+    bench.turn()
+    assert (bench.told, bench.lane.pending_bytes) == ({}, 5)
+    bench.log.store(0)
+    bench.log.store(1)
+    assert [values for _, values, _ in bench.log.appends] == [b"a", b"bcde"]
+    assert bench.told == {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
+    assert bench.lane.pending_bytes == 0
+
+
+def test_an_append_that_fails_makes_way_for_the_next() -> None:
+    bench = Bench()
+    for letter in (b"a", b"b", b"c"):
+        bench.send(letter)
+        bench.turn()
+    assert [values for _, values, _ in bench.log.appends] == [b"a", b"b"]
+    error = PoisonedError("x")
+    bench.log.appends[0][2].resolve(error, None)
+    assert bench.told == {"a": error}
+    assert [values for _, values, _ in bench.log.appends] == [b"a", b"b", b"c"]
+    bench.log.store(1)
+    bench.log.store(2)
+    assert (bench.told["b"], bench.told["c"], bench.lane.pending_bytes) == (0, 1, 0)

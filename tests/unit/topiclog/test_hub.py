@@ -1,10 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any, cast
 
 import pytest
 
-from siltstone.errors import ProtocolError
+from siltstone.errors import (
+    OverloadedError,
+    PoisonedError,
+    ProtocolError,
+    SiltstoneError,
+    StorageFullError,
+)
+from siltstone.segment.room import Room
+from siltstone.store.outcome import Outcome, Ticket
 from siltstone.topiclog import hub as hub_module
 from siltstone.topiclog.hub import values_of
 from siltstone.topiclog.protocol import (
@@ -210,3 +221,163 @@ def test_a_send_by_the_common_way_is_a_mistake(peer: Asker) -> None:
 
 def test_messages_are_told_apart_by_their_offsets() -> None:
     assert values_of(offsets_of([b"a", b"bb"]), memoryview(b"abb")) == [b"a", b"bb"]
+
+
+class StubbornLog:
+    """A log that gives places and stores what is put there as it is told to."""
+
+    topic = "t"
+
+    def __init__(self, refusal: SiltstoneError | None = None) -> None:
+        self.refusal = refusal
+        self.given_up: list[Room] = []
+        self.tickets: list[Ticket] = []
+
+    def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        then(Room(0, size, memoryview(bytearray(size))))
+
+    def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
+        if self.refusal is not None:
+            raise self.refusal
+        self.tickets.append(Ticket(len(offsets) // 4 - 1, 1, waits=True))
+        return self.tickets[-1]
+
+    def give_up_room(self, room: Room) -> None:
+        self.given_up.append(room)
+
+
+def reserved(server: Wired, log: StubbornLog, size: int) -> Room | Exception:
+    found: list[Room | Exception] = []
+    server.hub.reserve(cast("Any", log), size, 1, found.append)
+    (place,) = found
+    return place
+
+
+def held(server: Wired) -> tuple[int, int, int]:
+    """Return what a hub counts of sends that are on their way."""
+    return server.hub.reserved_bytes, server.hub.storing, server.hub.pending_bytes
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OverloadedError("x"), Status.OVERLOADED),
+        (StorageFullError(PurePath("/d")), Status.FULL),
+        (PoisonedError("x"), Status.UNAVAILABLE),
+    ],
+)
+def test_a_large_send_that_is_refused_or_fails_gives_back_all_that_it_held(
+    peer: Asker, error: SiltstoneError, status: Status
+) -> None:
+    log = StubbornLog()
+    with wired() as server:
+        for late in (False, True):
+            log.refusal = None
+            room = reserved(server, log, 100)
+            assert isinstance(room, Room)
+            assert held(server) == (100, 0, 0)
+            log.refusal = None if late else error
+            server.hub.commit_room(peer, 7, cast("Any", log), offsets_of([bytes(100)]), room)
+            if late:
+                assert held(server) == (100, 1, 0)
+                log.tickets[0].resolve(error, None)
+                server.loop.turn()
+            assert held(server) == (0, 0, 0)
+            assert peer.last()[:3] == (Kind.SEND, status, 7)
+            assert log.given_up == [room]
+            log.given_up.clear()
+    assert len(peer.said) == 2
+
+
+def test_a_large_send_that_is_stored_keeps_its_place_and_counts_no_more(peer: Asker) -> None:
+    log = StubbornLog()
+    with wired() as server:
+        room = reserved(server, log, 100)
+        assert isinstance(room, Room)
+        server.hub.commit_room(peer, 7, cast("Any", log), offsets_of([bytes(100)]), room)
+        outcome = Outcome(
+            duplicate=False,
+            count=1,
+            timestamp_us=1,
+            frame_serial=41,
+            frame_timestamp_us=1,
+            frame_places=None,
+        )
+        log.tickets[0].resolve(outcome, None)
+        server.loop.turn()
+        assert (held(server), log.given_up) == ((0, 0, 0), [])
+        assert peer.last()[1] is Status.OK
+        assert decode_offset(peer.last()[3]) == 41
+
+
+def test_a_place_that_was_not_to_be_had_is_given_back_like_any_other() -> None:
+    log = StubbornLog(StorageFullError(PurePath("/d")))
+    with wired() as server:
+        assert reserved(server, log, 100) is log.refusal
+        assert held(server) == (100, 0, 0)
+        server.hub.give_up(cast("Any", log), 100, None)
+        assert (held(server), log.given_up) == ((0, 0, 0), [])
+
+
+def test_too_much_on_its_way_is_refused_until_something_is_given_back() -> None:
+    log = StubbornLog()
+    with wired() as server:
+        limit = server.hub.limits.reserved_bytes_max
+        room = reserved(server, log, limit)
+        assert isinstance(room, Room)
+        assert isinstance(reserved(server, log, 1), OverloadedError)
+        server.hub.give_up(cast("Any", log), 1, None)
+        server.hub.give_up(cast("Any", log), limit, room)
+        assert (held(server), log.given_up) == ((0, 0, 0), [room])
+        assert isinstance(reserved(server, log, 1), Room)
+
+
+def test_a_small_send_that_fails_counts_no_more_and_lets_readers_go_on(peer: Asker) -> None:
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        resumed: list[str] = []
+        server.hub.when_room(lambda: resumed.append("read on"))
+        with patched_append(server, PoisonedError("x")):
+            send(server, peer, "t", b"lost")
+        assert peer.last()[1] is Status.UNAVAILABLE
+        assert (held(server), resumed) == ((0, 0, 0), ["read on"])
+
+
+@contextmanager
+def patched_append(server: Wired, error: SiltstoneError) -> Iterator[None]:
+    """Let every append to the topic fail."""
+    log = server.hub.find("t")
+
+    def refuse(*_: object, **__: object) -> Ticket:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(log), "append", refuse)
+        yield
+
+
+@pytest.mark.parametrize("end", ["a message", "its time", "its peer"])
+def test_the_place_of_a_fetch_that_waits_is_free_again(
+    peer: Asker, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(hub_module, "WAITING_MAX", 1)
+    with wired() as server:
+        ask(server, peer, Kind.CREATE, "t")
+        for number in range(3):
+            waiting = Asker()
+            ask(server, waiting, Kind.FETCH, payload=fetch(("t", number), wait_ms=10))
+            assert waiting.said == []
+            refused = Asker()
+            ask(server, refused, Kind.FETCH, payload=fetch(("t", 9), ("t", 8), wait_ms=10))
+            match end:
+                case "a message":
+                    send(server, peer, "t", b"x")
+                case "its time":
+                    server.loop.pass_time()
+                case _:
+                    server.hub.forget(waiting)
+            if end != "a message":
+                send(server, peer, "t", b"x")
+            assert len(waiting.said) == (end != "its peer")

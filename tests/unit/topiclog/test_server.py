@@ -38,9 +38,17 @@ def test_work_in_a_thread_comes_back_to_the_loop_with_what_it_raised() -> None:
 def test_a_thread_that_outlives_the_loop_is_not_told_off() -> None:
     loop = asyncio.new_event_loop()
     shell = LoopShell(loop)
+    heard: list[str] = []
+    shell.soon_from_thread(lambda: heard.append("in time"))
+    loop.run_until_complete(asyncio.wait_for(loop.create_task(_one_turn()), 5))
     shell.close()
     loop.close()
-    shell.soon_from_thread(lambda: None)
+    shell.soon_from_thread(lambda: heard.append("too late"))
+    assert heard == ["in time"]
+
+
+async def _one_turn() -> None:
+    """Let the loop do what it was told."""
 
 
 def test_an_address_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,18 @@ class TestConflicts:
             "what was read has changed since: filter='a/+' topic='a/x' serial=0"
         )
 
+    @pytest.mark.parametrize(("serial", "outcomes"), [(2, [None]), (1, [ConflictError])])
+    def test_a_read_one_serial_before_all_that_is_remembered_is_refused(
+        self, serial: int, outcomes: list[type | None]
+    ) -> None:
+        bench = Bench(conflict_window=5.0)
+        for topic in ("a", "b", "c"):
+            bench.commit(operations({(topic, 1): b""}))
+            bench.clock.advance(5.0)
+        # Writes behind serial 2 are remembered: that of serial 2, which is `b`, is not.
+        reader = operations({("z", 1): b""}, reads=[("b", 0, TIME_END)], read_serial=serial)
+        assert kinds(bench.commit(reader)) == outcomes
+
     def test_what_was_read_before_all_that_is_remembered_is_refused(self) -> None:
         bench = Bench(conflict_window=5.0)
         reader = operations({("z", 1): b""}, reads=[("other", 0, TIME_END)], read_serial=0)

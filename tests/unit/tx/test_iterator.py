@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
-from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.errors import InvalidTopicError, SlabDroppedError, UsageError
+from siltstone.kv.api import DEFAULT_FAMILY, Changes
+from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId
 from siltstone.store.rows import SCHEMA, Row
 from siltstone.store.scan import Status
@@ -18,13 +22,22 @@ ITERATOR = KeyIterator(
     since_us=5,
     filter=TopicFilter.parse("ä/+"),
     after=b"\x00\xff",
+    identity="5eed",
 )
+OLD = replace(ITERATOR, identity="")
 
 
 def test_an_iterator_outlives_the_process_as_bytes() -> None:
     data = ITERATOR.to_bytes()
     assert KeyIterator.from_bytes(data) == ITERATOR
+    assert data[:3] == b"SK\x02"
+
+
+def test_an_iterator_that_an_earlier_version_saved_has_no_identity() -> None:
+    data = OLD.to_bytes()
     assert data[:3] == b"SK\x01"
+    assert len(ITERATOR.to_bytes()) == len(data) + 8
+    assert KeyIterator.from_bytes(data) == OLD
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,10 @@ def test_an_iterator_outlives_the_process_as_bytes() -> None:
         ITERATOR.to_bytes() + b"x",
         ITERATOR.to_bytes()[:31] + b"\xff\xff\xff\xff",
         ITERATOR.to_bytes().replace(b"test", b"\xff\xff\xff\xff"),
+        ITERATOR.to_bytes().replace(b"5eed", b"\xff\xff\xff\xff"),
+        ITERATOR.to_bytes().replace(b"\x04\x00\x00\x005eed", b"\x00\x00\x00\x00"),
+        b"SK\x01" + ITERATOR.to_bytes()[3:],
+        b"SK\x02" + OLD.to_bytes()[3:],
     ],
 )
 def test_other_bytes_are_no_iterator(data: bytes) -> None:
@@ -45,8 +62,8 @@ def test_other_bytes_are_no_iterator(data: bytes) -> None:
 
 
 def test_a_later_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown version: version=2"):
-        KeyIterator.from_bytes(b"SK\x02" + ITERATOR.to_bytes()[3:])
+    with pytest.raises(UsageError, match="unknown version: version=3"):
+        KeyIterator.from_bytes(b"SK\x03" + ITERATOR.to_bytes()[3:])
     with pytest.raises(InvalidTopicError):
         KeyIterator.from_bytes(ITERATOR.to_bytes().replace("ä/+".encode(), b"####"))
 
@@ -128,3 +145,38 @@ def test_a_batch_is_rows_and_arrow() -> None:
         assert RowBatch([]).arrow().schema == SCHEMA
         with pytest.raises(UsageError):
             batch.arrow(["colour"])
+
+
+def test_places_of_another_database_of_the_same_name_are_refused() -> None:
+    with World() as former, World() as later:
+        for world in (former, later):
+            world.write("a", b"1")
+        (stream,) = former.database.streams()
+        moved = former.database.next(former.database.iterator(stream)).iterator
+        read = KeyIterator.from_bytes(moved.to_bytes())
+        assert former.reopen().next(read).batch.rows() == []
+        with pytest.raises(SlabDroppedError, match="iterator belongs to another database"):
+            later.database.next(read)
+        with pytest.raises(SlabDroppedError, match="stream belongs to another database"):
+            later.database.iterator(StreamRef.from_bytes(stream.to_bytes()))
+
+
+def test_places_that_an_earlier_version_saved_belong_to_a_database_that_is_as_old() -> None:
+    with World() as world:
+        world.write("a", b"1")
+        (stream,) = world.database.streams()
+        old_stream = replace(stream, identity="")
+        old = replace(world.database.iterator(stream), identity="")
+        with pytest.raises(SlabDroppedError, match="iterator=unknown, an earlier version saved it"):
+            world.database.next(old)
+        # As an earlier version left it.
+        changes = Changes()
+        changes.put(DEFAULT_FAMILY, b"identity\x00", None)
+        world.engine.write(changes)
+        world.reopen()
+        read = world.database.next(old)
+        assert [row.value for row in read.batch.rows()] == [b"1"]
+        assert read.iterator.identity
+        # What it got then is its own for ever.
+        assert world.reopen().next(read.iterator).batch.rows() == []
+        assert world.database.iterator(old_stream).identity == read.iterator.identity

@@ -13,10 +13,10 @@ from siltstone.tx.operations import (
     Deletion,
     Operations,
     Requirement,
-    check_range,
     count_in,
     digest_of,
     end_of,
+    start_of,
 )
 
 
@@ -72,10 +72,10 @@ def test_an_end_that_no_time_reaches_is_the_end_of_all() -> None:
 
 
 def test_times_are_not_negative() -> None:
-    check_range(0, 0)
+    assert start_of(7, 0) == 7
     for since_us, until_us in [(-1, 0), (0, -1)]:
         with pytest.raises(UsageError) as caught:
-            check_range(since_us, until_us)
+            start_of(since_us, until_us)
         assert str(caught.value) == (
             f"times are 0 or more: since_us={since_us} until_us={until_us}"
         )

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from siltstone.errors import ClosedError
 from siltstone.kv.keys import TIME_END, row_key, row_prefix
-from siltstone.kv.memory import MemoryEngine
+from siltstone.kv.memory import MemoryEngine, MemoryView
 from siltstone.kv.slab import KeyValueSlab
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
@@ -14,11 +15,23 @@ from tests.support.kv_suite import changes_of
 STORED = [("a/x", 1), ("a/x", 5), ("a/y", 1), ("b/x", 1)]
 
 
+class WatchedEngine(MemoryEngine):
+    """Remembers the views that it has given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views: list[MemoryView] = []
+
+    def view(self, family: str) -> MemoryView:
+        self.views.append(super().view(family))
+        return self.views[-1]
+
+
 class Workshop:
     """A slab with stored rows, and a group over it."""
 
     def __init__(self, stored: list[tuple[str, int]]) -> None:
-        engine = MemoryEngine()
+        self.engine = engine = WatchedEngine()
         engine.create_family("f")
         self.structure = Structure([0])
         values: dict[bytes, bytes | None] = {}
@@ -160,6 +173,11 @@ def test_a_group_is_crowded_by_what_it_holds() -> None:
 def test_the_look_at_what_is_stored_is_released() -> None:
     shop = Workshop(STORED)
     shop.group.release()
-    shop.delete("#")
+    assert shop.engine.views == []
+    shop.delete("+/#")
+    [view] = shop.engine.views
+    assert view.items(b"", b"\xff" * 16, 1) != []
     shop.group.release()
     shop.group.release()
+    with pytest.raises(ClosedError, match="the view is over"):
+        view.get(b"")

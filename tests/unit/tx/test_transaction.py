@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,6 @@ from siltstone.store.rows import Row
 from siltstone.tx.operations import (
     COMMIT_SERIAL,
     COUNT_MAX,
-    LATEST,
     MONOTONIC,
     count_in,
 )
@@ -212,10 +212,40 @@ class TestRefusals:
     def test_values_are_bytes_or_the_commit_serial(self) -> None:
         with World() as world:
             tx = world.database.transaction()
-            with pytest.raises((UsageError, TypeError)):
+            with pytest.raises(UsageError, match=r"^value must be bytes: type=str$"):
                 tx.write("a", cast("bytes", "text"))
 
-    @pytest.mark.parametrize("time_us", [-3, TIME_END])
+    @pytest.mark.parametrize("serial", [-1, COUNT_MAX + 1])
+    def test_a_serial_that_no_commit_has_is_refused(self, serial: int) -> None:
+        with World(timed=False) as world, pytest.raises(UsageError, match="a serial is from 0"):
+            world.database.transaction().require_owner("a", serial)
+
+    def test_a_transaction_belongs_to_the_thread_that_began_it(self) -> None:
+        with World() as world:
+            tx = world.database.transaction()
+            tx.write("a", b"1", 1)
+            calls: list[Callable[[], object]] = [
+                lambda: tx.get("a", 1),
+                lambda: tx.read("a"),
+                lambda: tx.read_serial,
+                lambda: tx.write("a", b"2", 1),
+                lambda: tx.delete("a"),
+                lambda: tx.require_absent("b", 1),
+                lambda: tx.on_commit(print),
+                tx.commit,
+                tx.submit,
+                tx.discard,
+            ]
+            assert tx.get("a", 1) == b"1"
+            with ThreadPoolExecutor(1) as pool:
+                errors = [pool.submit(call).exception() for call in calls]
+            assert {(type(error), str(error)) for error in errors} == {
+                (UsageError, "the transaction belongs to the thread that began it")
+            }
+            tx.commit()
+            assert world.rows() == [("a", 1, b"1")]
+
+    @pytest.mark.parametrize("time_us", [-3, -2, -1, TIME_END])
     def test_times_that_a_key_cannot_hold_are_refused(self, time_us: int) -> None:
         with World() as world:
             tx = world.database.transaction()
@@ -232,7 +262,7 @@ class TestRefusals:
             assert world.rows() == [("a", TIME_END - 1, b"last")]
 
     def test_a_requirement_of_a_row_in_time_needs_its_time(self) -> None:
-        with World() as world, pytest.raises(UsageError, match=f"time_us={LATEST}"):
+        with World() as world, pytest.raises(UsageError, match="time_us is missing"):
             world.database.transaction().require_absent("a")
 
     def test_a_plain_map_has_no_times(self) -> None:

@@ -108,7 +108,7 @@ def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
         if values["version"] != VERSION:
             raise UsageError(f"{path} is of another version: version={values['version']!r}")
         ledger = _decoded(values, str(path))
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptionError(f"ledger cannot be read: {exc!r}", path=path) from exc
     if ledger.identity != identity:
         raise UsageError(

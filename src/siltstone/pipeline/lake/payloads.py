@@ -1,8 +1,8 @@
 """Payloads to columns, by rule; those that a rule does not fit are told apart, with the reason.
 
-What a rule makes of a payload depends on the payload and the rule alone, so that a batch that is
-done again comes out the same. Fields that a rule does not name yet are reported, not dropped: the
-caller adds them and decodes again.
+What a rule makes of a payload depends on the payload and the rule alone, whatever stands beside it,
+so that a batch that is done again comes out the same. Fields that a rule does not name yet are
+reported, not dropped: the caller adds them and decodes again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from siltstone.bulk.decode import decode_payload, is_document, trimmed
+from siltstone.bulk.decode import decode_payload, is_object, trimmed
 from siltstone.errors import UsageError
 from siltstone.pipeline.lake.cbor import decode_cbor
 from siltstone.pipeline.lake.fields import (
@@ -40,6 +40,10 @@ REASON_MAX: Final = 300
 # Where Arrow cannot tell the fields of a column at once, this many payloads are looked at singly.
 _LOOKED_AT: Final = 2000
 _MOST: Final = 0.8
+# Payloads with as many brackets are not parsed with types that are inferred.
+_DEEP: Final = 500
+# To tell objects from what is none: a field that no object has, for there must be one.
+_NOTHING: Final = pa.struct([pa.field("\0", pa.null())])
 _BINARY: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "cbor": decode_cbor,
     "msgpack": decode_msgpack,
@@ -101,17 +105,20 @@ def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
                 break
             if not (isinstance(value, dict) if inside else _fits(value, field)):
                 kind = "object" if inside else field.kind
-                shown = json.dumps(value, default=str)
-                return f"{'.'.join(field.path[:depth])} is no {kind}: {shown}"[:REASON_MAX]
+                return f"{'.'.join(field.path[:depth])} is no {kind}: {_shown(value)}"[:REASON_MAX]
     return f"not {decoder} that can be read"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str)
+    except RecursionError:
+        return f"{type(value).__name__}, nested too deeply"
 
 
 def likely_decoder(payloads: Sequence[bytes]) -> Decoder:
     """Return what some payloads are: json when most of them are objects, else text or raw."""
-    empty = pa.struct([])
-    objects = sum(
-        payload.strip().startswith(b"{") and is_document(payload, empty) for payload in payloads
-    )
+    objects = sum(map(is_object, payloads))
     if objects and objects >= _MOST * len(payloads):
         return "json"
     try:
@@ -127,12 +134,14 @@ def find_fields(payloads: Iterable[bytes], decoder: Decoder) -> list[tuple[Path,
     found: dict[Path, str] = {}
     for payload in payloads:
         try:
-            document = json.loads(payload) if decoder not in _BINARY else _BINARY[decoder](payload)
+            document = (
+                json.loads(payload) if decoder not in _BINARY else _plain(_BINARY[decoder](payload))
+            )
+            paths = list(paths_of_value(document)) if isinstance(document, dict) else []
         except (ValueError, RecursionError, UsageError):
             continue
-        if isinstance(document, dict):
-            for path, kind in paths_of_value(_plain(document)):
-                found.setdefault(path, kind)
+        for path, kind in paths:
+            found.setdefault(path, kind)
     return list(found.items())
 
 
@@ -177,7 +186,7 @@ def _columns(struct: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]:
 def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
     """Parse a column in one go; None unless every row is an object and all have fitting fields."""
     shaped = pc.and_(pc.starts_with(text, b"{"), pc.ends_with(text, b"}"))
-    if shaped.true_count < len(text):
+    if shaped.true_count < len(text) or _is_deep(text):
         return None
     options = pj.ParseOptions(
         explicit_schema=pa.schema(list(kind)),
@@ -197,17 +206,21 @@ def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
     return table if table.num_rows == len(text) and table.num_columns else None
 
 
+def _is_deep(text: pa.Array) -> bool:
+    """Say whether a payload may be so deep that inferring its type overflows the stack."""
+    if not len(text) or pc.max(pc.binary_length(text)).as_py() < 2 * _DEEP:
+        return False
+    opened = pc.add(pc.count_substring(text, "["), pc.count_substring(text, "{"))
+    return bool(pc.max(opened).as_py() >= _DEEP)
+
+
 def _decode_one_by_one(
     text: pa.Array, kind: pa.StructType, fields: Sequence[Field]
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
     """Decode what can be; return which rows cannot, None for none, and the columns."""
-    if kind.num_fields:
-        struct = decode_payload(text, kind)
-        bad = struct.is_null()
-        return (bad if bad.true_count else None), _columns(struct, fields)
-    unfit = [not (item.startswith(b"{") and is_document(item, kind)) for item in text.to_pylist()]
-    nulls = {field.column: pa.nulls(len(text), KINDS[field.kind]) for field in fields}
-    return (pa.array(unfit, pa.bool_()) if any(unfit) else None), nulls
+    struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
+    bad = struct.is_null()
+    return (bad if bad.true_count else None), _columns(struct, fields)
 
 
 def _as_json(payload: pa.Array, decode: Callable[[bytes], Any]) -> pa.Array:

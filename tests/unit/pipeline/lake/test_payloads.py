@@ -39,11 +39,11 @@ def test_objects_become_columns() -> None:
 
 
 def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
-    rows = [b'{"v": 1}', b"x", b'{"v": "1"}', b"[]", b'{"o": 3}', b"", b'{"v": 2}', b'{"v": NaN}']
+    rows = [b'{"v": 1}', b"x", b'{"v": "1"}', b"[]", b'{"o": 3}', b"", b'{"v": 2}']
     columns, bad, found = decoded(rows, "json", VALUE, INNER)
     assert (columns["v"], bad, found) == (
-        [1.0, None, None, None, None, None, 2.0, None],
-        [1, 2, 3, 4, 5, 7],
+        [1.0, None, None, None, None, None, 2.0],
+        [1, 2, 3, 4, 5],
         [],
     )
     assert [reason_of(rows[number], "json", [VALUE, INNER]) for number in bad[:5]] == [
@@ -53,6 +53,27 @@ def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
         "o is no object: 3",
         "not json: Expecting value: line 1 column 1 (char 0)",
     ]
+
+
+@pytest.mark.parametrize("beside", [[], [b"x"], [b'{"v": "offline"}']])
+def test_nan_is_a_double_whatever_stands_beside_it(beside: list[bytes]) -> None:
+    columns, bad, _ = decoded([b'{"v": NaN}', *beside], "json", VALUE)
+    assert (repr(columns["v"][0]), bad) == ("nan", list(range(1, 1 + len(beside))))
+    _, bad, found = decoded([b'{"v": NaN}', b"{}", *beside], "json")
+    assert (found, bad) == ([(("v",), "double")], [2] if beside == [b"x"] else [])
+
+
+@pytest.mark.parametrize("depth", [600, 10_000, 1_000_000])
+def test_a_payload_that_is_nested_deeply_takes_nothing_with_it(depth: int) -> None:
+    deep = b'{"q": ' + b"[" * depth + b"]" * depth + b', "v": 1}'
+    for rows in ([deep], [deep, b'{"v": 2}'], [deep, b'{"v": 2}', b"x"]):
+        columns, bad, found = decoded(rows, "json", VALUE)
+        assert (columns["v"], bad, found) == (
+            [1.0, 2.0, None][: len(rows)],
+            [2][: len(rows) // 3],
+            [],
+        )
+    assert reason_of(deep, "json", [Field(path=("q",), column="q", kind="double")])
 
 
 def test_fields_that_no_rule_names_are_found_whatever_else_is_there() -> None:

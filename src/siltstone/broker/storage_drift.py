@@ -1,0 +1,60 @@
+"""What `[storage]` asks of a database that exists already, and keeps its own settings."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any, Final
+
+from siltstone.broker.storage_settings import OF_THE_BROKER, Storage
+from siltstone.database import Database
+from siltstone.logs import log
+from siltstone.store.settings import FIXED, DatabaseSettings
+
+_LOG: Final = logging.getLogger("siltstone.server")
+
+
+def drift(storage: Storage, settings: DatabaseSettings) -> dict[str, Any]:
+    """Return what the settings say otherwise than the database; only what somebody has set."""
+    wanted = storage.database_settings()
+    said = storage.model_fields_set - OF_THE_BROKER
+    return {
+        name: getattr(wanted, name)
+        for name in sorted(said)
+        if getattr(wanted, name) != getattr(settings, name)
+    }
+
+
+def command_for(changes: dict[str, Any], database: str, data: str) -> str:
+    """Return the command that makes a database as the settings want it."""
+    assignments = [f"{name}={_text(value)}" for name, value in changes.items()]
+    return shlex.join(["siltstone", "db", "set", database, *assignments, "--data", data])
+
+
+def tell_drift(storage: Storage, database: Database, data: str) -> None:
+    """Warn of settings that do nothing, for the database has its own."""
+    changes = drift(storage, database.settings)
+    fixed = {name: changes.pop(name) for name in sorted(FIXED & changes.keys())}
+    if fixed:
+        log(
+            _LOG,
+            logging.WARNING,
+            "the database keeps what it was created with, whatever [storage] says",
+            database=database.name,
+            settings=", ".join(fixed),
+        )
+    if changes:
+        log(
+            _LOG,
+            logging.WARNING,
+            "[storage] is for a database that is yet to be made; this one is changed, while the "
+            "broker is stopped, by",
+            database=database.name,
+            command=command_for(changes, database.name, data),
+        )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,86 @@
+"""Room on the disk for a key-value database, kept so that RocksDB never meets a full disk.
+
+RocksDB writes each change to its log, and later what it has in memory to tables. A disk that is
+full at that moment costs the database, so a write is refused before: `floor_bytes` stay free, and
+as much again as must still be written to tables. When that becomes tight the tables are written
+early, which frees the log. A database that others rely on to drain a full disk also has a reserve:
+a file that is removed when the rest is used up, or when the database does not open without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import PurePath
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import SiltstoneError, StorageFullError
+from siltstone.fs.api import FileSystem
+
+RESERVE: Final = "RESERVE"
+_MIB: Final = 1024 * 1024
+# Less than this is not worth a table of its own.
+_WRITE_BACK_BYTES: Final = _MIB
+# The reserve is taken again when the disk has so many times as much.
+_AMPLE: Final = 4
+
+
+class DiskRoom:
+    """Decides whether something may be written, for any number of threads."""
+
+    def __init__(
+        self, fs: FileSystem, directory: PurePath, *, floor_bytes: int, reserve_bytes: int = 0
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._floor_bytes = floor_bytes
+        self._reserve_bytes = reserve_bytes
+        self._is_kept = fs.exists(directory / RESERVE)
+        self._unwritten_bytes = 0
+        self._lock = Lock()
+        # Writes what is in memory to tables; set when the database is open.
+        self.write_back: Callable[[], None] | None = None
+
+    def lacks(self, needed_bytes: int) -> SiltstoneError | None:
+        """Return why so much cannot be written, None when it can."""
+        try:
+            with self._lock:
+                if self._has(needed_bytes):
+                    self._unwritten_bytes += needed_bytes
+                    return None
+        except SiltstoneError as exc:
+            return exc
+        return StorageFullError(self._directory, needed_bytes=needed_bytes + self._floor_bytes)
+
+    def keep_reserve(self) -> None:
+        """Take the reserve, where the disk has ample space."""
+        if self._is_kept or not self._reserve_bytes:
+            return
+        if self._fs.free_bytes(self._directory) < _AMPLE * self._reserve_bytes:
+            return
+        with suppress(StorageFullError), self._fs.create(self._directory / RESERVE) as file:
+            self._is_kept = True
+            file.truncate(self._reserve_bytes)
+            file.allocate(0, self._reserve_bytes)
+
+    def give_up_reserve(self) -> bool:
+        """Let the reserve go; False where there is none."""
+        was_kept, self._is_kept = self._is_kept, False
+        if was_kept:
+            self._fs.remove(self._directory / RESERVE)
+        return was_kept
+
+    def _has(self, needed_bytes: int) -> bool:
+        if self._is_free(needed_bytes + self._unwritten_bytes):
+            self.keep_reserve()
+            return True
+        if self._unwritten_bytes >= _WRITE_BACK_BYTES and self.write_back is not None:
+            self.write_back()
+            self._unwritten_bytes = 0
+        if self._is_free(needed_bytes + self._unwritten_bytes):
+            return True
+        return self.give_up_reserve() and self._is_free(needed_bytes + self._unwritten_bytes)
+
+    def _is_free(self, needed_bytes: int) -> bool:
+        return self._fs.free_bytes(self._directory) >= needed_bytes + self._floor_bytes

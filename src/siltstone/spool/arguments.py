@@ -1,0 +1,48 @@
+"""Arguments of a spool's calls that are not of their kind, refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+from siltstone.errors import UsageError
+from siltstone.fs.posix import absolute_path
+
+
+def require_kind(name: str, value: object, kind: type, words: str) -> None:
+    """Raise UsageError unless the value is of a kind, which the words tell."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} must be {words}: type={type(value).__name__}")
+
+
+def path_given(path: object) -> PurePath:
+    """Return a path from the root. Raises: UsageError for what names no file."""
+    if not isinstance(path, str | PurePath):
+        raise UsageError(f"a path must be text or a path: type={type(path).__name__}")
+    if "\0" in str(path):
+        raise UsageError(f"a path has a zero character: path={str(path)!r}")
+    return absolute_path(path)
+
+
+def pairs_given(items: object) -> Iterator[tuple[object, str | None]]:
+    """Yield sources and their metadata. Raises: UsageError at what is no such pair."""
+    if not isinstance(items, Iterable):
+        raise UsageError(f"items must be pairs of a source and metadata: {_kind(items)}")
+    for item in items:
+        match item:
+            case (source, None | str() as metadata):
+                yield source, metadata
+            case (_, metadata):
+                raise UsageError(f"metadata must be text, or None: {_kind(metadata)}")
+            case _:
+                raise UsageError(f"an item must be a source and its metadata: {_kind(item)}")
+
+
+def function_given(function: object) -> None:
+    """Raise UsageError unless this can be called."""
+    if not callable(function):
+        raise UsageError(f"a function must be callable: {_kind(function)}")
+
+
+def _kind(value: object) -> str:
+    return f"type={type(value).__name__}"

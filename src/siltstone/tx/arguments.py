@@ -1,0 +1,72 @@
+"""Arguments of key-value calls that are not of their kind, refused in a sentence. Compiled.
+
+They come as objects: a compiled function refuses any other value of a declared type by itself, with
+a TypeError, before its body runs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.topic.grammar import TopicFilter
+
+TIMEOUT_MAX: Final = 1_000_000_000
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return an argument that is a whole number. Raises: UsageError."""
+    # A bool is a number to Python and a mistake to everybody else.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise UsageError(f"{name} must be a whole number: type={type(value).__name__}")
+
+
+def text_of(name: str, value: object) -> str:
+    """Return an argument that is text. Raises: UsageError."""
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"{name} must be text: type={type(value).__name__}")
+
+
+def bytes_of(name: str, value: object) -> bytes:
+    """Return an argument that is bytes. Raises: UsageError."""
+    if isinstance(value, bytes):
+        return value
+    raise UsageError(f"{name} must be bytes: type={type(value).__name__}")
+
+
+def key_of(name: str, value: object) -> bytes:
+    """Return an argument that is text as UTF-8. Raises: UsageError."""
+    text = text_of(name, value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{name} has a lone surrogate: {name}={text[:80]!a}") from exc
+
+
+def topic_of(value: object) -> bytes:
+    """Return a topic as UTF-8, its grammar unchecked. Raises: UsageError, InvalidTopicError."""
+    topic = text_of("topic", value)
+    try:
+        return topic.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidTopicError(f"topic has a lone surrogate: topic={topic[:80]!a}") from exc
+
+
+def filter_of(value: object) -> TopicFilter:
+    """Return a filter. Raises: InvalidTopicError."""
+    if isinstance(value, str):
+        return TopicFilter.parse(value)
+    raise InvalidTopicError(f"filter must be text: type={type(value).__name__}")
+
+
+def timeout_of(value: object) -> float | None:
+    """Return a time to wait in seconds, None for ever. Raises: UsageError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"timeout must be a number of seconds: type={type(value).__name__}")
+    if not 0 <= value <= TIMEOUT_MAX:
+        raise UsageError(f"a timeout is from 0 to {TIMEOUT_MAX:,} seconds: timeout={value}")
+    return value

@@ -1,0 +1,61 @@
+"""Storage under a low limit of open files, in processes that have one."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from siltstone.mqtt.reason import Reason
+from tests.support.broker_process import BrokerProcess, clean_environment
+from tests.support.mqtt_socket import MqttSocket
+
+FILES_MAX = 300
+
+
+@pytest.mark.timeout(180)
+def test_more_topics_than_descriptors_are_kept_and_a_segment_rolls_without_one_left(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "tests.support.few_descriptors", str(tmp_path / "d"), "100"]
+    ended = subprocess.run(
+        command, capture_output=True, check=False, env=clean_environment(), text=True
+    )
+    assert (ended.stderr, ended.stdout.splitlines()) == (
+        "",
+        [
+            "sent {0}",
+            "recovered {(b'm',)}",
+            "rolled [1, 2, 3, 1, 2, 3]",
+            "goes on [4, 4]",
+        ],
+    )
+
+
+@pytest.mark.timeout(120)
+def test_connections_end_before_descriptors_do_and_publishing_goes_on(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "d", files_max=FILES_MAX)
+    with ExitStack() as stack:
+        stack.callback(broker.kill)
+        broker.start()
+        (told,) = broker.events("the limit of open files allows fewer connections than the setting")
+        assert (told["setting"], told["wanted"], told["limit"]) == (
+            "limits.connections_max",
+            100_000,
+            FILES_MAX,
+        )
+        client = stack.enter_context(MqttSocket(broker.port))
+        client.connect("c")
+        for _ in range(FILES_MAX):
+            stack.enter_context(socket.create_connection(("127.0.0.1", broker.port)))
+        refused = broker.wait_for("connections refused")
+        assert refused["connections"] == told["allowed"]
+        assert "ulimit -n, LimitNOFILE" in refused["remedy"]
+        # More than a segment of 1 MiB holds.
+        for number in range(1, 5):
+            reason = client.publish("t", bytes(400_000), packet_id=number)
+            assert reason is Reason.SUCCESS

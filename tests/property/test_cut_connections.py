@@ -1,0 +1,201 @@
+"""A connection that is cut after every byte, and after every wait, on the desk.
+
+Whatever the broker was about to do for the client: what it has begun comes to an end, no turn is
+left, and the client gets in again, time after time with the session that its cuts have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from siltstone.broker.storage_settings import StoreRule
+from siltstone.mqtt.encode import encode
+from siltstone.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+    PubComp,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+)
+from siltstone.mqtt.properties import Properties
+from siltstone.mqtt.wire import Version
+from siltstone.topic.grammar import TopicFilter
+from tests.support.broker_core import V3, V5, Wire, message
+from tests.support.durable_core import DurableCore
+
+VERSIONS = (V3, V5)
+STEPS_MAX = 10_000
+TWO = message("a/b", "two", 2, 2, dup=True)
+FILTERS = ("a/#", "$share/g/a/#")
+RULES = {
+    "all": (),
+    "some": (StoreRule(filter="a/#", store="subscribed"),),
+}
+
+
+def conversation(version: Version, *, clean_start: bool = False) -> list[bytes]:
+    """Return what a client sends that trusts its link, packet by packet."""
+    is_5 = version is V5
+    packets: list[Packet] = [
+        Connect(
+            version=version,
+            client_id="radio",
+            clean_start=clean_start,
+            will=Will(topic=b"a/will", payload=b"gone", qos=1, retain=True),
+            properties=Properties(session_expiry_interval=300 if is_5 else None),
+        ),
+        Subscribe(
+            packet_id=1,
+            subscriptions=tuple(
+                Subscription(filter=TopicFilter.parse(text), qos=2) for text in FILTERS
+            ),
+        ),
+        TWO,
+        message("a/b", "one", 1, 3, retain=True),
+        message("a/b", "none", 0),
+        message("a/c", "new", 2, 4),
+        PubRel(packet_id=2),
+        Unsubscribe(packet_id=5, filters=(TopicFilter.parse(FILTERS[1]),)),
+    ]
+    return [encode(version, packet) for packet in packets]
+
+
+class Bench:
+    """A broker whose every wait ends when it is told to, one after the other."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.core = DurableCore(automatic=False, **settings)
+        self.core.hold()
+
+    def step(self) -> bool:
+        """Let the next thing happen; tell whether there was any."""
+        core = self.core
+        shell = core.shell
+        if shell.acts:
+            shell.acts.popleft()()
+        elif shell.works:
+            work, then = shell.works.popleft()
+            # It may wait for a commit of its own.
+            core.let_go()
+            work()
+            core.hold()
+            then()
+        elif core.retained_log.pending:
+            core.retained_log.settle()
+        elif core.database.pending:
+            core.database.settle()
+        else:
+            core.let_go()
+            core.hold()
+            return bool(shell.acts)
+        return True
+
+    def finish(self) -> int:
+        """Let everything happen; return in how many steps."""
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps < STEPS_MAX, "the broker does not come to rest"
+        return steps
+
+    def demand_rest(self) -> None:
+        """See that nothing is left of a connection that was cut."""
+        core = self.core
+        turns = [turn.waits_for for turn in core.durables.turns.begun()]
+        assert (turns, core.broker.clients, core.durables.sessions) == ([], {}, {})
+        assert (core.broker.registry.sessions, core.broker.bridge.pending_bytes) == ({}, 0)
+        assert core.broker.partial_bytes == 0
+
+    def demand_entry(self, version: Version) -> None:
+        """See that the client gets in, and its message of QoS 2 through."""
+        fields = {"session_expiry_interval": 300} if version is V5 else {}
+        wire = self.core.wire(version)
+        answers = self._ask(wire, wire.connect, "radio", clean_start=False, **fields)
+        assert [type(packet) for packet in answers if isinstance(packet, ConnAck)] == [ConnAck]
+        assert PubRec(packet_id=2) in self._ask(wire, wire.exchange, TWO)
+        assert PubComp(packet_id=2) in self._ask(wire, wire.exchange, PubRel(packet_id=2))
+        wire.drop()
+        self.finish()
+        self.demand_rest()
+
+    def _ask(self, wire: Wire, act: Any, *args: Any, **fields: Any) -> list[Packet]:
+        act(*args, **fields)
+        self.finish()
+        return wire.take()
+
+
+@pytest.fixture(params=RULES)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(rules=RULES[request.param])
+    yield made
+    made.core.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_after_any_byte_the_client_gets_in_again(bench: Bench, version: Version) -> None:
+    data = b"".join(conversation(version))
+    for cut in range(len(data) + 1):
+        wire = bench.core.wire(version)
+        wire.send_bytes(data[:cut])
+        if cut % 2:
+            bench.finish()
+        wire.drop()
+        bench.finish()
+        bench.demand_rest()
+    bench.demand_entry(version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_after_any_wait_the_client_gets_in_again(
+    bench: Bench, version: Version, *, is_split: bool
+) -> None:
+    packets = conversation(version)
+    steps, has_ended = 0, False
+    while not has_ended:
+        wire = bench.core.wire(version)
+        for data in packets if is_split else [b"".join(packets)]:
+            wire.send_bytes(data)
+        for _ in range(steps):
+            has_ended = not bench.step()
+        wire.drop()
+        bench.finish()
+        bench.demand_rest()
+        steps += 1
+    assert steps > len(packets)
+    bench.demand_entry(version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("clean_start", [False, True])
+def test_after_any_wait_another_connection_takes_over(
+    bench: Bench, version: Version, *, clean_start: bool
+) -> None:
+    first = b"".join(conversation(version))
+    second = b"".join(conversation(version, clean_start=clean_start))
+    steps, has_ended = 0, False
+    while not has_ended:
+        wires = [bench.core.wire(version) for _ in range(3)]
+        wires[0].send_bytes(first)
+        for _ in range(steps):
+            has_ended = not bench.step()
+        wires[1].send_bytes(second)
+        for _ in range(steps // 2):
+            bench.step()
+        wires[2].send_bytes(first)
+        bench.finish()
+        assert [wire.is_closed for wire in wires] == [True, True, False]
+        assert list(bench.core.broker.clients) == ["radio"]
+        wires[2].drop()
+        bench.finish()
+        bench.demand_rest()
+        steps += 1
+    bench.demand_entry(version)

@@ -1,0 +1,99 @@
+"""Run the compiled modules on inputs drawn from a seed, in the form that is imported, and print
+what came of them: `python -m tests.support.forms SEED SUBJECT:FIRST:STOP…`
+
+Each subject draws its own inputs, so that a case is the same in every form and in every run. For
+each subject a line tells the digest of the outcomes of all cases. With --show the outcomes
+themselves are printed, and with --touched the modules whose code ran, which only the pure form can
+tell.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+from random import Random
+from types import FrameType
+from typing import Any, Final
+
+from siltstone.version import form
+from tests.support import form_brokers, form_packets, form_storage
+
+# How many cases of each take about as long as a thousand of the quickest.
+SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
+    "splitter": (form_packets.splitter, 1000),
+    "connection": (form_packets.connection, 500),
+    "publish": (form_packets.publisher, 500),
+    "flow": (form_packets.flow, 250),
+    "keys": (form_storage.keys, 1000),
+    "matcher": (form_storage.matcher, 500),
+    "structure": (form_storage.structure, 250),
+    "conflicts": (form_storage.conflicts, 500),
+    "frames": (form_storage.frames, 50),
+    "snapshot": (form_storage.snapshot, 25),
+    "commits": (form_storage.commits, 10),
+    "volatile": (form_brokers.volatile, 10),
+    "memory": (form_brokers.memory, 10),
+    "durable": (form_brokers.durable, 3),
+    "channel": (form_brokers.channel, 20),
+}
+
+
+def outcome(subject: str, seed: int, case: int) -> str:
+    """Return what came of one case, as text."""
+    act, _ = SUBJECTS[subject]
+    return repr(act(Random(f"{seed}/{subject}/{case}")))
+
+
+def digest(subject: str, seed: int, cases: range) -> str:
+    """Return one value for what came of many cases."""
+    total = sha256()
+    for case in cases:
+        total.update(outcome(subject, seed, case).encode("utf-8", "surrogatepass"))
+    return total.hexdigest()
+
+
+class Touched:
+    """The files of the package in which a function was called."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            self.files.add(frame.f_code.co_filename)
+
+    def modules(self) -> list[str]:
+        """Return their paths below `src`."""
+        parts = (name.rpartition("/siltstone/") for name in self.files)
+        return sorted({f"src/siltstone/{name}" for _, found, name in parts if found})
+
+
+def _tell(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+
+
+def main(arguments: list[str]) -> None:
+    options = {each for each in arguments if each.startswith("--")}
+    seed, *parts = [each for each in arguments if each not in options]
+    _tell("form", form())
+    touched = Touched()
+    if "--touched" in options:
+        threading.setprofile(touched)
+        sys.setprofile(touched)
+    for part in parts:
+        subject, first, stop = part.split(":")
+        cases = range(int(first), int(stop))
+        if "--show" in options:
+            for case in cases:
+                _tell(part, case, outcome(subject, int(seed), case))
+        else:
+            _tell(part, digest(subject, int(seed), cases))
+    sys.setprofile(None)
+    for module in touched.modules():
+        _tell("touched", module)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.errors import CorruptionError, UsageError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.segment.segment import SegmentHeader, segment_path
+from siltstone.store.manifest import MANIFEST, read_manifest
+from siltstone.store.rows import Row
+from siltstone.store.verify import VerifyReport, verify_database
+from siltstone.topiclog.log import DATABASE as TOPICS
+from tests.support.builders import PATH, World
+from tests.support.damage import DATABASE, QUARANTINE, clone, read_all, small_world, verify
+from tests.support.topiclog import SMALL, LogWorld, all_values, append
+
+PLACE = PATH / "data" / TOPICS
+DONE = "made anew from the segments, with the default settings: set yours again"
+
+
+def damage(fs: MemoryFileSystem, directory: PurePath, kind: str) -> None:
+    path = directory / MANIFEST
+    data = fs.read(path)
+    fs.remove(path)
+    if kind != "missing":
+        with fs.create(path) as file:
+            file.write({"flipped": data[:-9] + b"x" + data[-8:], "empty": b""}[kind])
+
+
+def forget_origin(fs: MemoryFileSystem, directory: PurePath, shards: int) -> None:
+    """Make the headers those of an earlier version: without salt and topic."""
+    manifest = read_manifest(fs, directory)
+    for record in manifest.slabs:
+        path = segment_path(
+            directory / str(record.shard) / str(record.generation), record.first_serial
+        )
+        with fs.open(path, writable=True) as file:
+            view = file.map(writable=True)
+            header = SegmentHeader.decode(view, path)
+            plain = replace(header, salt=0, topic="").encode(end=0)
+            view[:2048] = plain[:2048]
+    assert manifest.settings.shards == shards
+
+
+@pytest.mark.parametrize("kind", ["missing", "flipped", "empty"])
+def test_a_lost_manifest_is_made_anew_and_every_row_is_there(kind: str) -> None:
+    world = clone(small_world())
+    assert isinstance(world.fs, MemoryFileSystem)
+    rows, before = read_all(world), read_manifest(world.fs, DATABASE)
+    damage(world.fs, DATABASE, kind)
+    assert any("repair it" in found.problem for found in verify(world).findings)
+    (finding,) = verify(world, repair=True).findings
+    kept = "" if kind == "missing" else f"; kept as {QUARANTINE / MANIFEST}"
+    assert (finding.path, finding.repaired) == (DATABASE / MANIFEST, DONE + kept)
+    after = read_manifest(world.fs, DATABASE)
+    assert (after.identity, after.slabs, after.seeds) == (before.identity, before.slabs, {})
+    assert read_all(world) == rows
+    assert verify(world).findings == ()
+
+
+def test_rows_go_on_behind_those_that_were_there() -> None:
+    world = clone(small_world())
+    assert isinstance(world.fs, MemoryFileSystem)
+    damage(world.fs, DATABASE, "flipped")
+    verify(world, repair=True)
+    with world.database() as database:
+        assert database.append([Row("t", b"v")]).wait().first_serial() == 24
+
+
+def topic_world() -> LogWorld:
+    world = LogWorld()
+    with world.blocks() as logs:
+        for topic in ("a", "b/c", "d"):
+            append(logs.add(topic), topic.encode(), b"2")
+        logs.add("empty")
+    return world
+
+
+def repair(world: LogWorld) -> VerifyReport:
+    return verify_database(world.fs, PLACE, repair=True, quarantine=QUARANTINE)
+
+
+@pytest.mark.parametrize("kind", ["missing", "flipped", "empty"])
+def test_topics_have_their_names_and_messages_again(kind: str) -> None:
+    world = topic_world()
+    damage(world.fs, PLACE, kind)
+    (finding,) = repair(world).findings
+    assert finding.repaired.startswith(DONE)
+    with world.blocks() as logs:
+        assert logs.topics() == ["a", "b/c", "d", "empty"]
+        values = [all_values(log) for topic in logs.topics() if (log := logs.find(topic))]
+        assert values == [[b"a", b"2"], [b"b/c", b"2"], [b"d", b"2"], []]
+        append(logs.add("new"), b"1")
+
+
+def test_segments_of_an_earlier_version_tell_the_names_by_their_rows() -> None:
+    world = topic_world()
+    forget_origin(world.fs, PLACE, 4)
+    with world.blocks() as logs:
+        assert logs.topics() == ["a", "b/c", "d", "empty"]
+    before = read_manifest(world.fs, PLACE)
+    damage(world.fs, PLACE, "flipped")
+    repair(world)
+    after = read_manifest(world.fs, PLACE)
+    # The salt is lost with the manifest, and the identity with the salt.
+    assert after.identity != before.identity
+    assert sorted(after.seeds) == ["0/1", "1/1", "2/1", "3/1"]
+    with world.blocks() as logs:
+        assert logs.topics() == ["a", "b/c", "d"]
+        found = logs.find("b/c")
+        assert found is not None
+        assert (all_values(found), append(found, b"3")) == ([b"b/c", b"2"], 2)
+
+
+def test_a_shard_of_which_nothing_is_left_keeps_the_manifest_from_being_made() -> None:
+    world = topic_world()
+    damage(world.fs, PLACE, "flipped")
+    world.fs.remove(segment_path(PLACE / "1" / "1", 0))
+    (finding,) = repair(world).findings
+    assert (finding.problem, finding.repaired) == (
+        "manifest does not match its checksum; repair it or restore it from a copy",
+        "",
+    )
+
+
+def test_what_is_being_dropped_gets_no_manifest() -> None:
+    world = topic_world()
+    damage(world.fs, PLACE, "missing")
+    world.fs.create(PLACE / "dropping").close()
+    repair(world)
+    assert not world.fs.exists(PLACE / MANIFEST)
+
+
+def test_rows_of_others_are_refused_before_the_first_topic_exists() -> None:
+    world = LogWorld()
+    with world.store() as store:
+        database = store.ensure(TOPICS, SMALL)
+        database.block_logs()
+        with pytest.raises(UsageError, match="holds topic logs, rows are sent to these"):
+            database.append([Row("t", b"v")])
+
+
+def test_a_database_with_other_rows_does_not_become_one_of_topic_logs() -> None:
+    world = World()
+    with world.database() as database:
+        database.append([Row("t", b"v")]).wait()
+        with pytest.raises(UsageError, match="holds rows that are not of topic logs"):
+            database.block_logs()
+
+
+def test_a_damaged_manifest_is_still_refused_by_an_open() -> None:
+    world = topic_world()
+    damage(world.fs, PLACE, "flipped")
+    with pytest.raises(CorruptionError), world.blocks():
+        pass
