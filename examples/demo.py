@@ -1,24 +1,20 @@
-"""Run a broker, let devices publish to it, kill it with -9 in the middle, and check every promise.
+"""Show what Siltstone promises: run a broker, kill it with SIGKILL, and check every message.
 
-A child process is the broker; another one is a plant of devices, each with a connection of its own,
-which publish JSON with QoS 1 and tell how far each is acknowledged; a third one subscribes; in a
-fourth one Spark counts the rows. The broker is killed and started again; devices and subscriber
-come back by themselves. Then the store is read: what was acknowledged must be there, in order. Last
-the store becomes tables of the lake, and an aggregate of them a picture.
+The story: a dashboard subscribes and goes offline. Sixty devices publish with QoS 1 while Spark
+counts the rows of the live log. The broker is killed and started again. Then every acknowledged
+message must be in the log, the dashboard must receive what it missed, and the log becomes Delta
+tables. Each client, the broker and Spark run in processes of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import math
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from threading import Thread
@@ -27,145 +23,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import siltstone
-from examples.lake import ROOT, LiveCount, show_lake
-from siltstone.cli.output import add_row, table
-from siltstone.cli.quantities import format_size
-from siltstone.cli.slabs import slab_table
-from siltstone.cli.structure import draw, levels, merge
-from siltstone.client.client import Client
-from siltstone.client.outgoing import Publication
-from siltstone.client.running import run_until_signal
-from siltstone.client.session import ClientSession
-from siltstone.client.settings import ClientSettings
-from siltstone.client.target import TcpTarget
-from siltstone.clock import SystemClock
-from siltstone.mqtt.publish import PublishBatch
+from examples.lake import DATABASE, ROOT, LiveCount, show_lake
+from examples.picture import Points, Story, draw
+from examples.plant import DASHBOARD_FILTER, DEVICES, WINDOW
 from siltstone.version import __version__, form
 
 DIRECTORY = ROOT / "build" / "demo"
-DATABASE = "messages"
-DEVICES = 60
-# What each device measures, one after the other: five topics a device.
-KINDS = ("temperature", "humidity", "pressure", "vibration", "power")
-SITES = ("east", "north", "west")
-LINES = 4
-# So many readings of a device are on their way at once.
-WINDOW = 200
-# Sites, lines and devices vary from the first one on; words between them do not.
+PICTURE = ROOT / "build" / "demo.png"
+# Sites, lines and devices vary from the first word on. The words between them do not.
 THRESHOLDS = "[100, 0, 10, 0, 10, 0, 10]"
-WIDE = "plant/north/line/+/device/+/temperature"
-NARROW = "plant/+/line/1/device/17/temperature"
+KILL_AT_PERCENT = 40
 
-console = Console(highlight=False)
-
-
-def topic_of(device: int, kind: str) -> str:
-    """Return where a device stands, and what it measures."""
-    return f"plant/{SITES[device % len(SITES)]}/line/{device % LINES}/device/{device}/{kind}"
+console = Console(highlight=False, width=min(Console().width, 80))
 
 
-def reading(device: int, number: int) -> bytes:
-    """Return a reading that tells whose it is, and which one; the first two in fixed places."""
-    site = device % len(SITES)
-    value = 15 + 3 * site + 4 * math.sin(number / 300 + site) + number * 7 % 10 / 10
-    return b'{"device": %3d, "number": %7d, "step": %d, "value": %.2f}' % (
-        device,
-        number,
-        number // 50,
-        value,
-    )
-
-
-class Device:
-    """One simulated device: it publishes readings, and comes back when it loses the broker."""
-
-    def __init__(self, port: int, number: int, readings: int) -> None:
-        settings = ClientSettings(
-            client_id=f"device-{number}", reconnect=True, window=WINDOW, keep_alive_seconds=30
-        )
-        self.number = number
-        self.session = ClientSession(settings)
-        self._client = Client(
-            settings,
-            self.session,
-            TcpTarget("127.0.0.1", port),
-            clock=SystemClock(),
-            deliver=_count,
-            wanted=lambda: None,
-            note=lambda _: None,
-        )
-        for place, kind in enumerate(KINDS):
-            publication = Publication(topic=topic_of(number, kind).encode(), qos=1)
-            share = range(readings * place // len(KINDS), readings * (place + 1) // len(KINDS))
-            self.session.outgoing.add(publication, [reading(number, n) for n in share])
-        self.session.finish()
-
-    async def run(self) -> None:
-        """Publish everything."""
-        await self._client.run()
-
-
-def _count(batch: PublishBatch) -> int:
-    return len(batch.topics)
-
-
-async def run_devices(port: int, readings: int) -> None:
-    """Run all devices; print how far each is acknowledged, whenever that has changed."""
-    devices = [Device(port, number, readings) for number in range(DEVICES)]
-    told: list[int] = []
-
-    async def tell() -> None:
-        while True:
-            done = [device.session.outgoing.completed for device in devices]
-            if done != told:
-                told[:] = done
-                print(*done, flush=True)
-            await asyncio.sleep(0.02)
-
-    telling = asyncio.create_task(tell())
-    await asyncio.gather(*(device.run() for device in devices))
-    telling.cancel()
-    print(*(device.session.outgoing.completed for device in devices), flush=True)
-
-
-def child(*command: str) -> subprocess.Popen[str]:
-    """Start a child process whose output is read here."""
+def run_child(*command: str) -> subprocess.Popen[str]:
+    """Start a child process and read its output."""
     return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-@dataclass(slots=True)
+def read_points(process: subprocess.Popen[str], points: Points) -> None:
+    """Read lines of a time and a value until the process ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        moment, value = line.split()
+        points.append((float(moment), float(value)))
+
+
 class Demo:
-    """The run so far: where the data is, how much there is to publish, and what was measured."""
+    """One run: the data directory, the port of the broker, and what was measured."""
 
-    directory: Path
-    readings: int
-    port: int = field(default_factory=free_port)
-    measured: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self, directory: Path, readings: int) -> None:
+        self.directory = directory
+        self.readings = readings
+        self.total = DEVICES * readings
+        self.port = free_port()
+        self.story = Story()
+        self._broker: subprocess.Popen[bytes] | None = None
 
-    @property
-    def total(self) -> int:
-        """How many readings all devices publish."""
-        return DEVICES * self.readings
-
-    def note(self, name: str, value: str) -> None:
-        """Keep a figure for the summary."""
-        self.measured.append((name, value))
-
-    def serve(self) -> subprocess.Popen[bytes]:
-        """Start the broker and return when it takes connections."""
+    def start_broker(self) -> None:
+        """Start the broker and return when it accepts connections."""
         options = ["--data", str(self.directory), "--port", str(self.port)]
-        options += ["--log-level", "warning", "--set", f"storage.thresholds={THRESHOLDS}"]
-        broker = subprocess.Popen([sys.executable, "-m", "siltstone.cli.main", "serve", *options])
+        options += ["--log-level", "error", "--set", f"storage.thresholds={THRESHOLDS}"]
+        command = [sys.executable, "-m", "siltstone.cli.main", "serve", *options]
+        broker = subprocess.Popen(command)
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -174,126 +84,115 @@ class Demo:
                     raise SystemExit("demo: the broker did not start") from None
                 time.sleep(0.02)
             else:
-                return broker
+                self._broker = broker
+                return
+
+    def stop_broker(self) -> None:
+        """Stop the broker with SIGTERM. It must exit with status 0."""
+        assert self._broker is not None
+        self._broker.terminate()
+        if self._broker.wait() != 0:
+            raise SystemExit("demo: the broker did not stop in good order")
+        self._broker = None
+
+    def kill_broker(self) -> None:
+        """Kill the broker with SIGKILL, if it runs."""
+        if self._broker is not None:
+            self._broker.kill()
+            self._broker.wait()
+            self._broker = None
+
+    def subscribe(self) -> None:
+        """Create the session of the dashboard and leave it offline."""
+        if run_child("-m", "examples.plant", "subscribe", str(self.port)).wait() != 0:
+            raise SystemExit("demo: the dashboard could not subscribe")
 
     def publish_and_kill(self) -> list[int]:
-        """Let the devices publish, kill the broker on the way; return what each was promised."""
-        broker = self.serve()
-        port = str(self.port)
-        listen = ["sub", "-p", port, "-t", "plant/#", "--reconnect", "--format", "%p"]
-        subscriber = child("-m", "siltstone.cli.main", *listen)
+        """Publish everything and kill the broker on the way; return the counts acknowledged."""
+        story = self.story
         live = LiveCount(self.directory)
-        devices = child("-m", "examples.demo", "devices", port, str(self.readings))
-        received = [0]
-        listening = Thread(target=lambda: received.append(_lines(subscriber)))
-        listening.start()
-        promised: list[int] = []
-        killed_at = 0
-        started = time.monotonic()
-        outage = 0.0
+        probe = run_child("-m", "examples.plant", "probe", str(self.port))
+        probing = Thread(target=read_points, args=(probe, story.latencies_ms))
+        probing.start()
+        devices = run_child("-m", "examples.plant", "devices", str(self.port), str(self.readings))
+        acknowledged: list[int] = []
         try:
-            with bar(self.total) as progress:
+            with progress_bar(self.total) as advance:
                 assert devices.stdout is not None
                 for line in devices.stdout:
-                    promised = [int(count) for count in line.split()]
-                    progress(sum(promised))
-                    if not killed_at and sum(promised) >= self.total * 4 // 10:
-                        killed_at = sum(promised)
-                        broker.kill()
-                        broker.wait()
-                        fell = time.monotonic()
-                        broker = self.serve()
-                        outage = time.monotonic() - fell
-                seconds = time.monotonic() - started
+                    moment, *counts = line.split()
+                    acknowledged = [int(count) for count in counts]
+                    done = sum(acknowledged)
+                    story.acknowledged.append((float(moment), done))
+                    advance(done)
+                    if not story.killed_at and done >= self.total * KILL_AT_PERCENT // 100:
+                        story.killed_at = time.time()
+                        self.kill_broker()
+                        self.start_broker()
+                        story.back_at = time.time()
             if devices.wait() != 0:
                 raise SystemExit("demo: the devices failed")
         finally:
-            counts = live.stop()
-            subscriber.terminate()
-            listening.join()
-            broker.terminate()
-            if broker.wait() != 0:
-                raise SystemExit("demo: the broker did not stop in good order")
+            counts_seen = live.stop()
+            probe.terminate()
+            probing.join()
+            probe.wait()
+        outage = story.back_at - story.killed_at
+        seconds = story.acknowledged[-1][0] - story.acknowledged[0][0]
         console.print(
-            f"[red]kill -9[/] with {killed_at:,} readings acknowledged; the broker was back after "
-            f"{outage:.1f} s, and all {DEVICES} devices came back by themselves"
+            f"  {sum(acknowledged):,} messages published with QoS 1; each was synced to\n"
+            f"  disk before its PUBACK ({sum(acknowledged) / seconds:,.0f} per second).\n"
+            f"  [red]kill -9[/] after {KILL_AT_PERCENT} %: the broker was back in {outage:.1f} s "
+            f"and every device\n  reconnected by itself."
         )
-        console.print(f"meanwhile Spark counted {', '.join(f'{count:,}' for count in counts)} rows")
-        self.note("devices", f"{DEVICES}, QoS 1, {WINDOW} readings in flight each")
-        self.note("published, synced and acknowledged", f"{sum(promised):,} readings")
-        self.note("rate, with start-up and outage", f"{sum(promised) / seconds:,.0f} readings/s")
-        self.note("out of service after kill -9", f"{outage:.1f} s")
-        self.note("received by the subscriber", f"{received[-1]:,}, QoS 0, what it was there for")
-        return promised
+        seen = [f"{count:,}" for count in counts_seen]
+        shown = ", ".join(seen if len(seen) < 6 else [*seen[:2], "…", *seen[-2:]])
+        console.print(f"  Meanwhile Spark counted the rows of the live log: {shown}.")
+        return acknowledged
 
-    def check(self, promised: list[int]) -> None:
-        """Read the store: every acknowledged reading must be there, in order."""
+    def check(self, acknowledged: list[int]) -> None:
+        """Read the log: every acknowledged message must be there, in order."""
         with siltstone.open(self.directory, read_only=True) as store:
-            found, repeated = check_rows(store.database(DATABASE))
-        lost = sum(max(0, want - have) for want, have in zip(promised, found, strict=True))
-        if lost or sum(found) < self.total:
-            raise SystemExit(f"demo: {lost} acknowledged readings are lost")
-        console.print(
-            f"[green]every acknowledged reading is in the store[/], in order; {repeated:,} stand "
-            f"twice, which were on their way at the kill, not acknowledged, and sent again"
-        )
-        self.note("acknowledged readings lost", "0")
-
-    def query(self) -> None:
-        """Show what was learned and ask for rows by wildcard."""
-        with siltstone.open(self.directory) as store:
             database = store.database(DATABASE)
-            console.print(draw(DATABASE, levels(merge(database.structure()))))
-            for topic_filter in (WIDE, NARROW):
-                self._ask(database, topic_filter)
-            database.seal()
-            slabs = database.slabs()
-            console.print(slab_table(slabs))
-            size_bytes = sum(slab.size_bytes for slab in slabs)
-            rows = sum(slab.rows for slab in slabs)
-        self.note("streams learned", f"{sum(slab.streams for slab in slabs):,}")
-        self.note("on disk", f"{format_size(size_bytes)}, {size_bytes / rows:.1f} bytes a row")
-
-    def _ask(self, database: siltstone.Database, topic_filter: str) -> None:
-        started = time.monotonic()
-        found = pa.Table.from_batches(list(database.read(topic_filter)), siltstone.SCHEMA)
-        seconds = time.monotonic() - started
+            found, repeated = check_rows(database)
+            waiting = database.read(DASHBOARD_FILTER, columns=["topic"])
+            self.story.backlog = sum(batch.num_rows for batch in waiting)
+        lost = sum(max(0, want - have) for want, have in zip(acknowledged, found, strict=True))
+        if lost or sum(found) < self.total:
+            raise SystemExit(f"demo: {lost} acknowledged messages are lost")
         console.print(
-            f"\n[bold]{topic_filter}[/]: {found.num_rows:,} rows, in order of time, "
-            f"in {seconds * 1000:.0f} ms"
+            f"  [green]0 of {sum(acknowledged):,} acknowledged messages are lost.[/] "
+            f"All are in order.\n"
+            f"  {repeated:,} messages were not acknowledged at the kill; the devices sent them\n"
+            f"  again, as QoS 1 requires."
         )
-        shown = table("time", "topic", "publisher", "value")
-        for row in found.slice(0, 3).to_pylist():
-            moment = row["timestamp"].strftime("%H:%M:%S.%f")
-            add_row(shown, (moment, row["topic"], row["publisher"], row["value"].decode()))
-        console.print(shown)
 
-    def summary(self) -> Table:
-        """Return what was measured."""
-        made = table("", f"siltstone {__version__}, {form()}")
-        for pair in self.measured:
-            add_row(made, pair)
-        return made
-
-
-def _lines(process: subprocess.Popen[str]) -> int:
-    assert process.stdout is not None
-    return sum(1 for _ in process.stdout)
+    def drain(self) -> None:
+        """Let the dashboard return; it must receive everything it missed."""
+        story = self.story
+        dashboard = run_child("-m", "examples.plant", "drain", str(self.port), str(story.backlog))
+        read_points(dashboard, story.received)
+        if dashboard.wait() != 0 or story.received[-1][1] != story.backlog:
+            raise SystemExit("demo: the dashboard did not receive all that it missed")
+        seconds = story.received[-1][0] - story.received[0][0]
+        console.print(
+            f"  [green]It received all {story.backlog:,} messages that it had missed[/] "
+            f"in {seconds:.1f} s."
+        )
 
 
 def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
-    """Read every row; return how many different readings each device has, and how many stand
-    twice.
+    """Read every row; return how many readings each device has, and how many were sent twice.
 
-    The readings of a device must be its first ones in order; one may come again after those that
-    were on their way with it.
+    The readings of a device must be in order. A reading may come again only after those that were
+    in flight together with it.
     """
     counts = [0] * DEVICES
     repeated = 0
-    for batch in database.read(columns=["value"]):
+    for batch in database.read("plant/#", columns=["value"]):
         text = batch.column("value").cast(pa.string())
-        devices = _number(text, 11, 14).to_pylist()
-        numbers = _number(text, 26, 33).to_pylist()
+        devices = number_at(text, 11, 14).to_pylist()
+        numbers = number_at(text, 26, 33).to_pylist()
         for device, number in zip(devices, numbers, strict=True):
             if number == counts[device]:
                 counts[device] += 1
@@ -304,18 +203,18 @@ def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
     return counts, repeated
 
 
-def _number(text: pa.Array, start: int, stop: int) -> pa.Array:
+def number_at(text: pa.Array, start: int, stop: int) -> pa.Array:
     """Return the numbers that stand at one place of all texts."""
     return pc.utf8_ltrim_whitespace(pc.utf8_slice_codeunits(text, start, stop)).cast(pa.int64())
 
 
 @contextmanager
-def bar(total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress; what is given takes the number of readings so far."""
+def progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar; call what this gives with the number of messages so far."""
     progress = Progress(
-        TextColumn("acknowledged"),
-        BarColumn(),
-        TextColumn("{task.completed:>9,.0f} readings"),
+        TextColumn("  acknowledged"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:>9,.0f} messages"),
         TimeElapsedColumn(),
         console=console,
     )
@@ -324,37 +223,48 @@ def bar(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.update(task, completed=count)
 
 
-def show(demo: Demo) -> None:
-    """Run the demonstration from start to end."""
-    console.rule("devices publish, and the broker is killed")
-    promised = demo.publish_and_kill()
-    demo.check(promised)
-    console.rule("what was learned, and what can be asked")
-    demo.query()
-    console.rule("the store becomes tables")
-    demo.measured += show_lake(console, demo.directory)
-    console.rule("summary")
-    console.print(demo.summary())
+def step(number: int, text: str) -> None:
+    """Begin a part of the story."""
+    console.print(f"\n[bold]{number}. {text}[/]")
+
+
+def tell(demo: Demo) -> None:
+    """Run the story from start to end."""
+    console.print(f"Siltstone {__version__} ({form()})")
+    step(1, "A dashboard subscribes, then goes offline.")
+    demo.start_broker()
+    demo.subscribe()
+    console.print(f"  Its session stays on the broker: {DASHBOARD_FILTER}")
+    step(2, f"{DEVICES} devices publish. The broker is killed with kill -9.")
+    acknowledged = demo.publish_and_kill()
+    step(3, "Is every acknowledged message in the log?")
+    demo.check(acknowledged)
+    step(4, "The dashboard returns.")
+    demo.drain()
+    demo.stop_broker()
+    step(5, "Spark writes the log to Delta tables, one for each kind of topic.")
+    demo.story.sensor, demo.story.values = show_lake(console, demo.directory)
+    draw(demo.story, PICTURE)
+    step(6, "The whole story in one picture:")
+    console.print(f"  {PICTURE.relative_to(ROOT)}", soft_wrap=True)
 
 
 def main() -> None:
-    """Run as a person asks, or as a child of such a run."""
-    match sys.argv[1:]:
-        case ["devices", port, readings]:
-            sys.exit(run_until_signal(run_devices(int(port), int(readings))))
-        case _:
-            parser = argparse.ArgumentParser(description=__doc__)
-            parser.add_argument("--readings", type=int, default=10_000, help="of each device")
-            parser.add_argument("--keep", action="store_true", help=f"leave {DIRECTORY} there")
-            options = parser.parse_args()
-            if options.readings < 1000:
-                parser.error("--readings must be at least 1000")
+    """Parse the options and run the demonstration."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--readings", type=int, default=10_000, help="readings of each device")
+    parser.add_argument("--keep", action="store_true", help="keep the data directory build/demo")
+    options = parser.parse_args()
+    if options.readings < 1000:
+        parser.error("--readings must be at least 1000")
+    rmtree(DIRECTORY, ignore_errors=True)
+    demo = Demo(DIRECTORY, options.readings)
+    try:
+        tell(demo)
+    finally:
+        demo.kill_broker()
+        if not options.keep:
             rmtree(DIRECTORY, ignore_errors=True)
-            try:
-                show(Demo(DIRECTORY, options.readings))
-            finally:
-                if not options.keep:
-                    rmtree(DIRECTORY, ignore_errors=True)
 
 
 if __name__ == "__main__":
