@@ -16,8 +16,8 @@ class FakeJobs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
         self.modules: dict[str, Any] = {}
         self.masters: list[tuple[str, str]] = []
-        monkeypatch.setattr(f"siltstone.cli.{module}.pipeline", self.modules.__getitem__)
-        monkeypatch.setattr(f"siltstone.cli.{module}.session", self._session, raising=False)
+        monkeypatch.setattr(f"{module}.pipeline", self.modules.__getitem__)
+        monkeypatch.setattr(f"{module}.session", self._session, raising=False)
 
     def put(self, name: str, **content: Any) -> None:
         """Make a module known."""

@@ -29,8 +29,8 @@ class SessionCommands:
         assert defaults is not None
         monkeypatch.setitem(defaults, "open_engine", self._engines.open_writing)
         monkeypatch.setattr("siltstone.cli.sessions.open_engine", self._open_reading)
-        for module in ("sessions", "groups"):
-            monkeypatch.setattr(f"siltstone.cli.{module}.SystemClock", lambda: siltstone.clock)
+        for module in ("siltstone.cli.sessions", "siltstone.cli.groups"):
+            monkeypatch.setattr(f"{module}.SystemClock", lambda: siltstone.clock)
 
     def _open_reading(self, path: PurePath) -> MemoryEngine:
         if path not in self._engines.opened:

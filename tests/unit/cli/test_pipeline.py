@@ -39,7 +39,7 @@ class FakeTierJob:
 @pytest.fixture
 def fakes(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
     siltstone.create("messages")
-    return FakeJobs(monkeypatch, "pipeline")
+    return FakeJobs(monkeypatch, "siltstone.cli.pipeline")
 
 
 def tiering(fakes: FakeJobs, *steps: TierStep | None) -> list[FakeTierJob]:
@@ -170,7 +170,7 @@ def test_jobs_that_work_on_files_are_not_done_by_url(
             TierSettings=TierSettings,
             RollupSettings=RollupSettings,
         )
-    FakeJobs(monkeypatch, "pipeline_jobs")
+    FakeJobs(monkeypatch, "siltstone.cli.pipeline_jobs")
     monkeypatch.setattr("siltstone.cli.pipeline_jobs.pipeline", fakes.modules.__getitem__)
     told = siltstone("pipeline", *job, "--data", "grpc+tcp://h:1")
     assert told.err == (

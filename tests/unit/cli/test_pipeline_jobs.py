@@ -42,7 +42,7 @@ LEARNED = LearnReport(
 @pytest.fixture
 def fakes(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> FakeJobs:
     siltstone.create("messages")
-    fakes = FakeJobs(monkeypatch, "pipeline_jobs")
+    fakes = FakeJobs(monkeypatch, "siltstone.cli.pipeline_jobs")
     fakes.put("answers", plain_errors=plain_errors)
     return fakes
 

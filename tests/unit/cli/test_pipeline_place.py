@@ -30,12 +30,12 @@ def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: Comma
 @pytest.mark.parametrize(
     ("module", "job"),
     [
-        ("pipeline", ("pipeline", "tier")),
-        ("pipeline_jobs", ("pipeline", "audit")),
-        ("pipeline_jobs", ("pipeline", "learn")),
-        ("pipeline_jobs", ("pipeline", "replay")),
-        ("pipeline_jobs", ("pipeline", "rollup", "t")),
-        ("sql", ("sql", "SELECT 1")),
+        ("siltstone.cli.pipeline", ("pipeline", "tier")),
+        ("siltstone.cli.pipeline_jobs", ("pipeline", "audit")),
+        ("siltstone.cli.pipeline_jobs", ("pipeline", "learn")),
+        ("siltstone.cli.pipeline_jobs", ("pipeline", "replay")),
+        ("siltstone.cli.pipeline_jobs", ("pipeline", "rollup", "t")),
+        ("siltstone.cli.sql", ("sql", "SELECT 1")),
     ],
     ids=str,
 )

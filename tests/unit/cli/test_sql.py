@@ -19,7 +19,7 @@ ROWS = [
 
 
 def put(monkeypatch: pytest.MonkeyPatch, **queries: Any) -> None:
-    fakes = FakeJobs(monkeypatch, "sql")
+    fakes = FakeJobs(monkeypatch, "siltstone.cli.sql")
     fakes.put("sql", **queries)
     fakes.put("answers", plain_errors=plain_errors, spark_sentence=spark_sentence)
 
