@@ -1,4 +1,4 @@
-"""docs/mqtt.md against the tests: every statement of MQTT has its line, every line its test."""
+"""docs/reference/mqtt.md against the tests: each statement of MQTT has a line, each line a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Core
 
 TESTS = Path(__file__).parent
-DOCUMENT = TESTS.parent / "docs" / "mqtt.md"
+DOCUMENT = TESTS.parent / "docs" / "reference" / "mqtt.md"
 VERSIONS = ("5.0", "3.1.1")
 
 REFERENCE = re.compile(r"`([\w/]+\.py(?:::\w+)+)`")

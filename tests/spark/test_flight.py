@@ -189,7 +189,9 @@ def test_the_examples_of_the_documentation_run_one_after_the_other(
     spark: SparkSession, database: Database, node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.append([Row(f"plant/{number}/temp", b"1") for number in range(3)]).wait()
-    text = (Path(__file__).parent.parent.parent / "docs" / "flight.md").read_text("utf-8")
+    text = (Path(__file__).parent.parent.parent / "docs" / "reference" / "flight.md").read_text(
+        "utf-8"
+    )
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"spark": spark}
     for block in blocks:

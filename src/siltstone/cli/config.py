@@ -197,7 +197,7 @@ This file is made by `siltstone config reference`.
 
 
 def reference_text() -> str:
-    """Return docs/configuration.md."""
+    """Return docs/reference/configuration.md."""
     keys = known_keys()
     tables = dict.fromkeys(key[:-1] for key in keys)
     sections = (_section(table, [key for key in keys if key[:-1] == table]) for table in tables)
