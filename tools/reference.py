@@ -111,7 +111,13 @@ def _option_rows(command: Any, context: Any) -> Iterator[str]:
 
 def _readable(flags: str) -> str:
     """Name the value of an option as the other options do: by a word in capitals."""
-    kinds = {"<str>": "TEXT", "<int>": "N", "<float>": "N", "<int range>": "N", "<float range>": "N"}
+    kinds = {
+        "<str>": "TEXT",
+        "<int>": "N",
+        "<float>": "N",
+        "<int range>": "N",
+        "<float range>": "N",
+    }
     for kind, word in kinds.items():
         flags = flags.replace(kind, word)
     return flags
@@ -193,7 +199,9 @@ def _default(item: ast.AnnAssign) -> str:
 def _function(public: str, node: ast.FunctionDef) -> Iterator[str]:
     arguments = ast.unparse(node.args).removeprefix("self").removeprefix("cls").lstrip(", ")
     returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    kind = "property " if any(ast.unparse(mark) == "property" for mark in node.decorator_list) else ""
+    kind = (
+        "property " if any(ast.unparse(mark) == "property" for mark in node.decorator_list) else ""
+    )
     call = f"{public}({arguments}){returned}" if not kind else f"{public}{returned}"
     if len(call) > 110:
         call = f"{public}(\n    " + ",\n    ".join(_split(arguments)) + f",\n){returned}"

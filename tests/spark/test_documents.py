@@ -48,12 +48,17 @@ def test_every_block_has_a_language_and_every_page_is_looked_at() -> None:
 def indented_code(text: str) -> list[str]:
     """Return what Markdown shows as code without a fence around it."""
     plain = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"(?<=[^\s|>-]\n\n) {4}\S.*", re.sub(r"^\d+\. .*(\n\n? +.*)*", "", plain, flags=re.MULTILINE))
+    return re.findall(
+        r"(?<=[^\s|>-]\n\n) {4}\S.*",
+        re.sub(r"^\d+\. .*(\n\n? +.*)*", "", plain, flags=re.MULTILINE),
+    )
 
 
 def test_as_many_blocks_are_left_out_as_the_pages_give_reasons_for() -> None:
     left_out = [each for page in pages() for each in blocks(page) if each.reason is not None]
-    assert len(left_out) == NOT_RUN, [f"{each.page}:{each.line}: {each.reason}" for each in left_out]
+    assert len(left_out) == NOT_RUN, [
+        f"{each.page}:{each.line}: {each.reason}" for each in left_out
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +73,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             plant = f"plant/{number % 9}"
             messages.append(
                 [
-                    Row(f"{plant}/oven/temperature", b'{"celsius": %d}' % number),
+                    Row(
+                        f"{plant}/oven/temperature",
+                        b'{"celsius": %d, "value": %d}' % (number, number),
+                    ),
                     Row(f"{plant}/temp", b'{"value": %d, "unit": "C"}' % number),
                 ]
             ).wait()
@@ -83,9 +91,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(files.key, directory / "etc" / f"{name}.key")
     for name in ("alice", "analyst"):
         (directory / "secret.txt").write_text("secret\n", "utf-8")
-        done = run_command("passwd", str(directory / "etc" / "passwords"), name, "--stdin", stdin=b"secret\n")
+        done = run_command(
+            "passwd", str(directory / "etc" / "passwords"), name, "--stdin", stdin=b"secret\n"
+        )
         assert done.returncode == 0
         (directory / "etc" / f"{name}.password").write_text("secret\n", "utf-8")
+    (directory / "readings").mkdir()
+    (directory / "readings" / "day.csv").write_text("site,sensor,payload\n1,oven,7\n", "utf-8")
+    (directory / "etc" / "acl").write_text("user alice\ntopic readwrite plant/#\n", "utf-8")
     (directory / "report.txt").write_text("a report\n", "utf-8")
     install_command(directory / "bin")
     return directory

@@ -1,6 +1,7 @@
 """The code blocks of the documentation, and a reader that does what a page says.
 
 A block runs unless the comment before it says why it cannot: `<!-- not run: needs systemd -->`.
+`<!-- the broker is stopped -->` before a block says that the page asked the reader to stop it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 FENCE: Final = re.compile(
-    r"(?:^ *<!-- not run: (?P<reason>[^>]+) -->\n\n?)?"
+    r"(?:^ *<!-- (?:not run: (?P<reason>[^>]+)|(?P<stopped>the broker is stopped)) -->\n\n?)?"
     r"^(?P<indent> *)```(?P<language>\S*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -54,6 +55,7 @@ class Block(NamedTuple):
     language: str
     text: str
     reason: str | None
+    is_broker_stopped: bool
 
 
 def pages() -> list[str]:
@@ -73,6 +75,7 @@ def blocks(page: str) -> list[Block]:
             match["language"],
             "".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines(True)),
             match["reason"],
+            match["stopped"] is not None,
         )
         for match in FENCE.finditer(text)
     ]
@@ -90,6 +93,8 @@ class Reader:
     def follow(self, block: Block) -> None:
         """Do what a block says. Raises: AssertionError where it does not work."""
         text = self._here(block.text)
+        if block.is_broker_stopped:
+            self.stop()
         if block.language == "toml":
             self._configure(text)
         elif block.language == "python":
@@ -104,7 +109,9 @@ class Reader:
         self.stop()
         words = shlex.split(arguments, comments=True)
         settings = self._directory / "siltstone.toml"
-        if "--port" not in words and not (settings.exists() and "[[listeners]]" in settings.read_text("utf-8")):
+        if "--port" not in words and not (
+            settings.exists() and "[[listeners]]" in settings.read_text("utf-8")
+        ):
             words += ["--port", self._ports["1883"]]
         self._broker = subprocess.Popen(
             [*COMMAND, "serve", *words],
@@ -134,6 +141,8 @@ class Reader:
         for written, place in PLACES.items():
             is_path = written.startswith("/")
             text = text.replace(written, str(self._directory / place) if is_path else place)
+        if self._broker is not None:
+            text = re.sub(r"\bPID\b", str(self._broker.pid), text)
         for written, port in self._ports.items():
             text = re.sub(rf"\b{written}\b", port, text)
         return text
@@ -170,7 +179,9 @@ class Reader:
     def _with_port(self, command: str) -> str:
         """Point clients to the broker of this page, and let a subscriber end by itself."""
         if re.search(r" -(p|-port|L|-url|-unix)\b", command) is None:
-            command = re.sub(r"\bsiltstone (pub|sub)\b", rf"siltstone \1 -p {self._ports['1883']}", command)
+            command = re.sub(
+                r"\bsiltstone (pub|sub)\b", rf"siltstone \1 -p {self._ports['1883']}", command
+            )
         command = re.sub(
             r"\bsiltstone topic (\w+)", rf"siltstone topic \1 --port {self._ports['9410']}", command
         )
@@ -192,7 +203,9 @@ def install_command(directory: Path) -> None:
     """Put the command `siltstone` of this tree into a directory."""
     directory.mkdir()
     script = directory / "siltstone"
-    script.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, *COMMAND[1:]])} \"$@\"\n", "utf-8")
+    script.write_text(
+        f'#!/bin/sh\nexec {shlex.join([sys.executable, *COMMAND[1:]])} "$@"\n', "utf-8"
+    )
     script.chmod(0o755)
 
 
