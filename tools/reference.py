@@ -60,12 +60,15 @@ _COMMANDS: Final = f"""\
 | status | meaning |
 |---|---|
 | 0 | The command succeeded. Stopping a `--continuous` job with Ctrl-C also exits with 0. |
-| 1 | `verify` or `pipeline audit` found damage, `snapshot diff` found a difference, or the output was closed. |
+| 1 | `verify` or `pipeline audit` found damage, `snapshot diff` found a difference, `sub -W` ended \
+before `-C` was reached, or the output was closed. |
 | 2 | The arguments, the settings or the input are wrong. The message says what to change. |
-| 3 | The operation failed: a full or failing disk, damaged data, a quota, a broker that did not answer. |
+| 3 | The operation failed: a full or failing disk, damaged data, a quota, a broker that refused \
+or did not answer. |
 | 130 | The command was interrupted. |
 
-[Commands beside a running broker](../how-to/commands-beside-a-broker.md) says which commands need the broker to be stopped.
+[Commands beside a running broker](../how-to/commands-beside-a-broker.md) says which commands need
+the broker to be stopped.
 """
 
 _PYTHON: Final = f"""\
@@ -73,10 +76,12 @@ _PYTHON: Final = f"""\
 
 {GENERATED}
 
-All names of this page are in the package `siltstone`, except for the last section, which is `siltstone.pipeline`. Times that end in `_us`
-are integers: microseconds since 1970, UTC. Time ranges are half-open: `since_us` is included, `until_us` is not.
+All names of this page are in the package `siltstone`. Those of the last section are in
+`siltstone.pipeline`. Names that end in `_us` are integers: microseconds since 1970, UTC. Time ranges
+are half-open: `since_us` is included, `until_us` is not.
 
-To read the rows of a filter in a time range, call [`Database.read`](#databaseread)`(filter, since_us=…, until_us=…)`.
+To read the rows of a filter in a time range, call
+[`Database.read`](#databaseread)`(filter, since_us=…, until_us=…)`.
 To read a range and then continue with new rows, use [`Database.feed`](#databasefeed).
 """
 
@@ -180,7 +185,7 @@ def _class(public: str, node: ast.ClassDef) -> Iterator[str]:
     yield f"```text\nclass {public}{f'({bases})' if bases else ''}\n```\n"
     yield f"{_prose(ast.get_docstring(node) or '')}\n"
     fields = [
-        f"| `{ast.unparse(item.target)}` | `{_cell(ast.unparse(item.annotation))}` | {_default(item)} |"
+        f"| `{ast.unparse(item.target)}` | {_code(item.annotation)} | {_code(item.value)} |"
         for item in node.body
         if isinstance(item, ast.AnnAssign) and not ast.unparse(item.target).startswith("_")
     ]
@@ -192,8 +197,8 @@ def _class(public: str, node: ast.ClassDef) -> Iterator[str]:
             yield from _function(f"{public}.{item.name}", item)
 
 
-def _default(item: ast.AnnAssign) -> str:
-    return "" if item.value is None else f"`{_cell(ast.unparse(item.value))}`"
+def _code(node: ast.expr | None) -> str:
+    return "" if node is None else f"`{_cell(ast.unparse(node))}`"
 
 
 def _function(public: str, node: ast.FunctionDef) -> Iterator[str]:

@@ -73,7 +73,10 @@ def blocks(page: str) -> list[Block]:
             page,
             text.count("\n", 0, match.start("text")),
             match["language"],
-            "".join(line.removeprefix(match["indent"]) for line in match["text"].splitlines(True)),
+            "".join(
+                line.removeprefix(match["indent"])
+                for line in match["text"].splitlines(keepends=True)
+            ),
             match["reason"],
             match["stopped"] is not None,
         )
@@ -109,9 +112,8 @@ class Reader:
         self.stop()
         words = shlex.split(arguments, comments=True)
         settings = self._directory / "siltstone.toml"
-        if "--port" not in words and not (
-            settings.exists() and "[[listeners]]" in settings.read_text("utf-8")
-        ):
+        configured = settings.read_text("utf-8") if settings.exists() else ""
+        if "--port" not in words and "[[listeners]]" not in configured:
             words += ["--port", self._ports["1883"]]
         self._broker = subprocess.Popen(
             [*COMMAND, "serve", *words],
@@ -121,10 +123,12 @@ class Reader:
         )
         assert self._broker.stderr is not None
         told = []
+        left = 2 if "[topiclog]" in configured else 1
         for line in self._broker.stderr:
             told.append(line)
-            if b" listening " in line:
-                # More than the pipe holds is not told during a page.
+            left -= b" listening " in line
+            if left == 0:
+                # A page makes the broker say less than the pipe holds.
                 return
         raise AssertionError(f"no broker: {b''.join(told).decode()}")
 
@@ -138,6 +142,9 @@ class Reader:
             self._broker = None
 
     def _here(self, text: str) -> str:
+        # Spark was started in another directory.
+        text = re.sub(r'"((?:siltstone|plant)-data)"', rf'"{self._directory}/\1"', text)
+        text = text.replace("import readings/", f"import {self._directory}/readings/")
         for written, place in PLACES.items():
             is_path = written.startswith("/")
             text = text.replace(written, str(self._directory / place) if is_path else place)
@@ -167,7 +174,7 @@ class Reader:
             assert status == 0, f"{place}: {command}: status {status}"
             return
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
+            ["/bin/bash", "-euo", "pipefail", "-c", command],
             cwd=self._directory,
             env=clean_environment() | {"PATH": f"{self._directory}/bin:{os.environ['PATH']}"},
             capture_output=True,
@@ -193,7 +200,7 @@ class Reader:
 def _commands(text: str, *, is_console: bool) -> Iterator[str]:
     """Yield the commands of a block: a line each, more where a backslash ends one."""
     if is_console:
-        text = "".join(line[2:] for line in text.splitlines(True) if line.startswith("$ "))
+        text = "".join(line[2:] for line in text.splitlines(keepends=True) if line.startswith("$ "))
     for command in re.sub(r"\\\n\s*", "", text).splitlines():
         if command.strip() and not command.lstrip().startswith("#"):
             yield command
