@@ -60,8 +60,8 @@ _COMMANDS: Final = f"""\
 | status | meaning |
 |---|---|
 | 0 | The command succeeded. Stopping a `--continuous` job with Ctrl-C also exits with 0. |
-| 1 | `verify` or `pipeline audit` found damage, `snapshot diff` found a difference, `sub -W` ended \
-before `-C` was reached, or the output was closed. |
+| 1 | `verify` or `pipeline audit` found damage, `snapshot diff` found a difference, `sub -W` \
+ended before `-C` was reached, or the output was closed. |
 | 2 | The arguments, the settings or the input are wrong. The message says what to change. |
 | 3 | The operation failed: a full or failing disk, damaged data, a quota, a broker that refused \
 or did not answer. |
@@ -77,8 +77,8 @@ _PYTHON: Final = f"""\
 {GENERATED}
 
 All names of this page are in the package `siltstone`. Those of the last section are in
-`siltstone.pipeline`. Names that end in `_us` are integers: microseconds since 1970, UTC. Time ranges
-are half-open: `since_us` is included, `until_us` is not.
+`siltstone.pipeline`. Names that end in `_us` are integers: microseconds since 1970, UTC. Time
+ranges are half-open: `since_us` is included, `until_us` is not.
 
 To read the rows of a filter in a time range, call
 [`Database.read`](#databaseread)`(filter, since_us=…, until_us=…)`.

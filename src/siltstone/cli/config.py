@@ -195,8 +195,9 @@ File paths are relative to the working directory. The broker reads its settings 
 SIGHUP reloads the password file, the access list and the certificates.
 
 The broker does not start with a wrong value, an unknown key, or an unknown variable that begins
-with `SILTSTONE_`. The error names the place and the expected value. `siltstone serve --check` checks
-the settings without starting the broker. `siltstone config show` prints where each value came from.
+with `SILTSTONE_`. The error names the place and the expected value. `siltstone serve --check`
+checks the settings without starting the broker. `siltstone config show` prints where each value
+came from.
 
 A listener that other machines can reach refuses anonymous clients, unless it has
 `allow_anonymous = true`. The broker does not start with a listener that no client could log in to.
