@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from os import environ
 from pathlib import Path, PurePath
@@ -153,6 +154,7 @@ def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Itera
         yield from _toml_lines(item, path, heading, origin)
 
 
+_WIDTH: Final = 140
 _INTRODUCTION: Final = """\
 # Settings
 
@@ -223,7 +225,7 @@ def _section(table: Key, keys: Iterable[Key]) -> str:
     return "\n".join(
         [
             f"## {title if table else 'Top level'}\n",
-            f"{' '.join((model.__doc__ or '').split())}\n",
+            f"{textwrap.fill(' '.join((model.__doc__ or '').split()), _WIDTH)}\n",
             "| key | value | default | environment variable | meaning |",
             "|---|---|---|---|---|",
             *rows,
