@@ -25,11 +25,11 @@ def test_a_generated_page_is_the_one_that_the_code_makes(path: Path) -> None:
 
 
 def commands(command: Any, name: str = "") -> Iterator[str]:
-    nested = getattr(command, "commands", None)
-    if nested is None:
+    nested: dict[str, Any] = getattr(command, "commands", {})
+    if not nested:
         yield name
-    for child in nested or ():
-        yield from commands(nested[child], f"{name} {child}".strip())
+    for child, inner in nested.items():
+        yield from commands(inner, f"{name} {child}".strip())
 
 
 def rows() -> dict[str, str]:

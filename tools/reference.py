@@ -93,17 +93,17 @@ def commands_page() -> str:
 
 
 def _command_parts(command: Any, name: str) -> Iterator[str]:
-    nested = getattr(command, "commands", None)
+    nested: dict[str, Any] = getattr(command, "commands", {})
     context = command.make_context(name, [], resilient_parsing=True)
     if " " in name:
-        level = "##" if nested is not None or name.count(" ") == 1 else "###"
+        level = "##" if nested or name.count(" ") == 1 else "###"
         usage = " ".join(command.collect_usage_pieces(context))
         yield f"{level} `{name}`\n\n{_prose(command.help or '')}\n"
-        if nested is None:
+        if not nested:
             yield f"```text\n{name} {usage}\n```\n"
             yield from _option_rows(command, context)
-    for child in nested or ():
-        yield from _command_parts(nested[child], f"{name} {child}")
+    for child, inner in nested.items():
+        yield from _command_parts(inner, f"{name} {child}")
 
 
 def _option_rows(command: Any, context: Any) -> Iterator[str]:
