@@ -80,7 +80,8 @@ dist: $(BUILT)  ## build a wheel in dist/, compiled where a C compiler works
 	$(BIN)/python -m uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
 	@ls dist/*.whl
 
-docs: $(BUILT)  ## build the documentation in build/site, strict about links
+docs: $(BUILT)  ## remake the generated references, and build the documentation in build/site
+	$(BIN)/python -m tools.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lock:  ## remake requirements.lock; LOCK_FLAGS=--upgrade takes newer versions

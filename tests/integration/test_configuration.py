@@ -32,7 +32,7 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_reference_is_the_one_that_the_settings_make() -> None:
-    committed = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    committed = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
     assert committed == reference_text(), "make it anew by 'siltstone config reference'"
 
 

@@ -32,7 +32,7 @@ from tests.support.echo import (
     websocket,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "listeners.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "listeners.md"
 
 
 @pytest.fixture(params=LOOPS, ids=LOOP_NAMES)

@@ -1,4 +1,4 @@
-"""The examples of docs/pipeline.md run as they stand, but for the paths."""
+"""The examples of docs/explanation/pipeline.md run as they stand, but for the paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 from siltstone.database import Database
 from siltstone.store.rows import Row
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "pipeline.md").read_text("utf-8")
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "pipeline.md").read_text(
+    "utf-8"
+)
 
 
 def test_the_examples_run_one_after_the_other(

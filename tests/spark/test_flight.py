@@ -23,6 +23,7 @@ from siltstone.pipeline.jobs.replay import ReplaySettings, replay
 from siltstone.pipeline.sql import make_views, run
 from siltstone.store.rows import Row
 from tests.support.builders import settings_of
+from tests.support.documents import blocks
 from tests.support.flight import served
 from tests.support.lake import tier_all
 
@@ -189,12 +190,15 @@ def test_the_examples_of_the_documentation_run_one_after_the_other(
     spark: SparkSession, database: Database, node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.append([Row(f"plant/{number}/temp", b"1") for number in range(3)]).wait()
-    text = (Path(__file__).parent.parent.parent / "docs" / "flight.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    examples = [
+        block.text
+        for block in blocks("docs/reference/flight.md")
+        if block.language == "python" and block.reason is None
+    ]
     names: dict[str, Any] = {"spark": spark}
-    for block in blocks:
-        exec(block.replace("grpc+tcp://127.0.0.1:8815", node.url), names)  # noqa: S102 - our own
-    assert len(blocks) == 4
+    for example in examples:
+        exec(example.replace("grpc+tcp://127.0.0.1:8815", node.url), names)  # noqa: S102 - our own
+    assert len(examples) == 4
     assert (names["table"].num_rows, len(names["frame"])) == (3, 3)
     assert database.count("plant/+/setpoint") == 2
     assert capsys.readouterr().out.splitlines()[-1] == str(database.count())

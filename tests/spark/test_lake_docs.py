@@ -1,4 +1,4 @@
-"""The examples of docs/lake.md run as they stand, but for the paths."""
+"""The examples of docs/explanation/lake.md run as they stand, but for the paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from siltstone.pipeline.lake.rules import read_rules
 from siltstone.store.rows import Row
 from tests.support.lake import lake_of, tier_all
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "lake.md").read_text("utf-8")
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "lake.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from os import environ
 from pathlib import Path, PurePath
@@ -153,51 +154,62 @@ def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Itera
         yield from _toml_lines(item, path, heading, origin)
 
 
+_WIDTH: Final = 140
 _INTRODUCTION: Final = """\
-# Configuration
+# Settings
 
-`siltstone serve` takes its settings from four places; later ones win, key by key:
+`siltstone serve` reads its settings from four places. A later place wins over an earlier one, for
+each key separately:
 
-1. the defaults below;
-2. a TOML file: that of `--config FILE`, else of `$SILTSTONE_CONFIG`, else `siltstone.toml` in the
-   working directory, if there is one;
-3. the environment: `SILTSTONE_` and the key in capitals, its words joined by two underscores;
-4. flags: `--data`, `--host`, `--port` (both of the first listener), `--log-level`, `--log-format`,
+1. the defaults in the tables below;
+2. a TOML file: `--config FILE`, else `$SILTSTONE_CONFIG`, else `siltstone.toml` in the working
+   directory, if it exists;
+3. environment variables: `SILTSTONE_` and the key in capitals, with two underscores for each dot;
+4. flags: `--data`, `--host` and `--port` (of the first listener), `--log-level`, `--log-format`,
    and `--set KEY=VALUE` for every key.
 
-These say the same thing:
+These three are equivalent, in `siltstone.toml`, in the environment and as a flag:
 
-    [limits]                                        # siltstone.toml
-    packet_size_max = "4 MiB"
+```toml
+[limits]
+packet_size_max = "4 MiB"
+```
 
-    SILTSTONE_LIMITS__PACKET_SIZE_MAX=4MiB          # environment
-    --set limits.packet_size_max=4MiB               # flag
+```text
+SILTSTONE_LIMITS__PACKET_SIZE_MAX=4MiB
+--set limits.packet_size_max=4MiB
+```
 
-A size is a number of bytes, or a text with a unit: KiB, MiB, GiB, kB, MB, GB. A time is a number of
-seconds, or a text with units: "250ms", "90s", "1h30m", "30d", "2w". The word `none` takes a limit
-away where the table says so. In the environment and in flags a list or table is written as JSON,
-and a number picks one of a list:
+**Sizes** are a number of bytes, or a text with a unit: KiB, MiB, GiB, kB, MB, GB. **Times** are a
+number of seconds, or a text with units: "250ms", "90s", "1h30m", "30d", "2w". The word `none`
+removes a limit where the table allows it.
 
-    SILTSTONE_LISTENERS='[{"port": 1883}, {"kind": "ws", "port": 8083}]'
-    SILTSTONE_LISTENERS__1__PORT=8084
-    --set 'storage.rules=[{"filter": "debug/#", "store": "never"}]'
+In the environment and in flags, write a list or a table as JSON. A number selects one item of a
+list:
 
-Paths of files are relative to the working directory. SIGHUP reads passwords, ACL and
-certificates again; all else is read once, at the start.
+```text
+SILTSTONE_LISTENERS='[{"port": 1883}, {"kind": "ws", "port": 8083}]'
+SILTSTONE_LISTENERS__1__PORT=8084
+--set 'storage.rules=[{"filter": "debug/#", "store": "never"}]'
+```
 
-A setting that is wrong, an unknown key, or an unknown variable that begins with `SILTSTONE_` stops
-the start with a line that says where it stands and what was expected. `siltstone serve --check`
-checks without starting; `siltstone config show` tells where each value came from.
+File paths are relative to the working directory. The broker reads its settings once, at its start.
+SIGHUP reloads the password file, the access list and the certificates.
 
-A listener that other machines can reach takes no clients without a name unless
-`allow_anonymous = true` says so; one that nobody could log in to is refused at the start.
+The broker does not start with a wrong value, an unknown key, or an unknown variable that begins
+with `SILTSTONE_`. The error names the place and the expected value. `siltstone serve --check`
+checks the settings without starting the broker. `siltstone config show` prints where each value
+came from.
 
-This file is made by `siltstone config reference`.
+A listener that other machines can reach refuses anonymous clients, unless it has
+`allow_anonymous = true`. The broker does not start with a listener that no client could log in to.
+
+`siltstone config reference` prints this page.
 """
 
 
 def reference_text() -> str:
-    """Return docs/configuration.md."""
+    """Return docs/reference/configuration.md."""
     keys = known_keys()
     tables = dict.fromkeys(key[:-1] for key in keys)
     sections = (_section(table, [key for key in keys if key[:-1] == table]) for table in tables)
@@ -213,7 +225,7 @@ def _section(table: Key, keys: Iterable[Key]) -> str:
     return "\n".join(
         [
             f"## {title if table else 'Top level'}\n",
-            f"{' '.join((model.__doc__ or '').split())}\n",
+            f"{textwrap.fill(' '.join((model.__doc__ or '').split()), _WIDTH)}\n",
             "| key | value | default | environment variable | meaning |",
             "|---|---|---|---|---|",
             *rows,

@@ -39,7 +39,9 @@ Timeout = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", "-F", help="Such as '%t %p'; %j is JSON, docs/clients.md has all."),
+    typer.Option(
+        "--format", "-F", help="Such as '%t %p'; %j is JSON, docs/reference/clients.md has all."
+    ),
 ]
 
 
