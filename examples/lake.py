@@ -59,9 +59,10 @@ class LiveCount:
             self._counts.append(self._spark.ask("count"))
 
     def stop(self) -> list[int]:
-        """Stop counting; return the counts that differ, in order."""
+        """Count once more and stop; return the counts that differ, in order."""
         self._ended.set()
         self._thread.join()
+        self._counts.append(self._spark.ask("count"))
         return list(dict.fromkeys(self._counts))
 
 
