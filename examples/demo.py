@@ -117,12 +117,12 @@ class Demo:
         """Publish everything and kill the broker on the way; return the counts acknowledged."""
         story = self.story
         devices = run_child("devices", str(self.port), str(self.readings))
-        with console.status("Spark starts …"):
-            self.spark.ask("count")
-        live = LiveCount(self.spark)
         probe = run_child("probe", str(self.port))
         probing = Thread(target=read_points, args=(probe, story.latencies_ms))
         probing.start()
+        with console.status("Spark starts …"):
+            self.spark.ask("count")
+        live = LiveCount(self.spark)
         assert devices.stdin is not None
         print("publish", file=devices.stdin, flush=True)
         acknowledged: list[int] = []

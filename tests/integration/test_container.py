@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from siltstone.broker.settings import BrokerSettings
-from tests.support.broker_process import COMMAND, BrokerProcess, clean_environment
+from tests.support.broker_process import COMMAND, BrokerProcess, Listener, clean_environment
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "packaging" / "container.toml"
@@ -99,7 +99,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     settings = BrokerSettings.model_validate(tomllib.loads(SETTINGS.read_text("utf-8")))
     tcp, unix = settings.listeners
     assert (tcp.address, unix.address) == ("tcp://0.0.0.0:1883", f"unix://{HEALTH_SOCKET}")
-    listeners = {
+    listeners: dict[str, Listener] = {
         "tcp": {"port": 0, "host": tcp.host, "allow_anonymous": bool(tcp.allow_anonymous)},
         "unix": {"kind": "unix", "path": str(tmp_path / "health.sock")},
     }
