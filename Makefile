@@ -5,15 +5,16 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench soak fmt types check coverage dist docs lock clean help
+.PHONY: demo dev test unit lint bench soak fmt types check coverage dist docs lock clean help
 
 # What a surrounding environment or an outer project says must not leak in.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PYTHON
 
+# .venv has the wheel of this clone, compiled; .venv-dev runs src as it stands, uncompiled.
 VENV := .venv
 BIN := $(VENV)/bin
-PURE := build/pure
+DEV := .venv-dev
 PEERS := build/peers/.fetched
 # A test process for each core, two at least: much of the time is spent waiting.
 PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? n : 2))) --dist loadgroup
@@ -21,38 +22,40 @@ PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? n : 2
 # What hypothesis draws from in a long run; each run has another one, and prints it.
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
-COMPILED := $(shell sed -n 's|^    "\(src/siltstone/.*\.py\)",$$|\1|p' setup.py)
-ifeq ($(COMPILED),)
-$(error setup.py lists no compiled modules in the form this Makefile reads)
-endif
-# mypyc copies the Final constants of the modules that these import, so they are inputs too.
-IMPORTED := $(shell sed -n 's|^from \(siltstone[a-z_.]*\) import.*|\1|p' $(COMPILED) | tr . /)
-BUILD_INPUTS := $(sort $(COMPILED) $(IMPORTED:%=src/%.py))
+# A directory is newer when a module was added to it or removed from it.
+SOURCES := $(shell find src -name __pycache__ -prune -o \( -type d -o -name '*.py' \) -print)
 
 FORM := $(if $(filter 1,$(SILTSTONE_PURE)),pure,compiled)
 SYNCED := $(VENV)/.synced
 BUILT := $(VENV)/.built-$(FORM)
+EDITABLE := $(DEV)/.made
 
 demo: $(BUILT)  ## devices publish, kill -9, nothing is lost, Spark reads the log, Delta tables appear
 	$(BIN)/python -m examples.demo
 
-test: $(BUILT) $(PURE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
+dev: $(EDITABLE)  ## .venv-dev: an environment in which an edit counts at once; compiles nothing
+	@echo "run $(DEV)/bin/siltstone, $(DEV)/bin/python -m pytest …; make unit runs the unit tests"
+
+test: $(BUILT) $(EDITABLE) $(PEERS)  ## run the whole suite as installed, then unit and property tests uncompiled
 	$(BIN)/python -m pytest $(PARALLEL)
-	PYTHONPATH=$(PURE) $(BIN)/python -m pytest $(PARALLEL) --form=pure --hypothesis-profile=brief \
+	$(DEV)/bin/python -m pytest $(PARALLEL) --form=pure --hypothesis-profile=brief \
 		tests/unit tests/property
 
-lint: $(BUILT) types  ## check style, format, types and the import arrows
+unit: $(EDITABLE)  ## run the unit tests uncompiled, in less than a minute
+	$(DEV)/bin/python -m pytest $(PARALLEL) --form=pure tests/unit
+
+lint: $(EDITABLE) types  ## check style, format, types and the import arrows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/lint-imports
+	PYTHONPATH=src $(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-types: $(BUILT)  ## check types
+types: $(EDITABLE)  ## check types
 	$(BIN)/mypy
 
 check: lint test  ## everything that must pass before a commit
 
-fmt: $(BUILT)  ## format, and mend what can be mended by machine
+fmt: $(SYNCED)  ## format, and mend what can be mended by machine
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
 
@@ -70,14 +73,14 @@ soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million 
 	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	@if [ -e bench/scale.py ]; then set -x; $(BIN)/python -m bench.scale --full; fi
 
-coverage: $(BUILT) $(PURE)  ## branches that the tests reach, measured uncompiled
-	$(BIN)/coverage erase
-	PYTHONPATH=$(PURE) $(BIN)/coverage run -m pytest --form=pure
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
+coverage: $(EDITABLE) $(PEERS)  ## branches that the tests reach, measured uncompiled
+	$(DEV)/bin/python -m coverage erase
+	$(DEV)/bin/python -m coverage run -m pytest --form=pure
+	$(DEV)/bin/python -m coverage combine --quiet
+	$(DEV)/bin/python -m coverage report
 
-dist: $(BUILT)  ## build a wheel in dist/, compiled where a C compiler works
-	$(BIN)/python -m uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+dist: $(SYNCED)  ## build a wheel in dist/, compiled where a C compiler works
+	tools/setup.sh wheel dist
 	@ls dist/*.whl
 
 docs: $(BUILT)  ## remake the generated references, and build the documentation in build/site
@@ -88,9 +91,8 @@ lock:  ## remake requirements.lock; LOCK_FLAGS=--upgrade takes newer versions
 	tools/setup.sh lock $(LOCK_FLAGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(DEV) build dist .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache src/siltstone.egg-info
-	find src -name '*.so' -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## say what the targets do
@@ -101,20 +103,17 @@ $(SYNCED): requirements.lock tools/setup.sh
 	tools/setup.sh environment
 	touch $@
 
-# A stale extension would run instead of the edited module, so a newer input means a new build.
-$(BUILT): $(SYNCED) pyproject.toml setup.py $(wildcard $(BUILD_INPUTS))
+# setup.py compiles again only if a hot module has changed, or one that it imports.
+$(BUILT): $(SYNCED) pyproject.toml setup.py $(SOURCES)
 	rm -f $(VENV)/.built-*
 	tools/setup.sh package
+	touch $@
+
+$(EDITABLE): $(SYNCED) pyproject.toml setup.py
+	tools/setup.sh dev
 	touch $@
 
 # Stock clients and brokers that the machine lacks; what is not to be had is left out, visibly.
 $(PEERS): tools/peers.sh
 	tools/peers.sh
 	mkdir -p $(@D) && touch $@
-
-# The same sources without the extensions beside them; the tests refuse to run on anything else.
-.PHONY: $(PURE)
-$(PURE):
-	rm -rf $@ && mkdir -p $@
-	cp -R src/siltstone $@/
-	find $@ -name '*.so' -delete

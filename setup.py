@@ -1,19 +1,36 @@
 """Compile the hot modules with mypyc, in one group so that they call each other natively.
 
-Without a working C compiler, or with SILTSTONE_PURE=1, the same files install as plain Python.
+Compiled files go into the wheel and to build/compiled, never into src. A later build of the same
+sources takes them from there: compiling takes minutes. Without a working C compiler, or with
+SILTSTONE_PURE=1, the same modules are packed as plain Python. An editable install is plain Python
+too, so that an edit counts at once.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import sysconfig
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
+from shutil import copyfile, rmtree
 from typing import cast
 
 from mypyc.build import mypycify
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-# The one list of compiled modules; the Makefile and tests/test_tidy.py read it from here.
+KEPT = Path("build/compiled")
+KEY = KEPT / "KEY"
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+# Commands that need extensions; others ask for the metadata, and an editable install has none.
+BUILDING = {"bdist_wheel", "build", "build_ext"}
+IMPORT = re.compile(r"^ *(?:from|import) (siltstone[\w.]*)", re.MULTILINE)
+
+# The one list of compiled modules; tests/test_tidy.py reads it from here.
 COMPILED = (
     "src/siltstone/broker/backpressure.py",
     "src/siltstone/broker/bridge.py",
@@ -76,28 +93,91 @@ COMPILED = (
 )
 
 
+def inputs() -> list[Path]:
+    """Return the files that the extensions are made from.
+
+    mypyc copies the Final constants of the modules that a compiled module imports.
+    """
+    compiled = [Path(name) for name in COMPILED]
+    imported = {name for path in compiled for name in IMPORT.findall(path.read_text("utf-8"))}
+    modules = {Path("src", *name.split(".")).with_suffix(".py") for name in imported}
+    return sorted({Path("setup.py"), *compiled, *filter(Path.is_file, modules)})
+
+
+def key_of_inputs() -> str:
+    """Return a digest of everything that the extensions depend on."""
+    compiler = [os.environ.get(name, "") for name in ("CC", "CFLAGS", "LDFLAGS")]
+    digest = sha256(repr([sys.version, SUFFIX, version("mypy"), *compiler]).encode())
+    for path in inputs():
+        digest.update(f"\n{path.as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def is_kept() -> bool:
+    """Tell whether build/compiled holds the extensions of these very sources."""
+    return KEY.is_file() and KEY.read_text("ascii") == key_of_inputs()
+
+
+class BuildAfresh(build):
+    """Pack no module that an earlier build left: its source may be gone."""
+
+    def run(self) -> None:
+        rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class BuildAllOrNone(build_ext):
     """Leave the pure form when one extension fails: half of a group cannot be imported."""
 
     def build_extensions(self) -> None:
+        if is_kept():
+            self._copy_kept()
+            return
         super().build_extensions()
         built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
-        if not all(path.exists() for path in built):
+        if all(path.exists() for path in built):
+            self._keep(built)
+        else:
             for path in built:
                 path.unlink(missing_ok=True)
+
+    def _copy_kept(self) -> None:
+        for extension in self.extensions:
+            path = Path(self.get_ext_fullpath(extension.name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(KEPT / path.relative_to(self.build_lib), path)
+
+    def _keep(self, built: list[Path]) -> None:
+        rmtree(KEPT, ignore_errors=True)
+        for path in built:
+            kept = KEPT / path.relative_to(self.build_lib)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(path, kept)
+        # The key comes last: what was copied in part has none.
+        KEY.write_text(key_of_inputs(), "ascii")
+
+
+def kept_extensions() -> list[Extension]:
+    """Return the extensions in build/compiled; they have no sources."""
+    names = [path.relative_to(KEPT).as_posix() for path in sorted(KEPT.rglob(f"*{SUFFIX}"))]
+    return [Extension(name.removesuffix(SUFFIX).replace("/", "."), []) for name in names]
 
 
 def extensions() -> list[Extension]:
     """Return what to compile: nothing when plain Python is asked for."""
-    if os.environ.get("SILTSTONE_PURE") == "1":
+    if os.environ.get("SILTSTONE_PURE") == "1" or not BUILDING & set(sys.argv):
         return []
+    if is_kept():
+        return kept_extensions()
     # Types are checked by `make types`. A build in isolation has none of the dependencies at hand,
     # so it reads no strict settings and takes what it cannot import as Any.
     options = ["--config-file=", "--ignore-missing-imports"]
-    built = mypycify([*options, *COMPILED], opt_level="3", group_name="siltstone")
+    built = mypycify(
+        [*options, *COMPILED], opt_level="3", group_name="siltstone", target_dir="build/mypyc"
+    )
     for extension in built:
         extension.optional = True
     return cast("list[Extension]", built)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildAllOrNone})
+setup(ext_modules=extensions(), cmdclass={"build": BuildAfresh, "build_ext": BuildAllOrNone})

@@ -3,7 +3,8 @@
 The story: a dashboard subscribes and goes offline. Sixty devices publish with QoS 1 while Spark
 counts the rows of the live log. The broker is killed and started again. Then every acknowledged
 message must be in the log, the dashboard must receive what it missed, and the log becomes Delta
-tables. Each client, the broker and Spark run in processes of their own.
+tables. Each client, the broker and Spark run in processes of their own. Spark starts first, for it
+takes longest; the devices prepare their readings meanwhile.
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import siltstone
-from examples.lake import DATABASE, ROOT, LiveCount, show_lake
-from examples.picture import Points, Story, draw
-from examples.plant import DASHBOARD_FILTER, DEVICES, WINDOW
+from examples.lake import ROOT, LiveCount, Spark, show_lake
+from examples.plant import DASHBOARD_FILTER, DATABASE, DEVICES, WINDOW
+from examples.story import Points, Story
 from siltstone.version import __version__, form
 
-DIRECTORY = ROOT / "build" / "demo"
-PICTURE = ROOT / "build" / "demo.png"
 # Sites, lines and devices vary from the first word on. The words between them do not.
 THRESHOLDS = "[100, 0, 10, 0, 10, 0, 10]"
 KILL_AT_PERCENT = 40
@@ -40,8 +39,14 @@ console = Console(highlight=False, width=min(Console().width, 80))
 
 
 def run_child(*command: str) -> subprocess.Popen[str]:
-    """Start a child process and read its output."""
-    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    """Start a child process; its input and output are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.plant", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def free_port() -> int:
@@ -64,6 +69,7 @@ class Demo:
 
     def __init__(self, directory: Path, readings: int) -> None:
         self.directory = directory
+        self.spark = Spark(directory)
         self.readings = readings
         self.total = DEVICES * readings
         self.port = free_port()
@@ -104,17 +110,21 @@ class Demo:
 
     def subscribe(self) -> None:
         """Create the session of the dashboard and leave it offline."""
-        if run_child("-m", "examples.plant", "subscribe", str(self.port)).wait() != 0:
+        if run_child("subscribe", str(self.port)).wait() != 0:
             raise SystemExit("demo: the dashboard could not subscribe")
 
     def publish_and_kill(self) -> list[int]:
         """Publish everything and kill the broker on the way; return the counts acknowledged."""
         story = self.story
-        live = LiveCount(self.directory)
-        probe = run_child("-m", "examples.plant", "probe", str(self.port))
+        devices = run_child("devices", str(self.port), str(self.readings))
+        probe = run_child("probe", str(self.port))
         probing = Thread(target=read_points, args=(probe, story.latencies_ms))
         probing.start()
-        devices = run_child("-m", "examples.plant", "devices", str(self.port), str(self.readings))
+        with console.status("Spark starts …"):
+            self.spark.ask("count")
+        live = LiveCount(self.spark)
+        assert devices.stdin is not None
+        print("publish", file=devices.stdin, flush=True)
         acknowledged: list[int] = []
         try:
             with progress_bar(self.total) as advance:
@@ -163,14 +173,14 @@ class Demo:
         console.print(
             f"  [green]0 of {sum(acknowledged):,} acknowledged messages are lost.[/] "
             f"All are in order.\n"
-            f"  {repeated:,} messages were not acknowledged at the kill; the devices sent them\n"
-            f"  again, as QoS 1 requires."
+            f"  {repeated:,} readings had no PUBACK yet when the broker was killed. The devices\n"
+            f"  sent them again, so the log holds them twice, as QoS 1 allows."
         )
 
     def drain(self) -> None:
         """Let the dashboard return; it must receive everything it missed."""
         story = self.story
-        dashboard = run_child("-m", "examples.plant", "drain", str(self.port), str(story.backlog))
+        dashboard = run_child("drain", str(self.port), str(story.backlog))
         read_points(dashboard, story.received)
         if dashboard.wait() != 0 or story.received[-1][1] != story.backlog:
             raise SystemExit("demo: the dashboard did not receive all that it missed")
@@ -228,7 +238,7 @@ def step(number: int, text: str) -> None:
     console.print(f"\n[bold]{number}. {text}[/]")
 
 
-def tell(demo: Demo) -> None:
+def tell(demo: Demo, picture: Path) -> None:
     """Run the story from start to end."""
     console.print(f"Siltstone {__version__} ({form()})")
     step(1, "A dashboard subscribes, then goes offline.")
@@ -243,28 +253,35 @@ def tell(demo: Demo) -> None:
     demo.drain()
     demo.stop_broker()
     step(5, "Spark writes the log to Delta tables, one for each kind of topic.")
-    demo.story.sensor, demo.story.values = show_lake(console, demo.directory)
-    draw(demo.story, PICTURE)
+    demo.story.sensor, demo.story.values = show_lake(console, demo.spark)
     step(6, "The whole story in one picture:")
-    console.print(f"  {PICTURE.relative_to(ROOT)}", soft_wrap=True)
+    # matplotlib takes a second to load, and would keep the start of the story waiting.
+    from examples.picture import draw  # noqa: PLC0415
+
+    draw(demo.story, picture)
+    shown = picture.relative_to(ROOT) if picture.is_relative_to(ROOT) else picture
+    console.print(f"  {shown}", soft_wrap=True)
 
 
 def main() -> None:
     """Parse the options and run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--readings", type=int, default=10_000, help="readings of each device")
-    parser.add_argument("--keep", action="store_true", help="keep the data directory build/demo")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for the picture")
+    parser.add_argument("--keep", action="store_true", help="keep the data, in DIRECTORY/demo")
     options = parser.parse_args()
     if options.readings < 1000:
         parser.error("--readings must be at least 1000")
-    rmtree(DIRECTORY, ignore_errors=True)
-    demo = Demo(DIRECTORY, options.readings)
+    data = options.directory.resolve() / "demo"
+    rmtree(data, ignore_errors=True)
+    demo = Demo(data, options.readings)
     try:
-        tell(demo)
+        tell(demo, data.with_suffix(".png"))
     finally:
         demo.kill_broker()
+        demo.spark.close()
         if not options.keep:
-            rmtree(DIRECTORY, ignore_errors=True)
+            rmtree(data, ignore_errors=True)
 
 
 if __name__ == "__main__":

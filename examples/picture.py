@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from examples.story import Points, Story
+
 BLUE, RED, GREEN, GREY = "#1f6f8b", "#c0392b", "#4c8c4a", "#666666"
 BIN_SECONDS = 0.2
 # A latency in the outage is its length: seconds, where all others are milliseconds.
 SIZE_INCHES = (12.0, 7.6)
 DOTS_PER_INCH = 110
-
-Points = list[tuple[float, float]]
-
-
-@dataclass(slots=True)
-class Story:
-    """What was measured. Times are seconds since 1970."""
-
-    acknowledged: Points = field(default_factory=list)
-    latencies_ms: Points = field(default_factory=list)
-    received: Points = field(default_factory=list)
-    backlog: int = 0
-    killed_at: float = 0.0
-    back_at: float = 0.0
-    sensor: str = ""
-    values: Points = field(default_factory=list)
 
 
 def draw(story: Story, path: Path) -> None:
@@ -76,16 +61,18 @@ def _mark_outage(axes: Axes, story: Story, start: float) -> None:
     axes.axvspan(story.killed_at - start, story.back_at - start, color=RED, alpha=0.12, lw=0)
     axes.axvline(story.killed_at - start, color=RED, lw=1.4)
     axes.annotate(
-        "kill -9",
+        f"kill -9\nback in {story.back_at - story.killed_at:.1f} s",
         (story.killed_at - start, 0.97),
         xycoords=("data", "axes fraction"),
-        xytext=(-5, 0),
+        xytext=(5, 0),
         textcoords="offset points",
         color=RED,
-        ha="right",
+        ha="left",
         va="top",
         weight="bold",
     )
+    # Both plots of the outage show the time in which devices published.
+    axes.set_xlim(0, story.acknowledged[-1][0] - start)
 
 
 def _finish(axes: Axes, title: str, across: str, up: str) -> None:

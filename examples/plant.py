@@ -1,12 +1,13 @@
 """The clients of the demonstration. Each command runs in a process of its own.
 
-    python -m examples.plant devices PORT READINGS   60 devices publish with QoS 1
+    python -m examples.plant devices PORT READINGS   60 devices publish with QoS 1, when told to
     python -m examples.plant probe PORT              one publisher measures PUBACK latency
     python -m examples.plant subscribe PORT          the dashboard subscribes and disconnects
     python -m examples.plant drain PORT COUNT        the dashboard returns, receives COUNT messages
 
-`devices` and `drain` print a line for each change: the time, then counts. `probe` prints the time
-and the latency in milliseconds of each acknowledgement. Times are those of `time.time()`.
+`devices` prepares its readings, then waits for a line of input. `devices` and `drain` print a line
+for each change: the time, then counts. `probe` prints the time and the latency in milliseconds of
+each acknowledgement. Times are those of `time.time()`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.topic.grammar import TopicFilter
 
+DATABASE = "messages"
 DEVICES = 60
 # What each device measures, one kind after the other: five topics for each device.
 KINDS = ("temperature", "humidity", "pressure", "vibration", "power")
 SITES = ("east", "north", "west")
 LINES = 4
+# The sensor whose values are read from Delta.
+SENSOR_DEVICE = 17
+SENSOR_KIND = "temperature"
 # The number of readings that a device sends ahead of their acknowledgements.
 WINDOW = 200
 # What the dashboard subscribes to.
@@ -107,6 +112,7 @@ async def run_devices(port: int, readings: int) -> None:
             share = range(readings * place // len(KINDS), readings * (place + 1) // len(KINDS))
             device.session.outgoing.add(publication, [reading(number, n) for n in share])
         device.session.finish()
+    sys.stdin.readline()
 
     def counts() -> list[int]:
         return [device.session.outgoing.completed for device in devices]

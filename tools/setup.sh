@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Set up the local .venv; the Makefile calls this and keeps the stamps.
 #   tools/setup.sh environment   a Python of 3.11 or newer with what requirements.lock pins
-#   tools/setup.sh package       this clone, editable, compiled where a C compiler works
+#   tools/setup.sh package       the wheel of this clone in .venv, compiled where a C compiler works
+#   tools/setup.sh dev           .venv-dev: the packages of .venv, and src as it stands, uncompiled
+#   tools/setup.sh wheel DIR     build the wheel of this clone in a directory
 #   tools/setup.sh lock [flags]  remake requirements.lock; --upgrade takes newer versions
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=.venv
 python=$venv/bin/python
+dev=.venv-dev
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
@@ -69,12 +72,22 @@ subprocess.run(command, input=b"#include <Python.h>\n", check=True)
 PROBE
 }
 
+# Earlier versions compiled into src, where an extension hides the module beside it.
+forget_extensions() {
+    find src -name '*.so' -delete
+}
+
+build_wheel() {
+    rm -f "$1"/siltstone-*.whl
+    "$(find_uv)" build --quiet --wheel --no-build-isolation --python "$python" --out-dir "$1"
+}
+
 install_package() {
     local form
-    # An extension module shadows the edited .py beside it, so none may outlive its source.
-    find src -name '*.so' -delete
-    "$(find_uv)" pip install --quiet --python "$python" --no-deps --no-build-isolation \
-        --reinstall-package siltstone --editable .
+    forget_extensions
+    build_wheel build/wheel
+    "$(find_uv)" pip install --quiet --python "$python" --no-deps --no-index \
+        --reinstall-package siltstone build/wheel/siltstone-*.whl
     form=$("$python" -c 'import siltstone.version; print(siltstone.version.form())')
     echo "setup: installed siltstone ($form)"
     if [ "$form" != compiled ] && [ "${SILTSTONE_PURE:-}" != 1 ]; then
@@ -87,6 +100,20 @@ install_package() {
     fi
 }
 
+# An environment over the other one: nothing is installed twice, and src comes before the wheel.
+make_dev() {
+    local path='import sysconfig; print(sysconfig.get_path("purelib"))' locked
+    forget_extensions
+    rm -rf "$dev"
+    "$python" -m venv --without-pip "$dev"
+    locked=$("$python" -c "$path")
+    # The names of .pth files decide their order: this one comes after __editable__, which names src.
+    echo "import site; site.addsitedir('$locked')" >"$("$dev/bin/python" -c "$path")/locked.pth"
+    "$(find_uv)" pip install --quiet --python "$dev/bin/python" --no-deps --no-index \
+        --no-build-isolation --editable .
+    "$dev/bin/siltstone" --version
+}
+
 make_lock() {
     make_environment
     "$(find_uv)" pip compile --quiet --python "$python" --python-version 3.11 --universal \
@@ -97,6 +124,8 @@ make_lock() {
 case "${1:-}" in
     environment) sync_environment ;;
     package) install_package ;;
+    dev) make_dev ;;
+    wheel) build_wheel "$2" ;;
     lock) shift && make_lock "$@" ;;
-    *) sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
+    *) sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
 esac

@@ -6,7 +6,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import Final
 
-__version__: Final = "0.1.0"
+__version__: Final = "0.2.0.dev0"
 
 
 def form() -> str:

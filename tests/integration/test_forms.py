@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -33,15 +32,9 @@ pytestmark = pytest.mark.forms
 
 
 @pytest.fixture(scope="module")
-def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the sources without extensions."""
-    place = tmp_path_factory.mktemp("pure")
-    shutil.copytree(
-        ROOT / "src" / "siltstone",
-        place / "siltstone",
-        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
-    )
-    return place
+def pure() -> Path:
+    """Return the sources; compiled files are never beside them."""
+    return ROOT / "src"
 
 
 def run(*arguments: object, path: Path | None = None) -> list[str]:
