@@ -427,7 +427,7 @@ class Server:
             if isinstance(self._clock, GuardedClock):
                 watch_clock(broker.alarms, self._clock)
             collected = collect_ended(broker, collected)
-            retained.sweep(self._clock.now_us(), _SWEEP_BUDGET)
+            retained.sweep(_SWEEP_BUDGET)
             if not retained.needs_compaction():
                 continue
             try:
