@@ -122,7 +122,7 @@ class GuardedClock:
         self, inner: Clock, *, jump_seconds: float, confirm_seconds: float, boot: str = ""
     ) -> None:
         self._inner = inner
-        self._jump_us = round(jump_seconds * _US)
+        self.jump_us = round(jump_seconds * _US)
         self._confirm_seconds = confirm_seconds
         self._boot = boot
         self._lock = Lock()
@@ -155,7 +155,7 @@ class GuardedClock:
                 self._is_anchored = False
             self._went_back = seen.went_back
             told_us = self._look()
-            self._went_back |= told_us < seen.time_us - self._jump_us
+            self._went_back |= told_us < seen.time_us - self.jump_us
 
     def sighting(self) -> Sighting:
         """Return what a later run needs to go on."""
@@ -239,13 +239,13 @@ class GuardedClock:
         wall_us, now = int(self._inner.now_us()), self._inner.monotonic()
         told_us = self._agreed_us + round((now - self._agreed_at) * _US)
         ahead_us = wall_us - told_us
-        if abs(ahead_us) <= self._jump_us:
+        if abs(ahead_us) <= self.jump_us:
             self._agree(wall_us, now)
             if self._held and now - self._held_since >= self._confirm_seconds:
                 self._held = _NOTHING
         elif ahead_us > 0 and not self._is_anchored:
             self._hold(told_us, wall_us, now)
-        elif ahead_us < 0 and self._held and wall_us >= told_us - len(self._held) - self._jump_us:
+        elif ahead_us < 0 and self._held and wall_us >= told_us - len(self._held) - self.jump_us:
             # What was never believed is given up at once.
             self._went_back = True
             self._hold(told_us - len(self._held), wall_us, now)
@@ -264,13 +264,13 @@ class GuardedClock:
     def _hold(self, certain_us: int, wall_us: int, now: float) -> None:
         """Follow the wall clock, but for the time since the last that is certain."""
         self._held = _NOTHING
-        if wall_us - certain_us > self._jump_us:
+        if wall_us - certain_us > self.jump_us:
             self._held, self._held_since = range(certain_us, wall_us), now
         self._agree(wall_us, now)
 
     def _is_confirmed(self, ahead_us: int, now: float) -> bool:
         """Say whether the wall clock is ahead, and was as far ahead for long enough."""
-        if self._ahead_us == 0 or abs(ahead_us - self._ahead_us) > self._jump_us:
+        if self._ahead_us == 0 or abs(ahead_us - self._ahead_us) > self.jump_us:
             self._ahead_us, self._ahead_since = ahead_us, now
         # Only clocks that agree prove anything of the time before the start.
         self._held_since = now

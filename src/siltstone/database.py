@@ -380,9 +380,9 @@ class Database:
         self._writable().seal()
 
     def restart_times(self) -> int:
-        """Let rows be stamped by the clock again where earlier ones are stamped ahead of it, because
-        it was ahead when they came: in a new generation of each shard where that is so. Serials go
-        on. Return how many shards there were.
+        """Let rows be stamped by the clock again where earlier ones are stamped ahead of it: in a
+        new generation of each shard where that is so. Serials go on. Return how many shards there
+        were.
 
         The rows that are there keep their times. Retention counts them as if they came now.
 
@@ -395,9 +395,12 @@ class Database:
             )
         return self._writable().restart_times()
 
+    @again_when_dropped
     def newest_us(self) -> int:
-        """Return the latest time that a row of it may have."""
-        return self._writable().newest_us()
+        """Return the latest time that a row of its current slabs has, or the next one at least
+        will have.
+        """
+        return self._slabs.newest_us()
 
     def sync(self) -> None:
         """Return when every row that was appended before is durable."""

@@ -4,8 +4,9 @@
     DIR/quarantine/
 
 VERSION is written last, so a directory that has it is whole. CLOCK says where the clocks stood when
-it was written last, so that a wall clock that jumped meanwhile is not believed at once. Key-value databases have names of
-their own: one may be called as a database of messages is. `commits` is one, in a place of its own.
+it was written last, so that a wall clock that jumped meanwhile is not believed at once. Key-value
+databases have names of their own: one may be called as a database of messages is. `commits` is one,
+in a place of its own.
 """
 
 from __future__ import annotations
@@ -140,6 +141,24 @@ class Store:
         """Keep in mind, durably, where the clocks stand: a later start is compared with it."""
         if isinstance(self._clock, GuardedClock):
             write_last_seen(self._fs, self.path, self._clock.sighting())
+
+    def last_seen(self) -> Sighting | None:
+        """Return where the clocks stood when the directory was written last; None where nothing
+        was ever stored.
+        """
+        seen = read_last_seen(self._fs, self.path)
+        if seen is not None:
+            return seen
+        newest_us = newest_row_us(self._fs, [self.path / "data" / name for name in self.names()])
+        return None if newest_us is None else Sighting(time_us=newest_us)
+
+    def newest_us(self) -> dict[str, int]:
+        """Return the latest time that rows of each open database may have, those of the broker's
+        own left out: their times are not shown.
+        """
+        with self._mutex:
+            known = {name: each for name, each in self._databases.items() if not each.closed}
+        return {name: each.newest_us() for name, each in known.items() if not name.startswith("_")}
 
     def names(self) -> list[str]:
         """Return the names of the databases."""
@@ -380,11 +399,7 @@ class Store:
     def _resume_clock(self) -> None:
         """Compare the clocks with where they stood when the directory was written last."""
         if isinstance(self._clock, GuardedClock):
-            seen = read_last_seen(self._fs, self.path)
-            if seen is None:
-                places = [self.path / "data" / name for name in self.names()]
-                newest_us = newest_row_us(self._fs, places)
-                seen = None if newest_us is None else Sighting(time_us=newest_us)
+            seen = self.last_seen()
             if seen is not None:
                 self._clock.resume(seen)
 

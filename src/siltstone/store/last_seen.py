@@ -20,7 +20,6 @@ from siltstone.clock import Sighting
 from siltstone.errors import NotFoundError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.store.manifest import SlabState
 from siltstone.store.readable_slabs import ReadableSlabs
 
 CLOCK: Final = "CLOCK"
@@ -52,8 +51,5 @@ def newest_row_us(fs: FileSystem, databases: list[PurePath]) -> int | None:
     newest: list[int] = []
     for directory in databases:
         with suppress(SiltstoneError):
-            for slab in ReadableSlabs(fs, directory).all():
-                if slab.record.state is SlabState.CURRENT:
-                    index = slab.handles()[-1].segment().index
-                    newest += index.last_times[index.frame_count - 1 : index.frame_count]
+            newest.append(ReadableSlabs(fs, directory).newest_us())
     return max(newest, default=None)

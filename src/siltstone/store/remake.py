@@ -169,7 +169,9 @@ def _records(slabs: list[_Found]) -> Iterable[SlabRecord]:
         following = after.get(each.id)
         until_us = None if following is None else max(following.since_us, each.last_us + 1)
         # Where a later generation begins earlier, the clock was ahead when these rows came.
-        later = [one.since_us for one in slabs if one.id > each.id and one.id.shard == each.id.shard]
+        later = [
+            one.since_us for one in slabs if one.id > each.id and one.id.shard == each.id.shard
+        ]
         closed_us = min(later, default=None)
         is_ahead = until_us is not None and closed_us is not None and closed_us < until_us
         adjoins = following is not None and following.id.generation == each.id.generation + 1

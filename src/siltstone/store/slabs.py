@@ -158,9 +158,10 @@ class WritableSlabs:
         return len(ahead)
 
     def newest_us(self) -> int:
-        """Return the latest time that a row is stamped with, or the next one at least is."""
+        """Return the latest time in a current slab: of its last row, or before its first one."""
+        shards = self._shards
         check_open(closed=self._closing)
-        return max(shard.committer.last_timestamp_us for shard in self._shards)
+        return max(shard.committer.last_timestamp_us for shard in shards)
 
     def sync(self) -> None:
         """Make all that was appended durable."""
