@@ -120,14 +120,14 @@ def _show(document: dict[str, Any]) -> None:
     ahead, absent = document["ahead_seconds"], document["absent_seconds"]
     if ahead:
         side = "ahead" if ahead > 0 else "behind"
-        pairs.append(("the clock is", f"{format_duration(abs(ahead))} {side}"))
+        pairs.append(("the clock is", f"{format_duration(round(abs(ahead)))} {side}"))
     if absent:
-        pairs.append(("not in use before", format_duration(absent)))
+        pairs.append(("not in use before", format_duration(round(absent))))
     if document["held"]:
         left = document["believed_in_seconds"]
-        pairs.append(("held for", format_duration(document["held_for_seconds"])))
+        pairs.append(("held for", format_duration(round(document["held_for_seconds"]))))
         pairs.append(("held", "; ".join(document["holds"])))
-        when = "when it has caught up" if left is None else f"in {format_duration(left)}"
+        when = "when it has caught up" if left is None else f"in {format_duration(round(left))}"
         pairs.append(("believed", when))
     for name, time_us in sorted(document["newest_row_us"].items()):
         pairs.append((f"newest row of {name}", format_moment(time_us)))
