@@ -379,6 +379,29 @@ class Database:
         """Turn every shard's generation over: what was current takes no more rows."""
         self._writable().seal()
 
+    def restart_times(self) -> int:
+        """Let rows be stamped by the clock again where earlier ones are stamped ahead of it: in a
+        new generation of each shard where that is so. Serials go on. Return how many shards there
+        were.
+
+        The rows that are there keep their times. Retention counts them as if they came now.
+
+        Raises: UsageError for rows whose order is that of their times.
+        """
+        if self.name.startswith("_"):
+            raise UsageError(
+                f"database {self.name!r} belongs to the broker, which reads it in order of time; "
+                "its times are not shown anywhere and stay as they are"
+            )
+        return self._writable().restart_times()
+
+    @again_when_dropped
+    def newest_us(self) -> int:
+        """Return the latest time that a row of its current slabs has, or the next one at least
+        will have.
+        """
+        return self._slabs.newest_us()
+
     def sync(self) -> None:
         """Return when every row that was appended before is durable."""
         self._writable().sync()

@@ -1,34 +1,45 @@
 """A data directory: the lock, the version, and the databases in it.
 
-    DIR/LOCK  DIR/VERSION  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/  DIR/quarantine/
+    DIR/LOCK  DIR/VERSION  DIR/CLOCK  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/
+    DIR/quarantine/
 
-VERSION is written last, so a directory that has it is whole. Key-value databases have names of
-their own: one may be called as a database of messages is. `commits` is one, in a place of its own.
+VERSION is written last, so a directory that has it is whole. CLOCK says where the clocks stood when
+it was written last, so that a wall clock that jumped meanwhile is not believed at once. Key-value
+databases have names of their own: one may be called as a database of messages is. `commits` is one,
+in a place of its own.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
 from typing import Final, Self
 
-from siltstone.clock import Clock, SystemClock
+from siltstone.clock import (
+    CONFIRM_SECONDS,
+    JUMP_SECONDS,
+    Clock,
+    GuardedClock,
+    Sighting,
+    SystemClock,
+)
 from siltstone.database import Database
 from siltstone.errors import (
     ClosedError,
     CorruptionError,
     ExistsError,
     NotFoundError,
+    SiltstoneError,
     StorageFullError,
     UsageError,
 )
 from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.posix import PosixFileSystem, absolute_path, boot_id
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.keyvalue import KeyValueDatabase
 from siltstone.kv.api import EngineOpener
@@ -37,6 +48,7 @@ from siltstone.kv.room import DiskRoom
 from siltstone.kv.wal import check_begin, check_logs, has_begun, set_odd_aside
 from siltstone.store.arguments import require_kind
 from siltstone.store.birth import create_slabs
+from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_seen
 from siltstone.store.manifest import MANIFEST, Manifest
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.slab_names import holds_rows
@@ -60,8 +72,21 @@ _SPARE_DESCRIPTORS: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
+def guarded_clock(
+    *, jump_seconds: float = JUMP_SECONDS, confirm_seconds: float = CONFIRM_SECONDS
+) -> GuardedClock:
+    """Return the machine's clock, which a store does not believe at once when it has jumped."""
+    return GuardedClock(
+        SystemClock(), jump_seconds=jump_seconds, confirm_seconds=confirm_seconds, boot=boot_id()
+    )
+
+
 class Store:
-    """An open data directory."""
+    """An open data directory.
+
+    Without a clock it has a guarded one: nothing is dropped by its age because the wall clock has
+    jumped, now or since the directory was written last.
+    """
 
     def __init__(
         self,
@@ -75,7 +100,7 @@ class Store:
         self.path = path
         self.read_only = read_only
         self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
-        self._clock = clock or SystemClock()
+        self._clock = clock or (SystemClock() if read_only else guarded_clock())
         self._mutex = Lock()
         self._databases: dict[str, Database] = {}
         self._open_engine = open_engine
@@ -89,6 +114,7 @@ class Store:
         self._file_lock = self._fs.lock(path / "LOCK")
         try:
             self._prepare()
+            self._resume_clock()
         except BaseException:
             self._file_lock.release()
             raise
@@ -105,6 +131,34 @@ class Store:
     ) -> None:
         """Close it."""
         self.close()
+
+    @property
+    def clock(self) -> Clock:
+        """What tells the time here."""
+        return self._clock
+
+    def note_time(self) -> None:
+        """Keep in mind, durably, where the clocks stand: a later start is compared with it."""
+        if isinstance(self._clock, GuardedClock):
+            write_last_seen(self._fs, self.path, self._clock.sighting())
+
+    def last_seen(self) -> Sighting | None:
+        """Return where the clocks stood when the directory was written last; None where nothing
+        was ever stored.
+        """
+        seen = read_last_seen(self._fs, self.path)
+        if seen is not None:
+            return seen
+        newest_us = newest_row_us(self._fs, [self.path / "data" / name for name in self.names()])
+        return None if newest_us is None else Sighting(time_us=newest_us)
+
+    def newest_us(self) -> dict[str, int]:
+        """Return the latest time that rows of each open database may have, those of the broker's
+        own left out: their times are not shown.
+        """
+        with self._mutex:
+            known = {name: each for name, each in self._databases.items() if not each.closed}
+        return {name: each.newest_us() for name, each in known.items() if not name.startswith("_")}
 
     def names(self) -> list[str]:
         """Return the names of the databases."""
@@ -291,6 +345,9 @@ class Store:
                         closing.callback(keyvalue.close)
             finally:
                 if self._file_lock is not None:
+                    # A disk that is full or fails loses no more than this.
+                    with suppress(SiltstoneError):
+                        self.note_time()
                     self._file_lock.release()
                     self._file_lock = None
 
@@ -338,6 +395,13 @@ class Store:
         for name in ("data", COMMITS):
             create_directories(self._fs, self.path / name)
         replace_file(self._fs, self.path / "VERSION", VERSION)
+
+    def _resume_clock(self) -> None:
+        """Compare the clocks with where they stood when the directory was written last."""
+        if isinstance(self._clock, GuardedClock):
+            seen = self.last_seen()
+            if seen is not None:
+                self._clock.resume(seen)
 
     def _check_version(self) -> None:
         version = self.path / "VERSION"

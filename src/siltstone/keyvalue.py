@@ -402,7 +402,7 @@ class KeyValueDatabase:
     def _due_for_drop(self) -> list[SlabId]:
         records = self.slabs()
         sizes = {record.id: self._size_of(record.id) for record in records}
-        return due_for_drop(self._settings, records, sizes, now_us=self._clock.now_us())
+        return due_for_drop(self._settings, records, sizes, passed_us=self._clock.passed_us)
 
     def _size_of(self, slab: SlabId) -> int:
         try:

@@ -19,7 +19,7 @@ from siltstone.broker.durables import Durables
 from siltstone.broker.keeping import begin_keeping, begin_run
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
-from siltstone.clock import ManualClock
+from siltstone.clock import Clock, GuardedClock, ManualClock
 from siltstone.database import Database
 from siltstone.directory import Store
 from siltstone.errors import DiskError, SiltstoneError
@@ -80,7 +80,7 @@ class HeldDatabase(ScriptedDatabase):
 
 
 class DurableCore(Core):
-    """A core whose sessions outlive it."""
+    """A core whose sessions outlive it; with the name of a boot, under a guarded clock."""
 
     def __init__(
         self,
@@ -89,39 +89,41 @@ class DurableCore(Core):
         access: Access = OPEN,
         automatic: bool = True,
         shards: int = 1,
+        boot: str = "",
         **others: Any,
     ) -> None:
         super().__init__(access=access, **others)
         self.others = others | {"access": access, "automatic": automatic, "shards": shards}
+        self.others |= {"boot": boot}
         self.disk = new_disk() if disk is None else disk
         self.clock = self.disk.clock
         self.shell._clock = self.clock  # noqa: SLF001 - the time of the disk
-        self.store = Store(
-            PATH, fs=self.disk.fs, clock=self.clock, open_engine=self.disk.open_engine
-        )
+        self.guarded = GuardedClock(self.clock, jump_seconds=60, confirm_seconds=3600, boot=boot)
+        told: Clock = self.guarded if boot else self.clock
+        self.store = Store(PATH, fs=self.disk.fs, clock=told, open_engine=self.disk.open_engine)
         self.real = self.store.ensure(NAME, settings_of(shards=shards, flush_interval=0.0))
         self.database: HeldDatabase = HeldDatabase(self.real, automatic=automatic)
         log = self.store.ensure(LOG_NAME, LOG_SETTINGS.changed({"segment_bytes": 64 * 1024}))
         self.retained_log: HeldDatabase = HeldDatabase(log, automatic=automatic)
         settings = self.broker.settings
-        retained = RetainedMessages(self.retained_log, self.clock, settings.limits)
+        retained = RetainedMessages(self.retained_log, told, settings.limits)
         retained.load()
         self.broker = Broker(
             settings,
             database=self.database,
             retained=retained,
             access=access,
-            clock=self.clock,
+            clock=told,
             shell=self.shell,
         )
         keyvalue = self.store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
         self._queue = queue_of(keyvalue)
-        self.archive = SessionArchive(keyvalue, self.clock, self.real.origin)
+        self.archive = SessionArchive(keyvalue, told, self.real.origin)
         self.durables: Durables = begin_keeping(
             self.broker,
             self.archive,
             self.database.feed_source(),
-            begin_run(self.archive, self.clock),
+            begin_run(self.archive, told),
         )
         self.durables.load_interest()
         self.real.on_commit(self.durables.feeding.announce_from_thread)

@@ -28,12 +28,12 @@ class Alarms:
         """Return what is wrong, "ok" when nothing is."""
         return self._texts[name]
 
-    def set(self, name: str, text: str, **facts: object) -> None:
-        """Say what is wrong, "ok" when nothing is any more; a change is logged."""
+    def set(self, name: str, text: str, level: int = logging.ERROR, **facts: object) -> None:
+        """Say what is wrong, "ok" when nothing is any more; a change is logged, at this level."""
         if text == self._texts[name]:
             return
         self._texts[name] = text
         if text == QUIET:
             log(_LOG, logging.WARNING, "alarm is over", alarm=name, **facts)
         else:
-            log(_LOG, logging.ERROR, "alarm", alarm=name, text=text, **facts)
+            log(_LOG, level, "alarm", alarm=name, text=text, **facts)

@@ -130,7 +130,7 @@ class Capture:
     def retained_records(self) -> Iterator[Record]:
         """Yield the retained messages."""
         for message in self.retained:
-            if not message.is_expired(self._now_us):
+            if not message.is_over(self._broker.clock):
                 yield _retained_record(message)
 
     def records(self, captured: Captured) -> Iterator[Record]:

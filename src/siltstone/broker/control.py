@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
@@ -25,7 +26,7 @@ from siltstone.feed.reading import StoreSource
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
-from siltstone.session.archive_keys import group_parts
+from siltstone.session.archive_keys import group_id, group_parts
 from siltstone.session.moving import Place, find_place, move_group, move_session
 from siltstone.session.owned_group import OwnedGroup
 from siltstone.session.owned_session import OwnedSession
@@ -223,6 +224,48 @@ class Control:
             }
             for group in self._groups.groups.values()
         ]
+
+    async def come_back(self) -> int:
+        """Let no session or group that is away have left later than now, for the clock was ahead
+        then; return how many had.
+        """
+        now_us, archive = self._broker.clock.now_us(), self._durables.archive
+        count, after = 0, ""
+        while sessions := await self._in_thread(partial(archive.list, after)):
+            for session in sessions:
+                if (session.away_since_us or 0) > now_us:
+                    count += await self._session_back(session.client_id, now_us)
+            after = sessions[-1].client_id
+        after = ""
+        while groups := await self._in_thread(partial(archive.list_groups, after)):
+            for group in groups:
+                if (group.empty_since_us or 0) > now_us:
+                    count += await self._group_back(group.name, group.filter, now_us)
+            after = group_id(groups[-1].name, groups[-1].filter)
+        return count
+
+    async def _session_back(self, client_id: str, now_us: int) -> bool:
+        async with self._turn(client_id):
+            if client_id in self._durables.sessions:
+                return False
+            owned = await self._take(client_id)
+            if owned is None or (owned.state.away_since_us or 0) <= now_us:
+                return False
+            owned.put_meta(away_since_us=now_us)
+            await self._in_thread(owned.save)
+            return True
+
+    async def _group_back(self, name: str, topic_filter: str, now_us: int) -> bool:
+        text = group_id(name, topic_filter)
+        async with self._turn(text):
+            if text in self._groups.groups:
+                return False
+            owned = await self._take_group(name, topic_filter)
+            if owned is None or (owned.state.empty_since_us or 0) <= now_us:
+                return False
+            owned.put_meta(empty_since_us=now_us)
+            await self._in_thread(owned.save)
+            return True
 
     async def _take(self, client_id: str) -> OwnedSession | None:
         """Take a session that is away; it is its turn."""

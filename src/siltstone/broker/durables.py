@@ -167,7 +167,7 @@ class Durables:
         return (
             away_us is not None
             and state.expiry_seconds != 0xFFFF_FFFF
-            and away_us + state.expiry_seconds * 1_000_000 <= self._clock.now_us()
+            and self._clock.passed_us(away_us) >= state.expiry_seconds * 1_000_000
         )
 
     def due_will(self, state: SavedSession) -> SavedWill | None:
@@ -178,7 +178,7 @@ class Durables:
         away_us, will = state.away_since_us, state.will
         if away_us is None or will is None:
             return None
-        is_due = away_us + will.delay_seconds * 1_000_000 <= self._clock.now_us()
+        is_due = self._clock.passed_us(away_us) >= will.delay_seconds * 1_000_000
         return will if is_due or self.is_expired(state) else None
 
     def attach(self, session: Session, owned: OwnedSession, window: int) -> Durable:

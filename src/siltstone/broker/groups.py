@@ -405,7 +405,7 @@ class Groups:
             return
         state = found.state
         empty_us = state.empty_since_us
-        if empty_us is None or empty_us + state.expiry_seconds * _US > self._clock.now_us():
+        if empty_us is None or self._clock.passed_us(empty_us) < state.expiry_seconds * _US:
             turn.end()
         else:
             step = turn.step("its group to be deleted", turn.end)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.clock_watch import ClockWatch
 from siltstone.broker.control import Control, ControlDesk, Deed, serve_control
 from siltstone.broker.deadlines import Deadlines
 from siltstone.broker.durables import Durables
@@ -112,13 +113,19 @@ def _empty_groups(archive: SessionArchive, now_us: int) -> None:
 
 
 async def open_control(
-    fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots
+    fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots, watch: ClockWatch
 ) -> asyncio.Server | None:
     """Listen to the people who run the broker."""
-    deeds: dict[str, Deed] = {"snapshot": snapshots.save_now, **RetainedDeeds(broker).deeds}
+    deeds: dict[str, Deed] = {
+        "snapshot": snapshots.save_now,
+        **RetainedDeeds(broker).deeds,
+        **watch.deeds,
+    }
     groups = broker.subscriptions.groups
     if broker.durables is not None and groups is not None:
         source = store.database(broker.settings.storage.database).feed_source()
-        deeds |= Control(broker, broker.durables, groups, source).deeds
+        control = Control(broker, broker.durables, groups, source)
+        watch.come_back = control.come_back
+        deeds |= control.deeds
     desk = ControlDesk(broker, deeds)
     return await serve_control(fs, store.path, desk, broker.settings.control_timeout)

@@ -97,9 +97,8 @@ class RetainedMessages:
         """Read the log, once and before all else. Blocks. Raises: CorruptionError."""
         if self._log is None:
             return
-        now_us = self._clock.now_us()
         for message in self._log.replay():
-            is_gone = not message.payload or message.is_expired(now_us)
+            is_gone = not message.payload or message.is_over(self._clock)
             self._show(message.topic, None if is_gone else message)
 
     def put(
@@ -217,7 +216,8 @@ class RetainedMessages:
             if expired:
                 found = [message for message in found if not message.is_expired(now_us)]
                 for message in expired:
-                    self._show(message.topic, None)
+                    if message.is_over(self._clock):
+                        self._show(message.topic, None)
         volatile = self._volatile.match(topic_filter)
         if volatile:
             found = sorted(found + volatile, key=lambda message: message.topic.split(b"/"))
@@ -239,7 +239,7 @@ class RetainedMessages:
         message = self._volatile.get(topic) or self._index.get(topic)
         return None if message is None or message.is_expired(now_us) else message
 
-    def sweep(self, now_us: int, budget: int) -> int:
+    def sweep(self, budget: int) -> int:
         """Look at so many messages that can expire, and go on there the next time; return how many
         were expired and are forgotten.
         """
@@ -248,11 +248,30 @@ class RetainedMessages:
         forgotten = 0
         for topic in self._unswept[-budget:]:
             message = self._index.get(topic)
-            if message is not None and message.is_expired(now_us):
+            if message is not None and message.is_over(self._clock):
                 self._show(topic, None)
                 forgotten += 1
         del self._unswept[-budget:]
         return forgotten
+
+    def after(self, now_us: int) -> list[bytes]:
+        """Return the topics whose messages expire, and came later than this: the clock was ahead
+        then.
+        """
+        held = ((topic, self._index.get(topic)) for topic in self._expiring)
+        return [topic for topic, message in held if message and message.stored_us > now_us]
+
+    def come_again(self, topics: list[bytes]) -> Ticket | None:
+        """Let the messages of topics expire as if they came now; return as `take_back` does.
+
+        Raises: OverloadedError, PoisonedError, ClosedError, and then nothing has changed.
+        """
+        now_us = self._clock.now_us()
+        held = [message for topic in topics if (message := self._index.get(topic)) is not None]
+        planned: dict[bytes, Retained | None] = {
+            message.topic: message.coming_at(now_us) for message in held
+        }
+        return self._change(planned, now_us, "synced")
 
     def needs_compaction(self) -> bool:
         """Say whether `compact` should run: not while it does, and not soon after it failed."""
@@ -313,7 +332,7 @@ class RetainedMessages:
         for _ in range(min(len(waiting), _STEP_ROWS)):
             topic = waiting.pop()
             message = self._index.get(topic)
-            if topic not in self._chains and (message is None or message.is_expired(now_us)):
+            if topic not in self._chains and (message is None or message.is_over(self._clock)):
                 # Cleared behind the seal, or expired: the log has nothing to say of it.
                 self._show(topic, None)
                 continue

@@ -66,19 +66,22 @@ class RetainedDeeds:
         return [message.topic for message in found if retained.is_kept(message.topic)]
 
     async def _clear(self, topics: list[bytes]) -> int:
-        loop = asyncio.get_running_loop()
-        retained = self._broker.retained
-        changed, ticket = clear_some(retained, topics)
-        if ticket is None:
-            await asyncio.sleep(0)
-            return len(changed)
-        done: asyncio.Future[None] = loop.create_future()
-        ticket.on_done(partial(self._hear, done))
-        await done
-        retained.settled(ticket)
-        if ticket.error is not None:
-            raise ticket.error
+        changed, ticket = clear_some(self._broker.retained, topics)
+        await until_stored(self._broker, ticket)
         return len(changed)
 
-    def _hear(self, done: asyncio.Future[None], _ticket: Ticket) -> None:
-        self._broker.shell.soon_from_thread(partial(done.set_result, None))
+
+async def until_stored(broker: Broker, ticket: Ticket | None) -> None:
+    """Wait until a change of retained messages is on disk, and let others have their turns.
+
+    Raises: what kept it from there.
+    """
+    if ticket is None:
+        await asyncio.sleep(0)
+        return
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ticket.on_done(lambda _: broker.shell.soon_from_thread(partial(done.set_result, None)))
+    await done
+    broker.retained.settled(ticket)
+    if ticket.error is not None:
+        raise ticket.error

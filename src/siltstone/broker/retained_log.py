@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from siltstone.clock import Clock
 from siltstone.database import Database, Durability
 from siltstone.mqtt.publish import stored_properties
 from siltstone.store.manifest import SlabId
@@ -71,7 +72,18 @@ class Retained(NamedTuple):
         return len(topic) + len(payload) + len(properties) + len(publisher)
 
     def is_expired(self, now_us: int) -> bool:
+        """Say whether it is not to be sent any more."""
         return 0 < self.expires_us <= now_us
+
+    def is_over(self, clock: Clock) -> bool:
+        """Say whether it can be deleted: the time that it may take has passed for certain."""
+        lasts_us = self.expires_us - self.stored_us
+        return self.expires_us > 0 and clock.passed_us(self.stored_us) >= lasts_us
+
+    def coming_at(self, now_us: int) -> Retained:
+        """Return the message as if it had come at this time."""
+        expires_us = self.expires_us and self.expires_us - self.stored_us + now_us
+        return self._replace(stored_us=now_us, expires_us=expires_us)
 
 
 def cleared(topic: bytes, now_us: int) -> Retained:

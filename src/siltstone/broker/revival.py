@@ -105,7 +105,7 @@ class Revival:
             record.expires_us,
             record.publisher,
         )
-        if not message.is_expired(self._now_us):
+        if not message.is_over(self._broker.clock):
             self._broker.retained.put_back(message)
 
     def _begin(self, record: SessionState) -> None:
@@ -114,7 +114,8 @@ class Revival:
         self._session.expiry_seconds = record.expiry_seconds
         self._rights = None
         # A clock that went back makes nobody older, nor younger than new.
-        self._left_at = min(self._now, self._time_of(record.last_active_us))
+        passed_us = max(0, self._broker.clock.passed_us(record.last_active_us))
+        self._left_at = self._now - passed_us / _SECOND_US
         self.sessions += 1
 
     def _end(self) -> None:
@@ -173,7 +174,7 @@ class Revival:
 
     def _will(self, record: WaitingWill) -> Will:
         reader = Reader(encode_variable(len(record.properties)) + record.properties)
-        left = max(0.0, self._time_of(record.due_us) - self._now)
+        left = max(0.0, -self._broker.clock.passed_us(record.due_us) / _SECOND_US)
         return Will(
             topic=record.topic,
             payload=record.payload,

@@ -23,7 +23,7 @@ from siltstone.broker.access import load_access
 from siltstone.broker.admission import Admission
 from siltstone.broker.broker import Act, Broker
 from siltstone.broker.channel import Channel
-from siltstone.broker.clock_watch import watch_clock
+from siltstone.broker.clock_watch import ClockWatch
 from siltstone.broker.descriptors import Shares, share_descriptors, tell_shares
 from siltstone.broker.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.door import Door, open_door, read_certificates
@@ -50,8 +50,8 @@ from siltstone.broker.storage_drift import tell_drift
 from siltstone.broker.sys_topics import SysTopics
 from siltstone.broker.tls import server_context
 from siltstone.broker.topic_logs import serve_topic_logs
-from siltstone.clock import Clock, GuardedClock, SystemClock
-from siltstone.directory import Store, open_store
+from siltstone.clock import Clock, SystemClock
+from siltstone.directory import Store, guarded_clock, open_store
 from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import (
     PosixFileSystem,
@@ -110,10 +110,8 @@ def run_server(settings: BrokerSettings, early: EarlySignals, *, allow_empty: bo
     failure = None
     left_calls = False
     try:
-        clock = GuardedClock(
-            SystemClock(),
-            jump_seconds=settings.clock_jump_max,
-            confirm_seconds=settings.clock_confirm,
+        clock = guarded_clock(
+            jump_seconds=settings.clock_jump_max, confirm_seconds=settings.clock_confirm
         )
         with open_store(settings.data, clock=clock) as store:
             server = Server(settings, store, allow_empty=allow_empty, early=early, clock=clock)
@@ -236,6 +234,7 @@ class Server:
         links = open_links(broker, self._fs, absolute_path(self._settings.data))
         shares = self._share_descriptors(limit)
         sys_topics = SysTopics(broker)
+        watch = ClockWatch(self._store, broker, self._clock)
         for number, act in (
             (signal.SIGTERM, self._stopping.set),
             (signal.SIGINT, self._stopping.set),
@@ -246,7 +245,9 @@ class Server:
             if self._early is not None and self._early.take(number):
                 act()
         try:
-            self._control = await open_control(self._fs, self._store, broker, snapshots)
+            self._control = await open_control(self._fs, self._store, broker, snapshots, watch)
+            # Whoever has to know should not wait for the first second.
+            await watch.look()
             await self._listen(loop, broker)
             if self._settings.flight.enabled:
                 self._door = open_door(self._settings.flight, self._store, broker)
@@ -255,7 +256,7 @@ class Server:
             if started is not None:
                 started(self._listeners)
             async with asyncio.TaskGroup() as group:
-                upkeep = group.create_task(self._upkeep(broker))
+                upkeep = group.create_task(self._upkeep(broker, watch))
                 publishing = group.create_task(sys_topics.run())
                 saving = group.create_task(snapshots.run())
                 linking = [group.create_task(link.run()) for link in links]
@@ -269,6 +270,7 @@ class Server:
             if self._settings.persistence == "snapshot":
                 await snapshots.save()
         finally:
+            watch.close()
             snapshots.close()
             for listener in self._listeners:
                 await listener.close()
@@ -413,8 +415,8 @@ class Server:
         # It is one in all but its class.
         return cast("asyncio.Protocol", channel)
 
-    async def _upkeep(self, broker: Broker) -> None:
-        """Look after the disk, the retained messages, and memory."""
+    async def _upkeep(self, broker: Broker, watch: ClockWatch) -> None:
+        """Look after the disk, the clock, the retained messages, and memory."""
         loop = asyncio.get_running_loop()
         retained = broker.retained
         collected = 0
@@ -424,10 +426,9 @@ class Server:
                 self.stop()
             if self._disk is not None:
                 self._disk.look()
-            if isinstance(self._clock, GuardedClock):
-                watch_clock(broker.alarms, self._clock)
+            await watch.look()
             collected = collect_ended(broker, collected)
-            retained.sweep(self._clock.now_us(), _SWEEP_BUDGET)
+            retained.sweep(_SWEEP_BUDGET)
             if not retained.needs_compaction():
                 continue
             try:

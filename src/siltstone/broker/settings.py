@@ -29,6 +29,7 @@ from siltstone.broker.setting_types import (
 )
 from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage
 from siltstone.broker.topiclog_settings import TopicLogSettings
+from siltstone.clock import CONFIRM_SECONDS, JUMP_SECONDS
 from siltstone.store.settings import DatabaseSettings
 
 KIB: Final = 1024
@@ -388,12 +389,12 @@ class BrokerSettings(Settings):
         default=10.0, ge=0, description="How often the $SYS topics are published; 0: never."
     )
     clock_jump_max: Seconds = Field(
-        default=60.0,
+        default=JUMP_SECONDS,
         gt=0,
         description="How far the clock of the machine may jump before it is not believed.",
     )
     clock_confirm: Seconds = Field(
-        default=3600.0,
+        default=CONFIRM_SECONDS,
         ge=0,
         description="How long a clock that jumped ahead must go on so before it is believed; until"
         " then nothing is dropped or expires by it.",

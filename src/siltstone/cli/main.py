@@ -48,6 +48,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "sessions": "siltstone.cli.sessions",
     "groups": "siltstone.cli.groups",
     "retained": "siltstone.cli.retained",
+    "clock": "siltstone.cli.clock",
     "snapshot": "siltstone.cli.snapshot",
     "config": "siltstone.cli.config",
     "topic": "siltstone.cli.topic",

@@ -32,6 +32,8 @@ class FeedBatch:
         self.size_bytes = 0
         # No row is older.
         self.first_timestamp_us = 0
+        # Where rows are stamped ahead, all of them came before this; 0 where none are.
+        self.closed_us = 0
         self.names: list[bytes] = []
         self.topics: list[bytes] = []
         self.values: list[bytes] = []
@@ -53,6 +55,13 @@ class FeedBatch:
         if not self.serials and self.count:
             self.serials = list(range(self.start_serial, self.stop_serial))
         return self.serials
+
+    def came_us(self, index: int) -> int:
+        """Return when a row of a loaded batch came: by its time, or earlier where the clock was
+        ahead then.
+        """
+        timestamp_us = self.timestamps[index]
+        return min(timestamp_us, self.closed_us) if self.closed_us else timestamp_us
 
     def topic_numbers(self) -> list[int]:
         """Return which of the distinct topics each row of a loaded batch has."""

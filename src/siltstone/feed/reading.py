@@ -159,6 +159,7 @@ class StoreSource:
         if not gathering.pieces:
             return Found(start, serial, rows_from, None)
         batch = _batch_of(gathering, rows_from, serial)
+        batch.closed_us = slab.record.closed_us or 0
         return Found(start, serial, rows_from, batch)
 
     def _read_slab(

@@ -35,6 +35,7 @@ from siltstone.session.archive_keys import (
     GroupKeys,
     SessionKeys,
     due_time,
+    due_topic,
     group_id,
 )
 from siltstone.session.archive_rows import ArchiveRows, second_word, serial_of
@@ -221,10 +222,14 @@ class SessionArchive:
         """Return what was to happen by now, the earliest first, and no more than so many.
 
         Nothing is ever early, and nothing is lost while the clock jumps: whatever is behind it is
-        due, until it was done.
+        due, until it was done. What falls into a time that may not have passed waits.
         """
         now = self._clock.now_us() if now_us is None else now_us
-        found = merge(*(self._due(kind, now) for kind in KINDS), key=lambda due: due.at_us)
+        held = self._clock.held_us()
+        # What is certain goes on with the clock.
+        certain = now - len(held)
+        spans = [range(certain + 1), range(max(certain + 1, held.stop), now + 1)]
+        found = merge(*(self._due(kind, spans) for kind in KINDS), key=lambda due: due.at_us)
         return [*islice(found, limit)]
 
     def list(self, after: str = "", limit: int = _MANY) -> Summaries:
@@ -310,12 +315,14 @@ class SessionArchive:
         if owned is not None:
             owned.drop()
 
-    def _due(self, kind: str, now_us: int) -> Iterator[Due]:
-        for row in self._rows.walk(f"due/+/{kind}/+"):
-            at_us = due_time(row.topic)
-            if at_us > now_us:
-                return
-            yield Due(kind=kind, client_id=row.value.decode(), at_us=at_us)
+    def _due(self, kind: str, spans: Iterable[range]) -> Iterator[Due]:
+        # There may be many between the spans: they are not walked.
+        for span in filter(None, spans):
+            for row in self._rows.walk(f"due/+/{kind}/+", due_topic(span.start, kind, "")):
+                at_us = due_time(row.topic)
+                if at_us not in span:
+                    break
+                yield Due(kind=kind, client_id=row.value.decode(), at_us=at_us)
 
 
 def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> None:

@@ -73,7 +73,7 @@ def backlog_lag(
     sent = {(one.shard, one.serial) for one in saved.inflight if one.shard != NOT_STORED}
 
     def counts(batch: FeedBatch, index: int) -> bool:
-        is_old = age_max_us and batch.timestamps[index] + age_max_us < now_us
+        is_old = age_max_us and batch.came_us(index) + age_max_us < now_us
         return (
             not is_old
             and (batch.shard, batch.serials[index]) not in sent
@@ -174,4 +174,4 @@ def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
 
 def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
     properties = stored_properties(batch.properties[index]) if batch.properties else b""
-    return left_us_of(properties, batch.timestamps[index], now_us) == 0
+    return left_us_of(properties, batch.came_us(index), now_us) == 0

@@ -305,7 +305,7 @@ class Lending:
         serial = batch.serials[index]
         properties = stored_properties(batch.properties[index]) if batch.properties else b""
         expires_at = NEVER
-        left_us = left_us_of(properties, batch.timestamps[index], wall_us)
+        left_us = left_us_of(properties, batch.came_us(index), wall_us)
         if left_us == 0:
             self.expired += 1
             lane.complete(serial)

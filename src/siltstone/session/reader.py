@@ -179,7 +179,7 @@ class Reader:
             return None
         properties = stored_properties(batch.properties[index]) if batch.properties else b""
         expires_at = NEVER
-        left_us = left_us_of(properties, batch.timestamps[index], wall_us)
+        left_us = left_us_of(properties, batch.came_us(index), wall_us)
         if left_us != NO_EXPIRY:
             if left_us == 0 and sent is None:
                 self.expired += 1
@@ -223,7 +223,7 @@ class Reader:
 
     def _is_too_much(self, batch: FeedBatch, index: int, lane: Lane, wall_us: int) -> bool:
         """Tell whether a row is dropped for the limits of the session."""
-        if self.age_max_us and batch.timestamps[index] + self.age_max_us < wall_us:
+        if self.age_max_us and batch.came_us(index) + self.age_max_us < wall_us:
             return True
         backlog = self.backlog
         return (

@@ -1,7 +1,8 @@
 """Rows of many streams in order of time, for people.
 
-Within a shard the frames follow each other in time and the rows of one frame are sorted by it;
-across shards the rows that no other shard can precede are merged, many at a time.
+Within a slab the frames follow each other in time and the rows of one frame are sorted by it; so do
+the slabs of a shard, unless the clock was ahead and times began anew. Across shards, and behind
+where times began anew, the rows that no other can precede are merged, many at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def read_in_time_order(
     """Yield record batches with these columns, rows rising in time."""
     wanted = list(columns)
     carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
-    sources = [_shard_tables(plan, span, carried) for plan in shards]
+    sources = [_shard_tables(part, span, carried) for plan in shards for part in _rising(plan)]
     merged = sources[0] if len(sources) == 1 else _merge(sources)
     left = rows_max
     for table in merged:
@@ -41,6 +42,19 @@ def read_in_time_order(
             left -= taken.num_rows
             if left <= 0:
                 return
+
+
+def _rising(plan: ShardPlan) -> list[ShardPlan]:
+    """Cut the slabs of a shard, given in order of their generations, where times begin anew."""
+    parts: list[ShardPlan] = []
+    until_us: int | None = None
+    for each in plan:
+        record = each[0].record
+        if until_us is None or record.since_us < until_us:
+            parts.append([])
+        parts[-1].append(each)
+        until_us = record.until_us or record.since_us
+    return parts
 
 
 def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterator[pa.Table]:

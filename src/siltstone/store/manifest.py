@@ -58,6 +58,9 @@ class SlabId:
 class SlabRecord:
     """What the manifest knows of a slab; times are in µs, until is exclusive and None for the
     current one.
+
+    `closed_us` is set where rows are stamped later than they came, because the clock was ahead: all
+    of them came before it. Retention counts from there.
     """
 
     shard: int
@@ -68,11 +71,17 @@ class SlabRecord:
     created_us: int
     first_serial: int = 0
     until_serial: int | None = None
+    closed_us: int | None = None
 
     @property
     def id(self) -> SlabId:
         """The slab's name."""
         return SlabId(self.shard, self.generation)
+
+    @property
+    def ended_us(self) -> int | None:
+        """The time after the last row came; None for the current slab."""
+        return self.until_us if self.closed_us is None else self.closed_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ class Manifest:
             "database": self.database,
             "salt": self.salt,
             "settings": self.settings.to_json(),
-            "slabs": [asdict(slab) | {"state": slab.state.value} for slab in self.slabs],
+            "slabs": [_fields(slab) for slab in self.slabs],
             "dropping": [[slab.shard, slab.generation] for slab in self.dropping],
         }
         if self.logs:
@@ -147,6 +156,14 @@ class Manifest:
         others = [slab for slab in self.slabs if slab.id != record.id]
         slabs = sorted([*others, record], key=lambda slab: slab.id)
         return replace(self, slabs=tuple(slabs))
+
+
+def _fields(record: SlabRecord) -> dict[str, Any]:
+    fields = asdict(record) | {"state": record.state.value}
+    if record.closed_us is None:
+        # Versions before this one do not know it.
+        del fields["closed_us"]
+    return fields
 
 
 class ManifestKeeper:

@@ -50,6 +50,15 @@ class ReadableSlabs:
             self.refresh()
         return find_slab(self._slabs, slab)
 
+    def newest_us(self) -> int:
+        """Return the latest time in a current slab: of its last row, or before its first one."""
+        current = [slab for slab in self.all() if slab.record.state is SlabState.CURRENT]
+        newest = [slab.record.since_us - 1 for slab in current]
+        for slab in current:
+            index = slab.handles()[-1].segment().index
+            newest += index.last_times[index.frame_count - 1 : index.frame_count]
+        return max(newest)
+
     def ended(self, slab: SlabId) -> bool:
         """Say whether a slab takes no more rows, and all that it has are known here."""
         return not self.slab(slab).follows

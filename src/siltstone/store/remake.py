@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
@@ -47,6 +48,8 @@ class _Found:
     salts: set[int] = field(default_factory=set)
     topic: str = ""
     file_bytes: int = 0
+    # Its last segment tells the time of its last row.
+    last_us: int = 0
 
 
 def remake_manifest(
@@ -114,7 +117,15 @@ def _look_at(fs: FileSystem, directory: PurePath, slab: SlabId) -> _Found | None
         found.salts.add(header.salt)
         found.topic = found.topic or header.topic or _topic_in(segment)
         found.file_bytes = header.file_bytes
+        found.last_us = max(found.last_us, _last_us(segment))
     return found
+
+
+def _last_us(segment: Segment) -> int:
+    """Return the time of the last frame in a segment that can be read."""
+    with suppress(CorruptionError):
+        segment.follow()
+    return max(segment.index.last_times[: segment.index.frame_count], default=0)
 
 
 def _topic_in(segment: Segment) -> str:
@@ -156,16 +167,24 @@ def _records(slabs: list[_Found]) -> Iterable[SlabRecord]:
     }
     for each in slabs:
         following = after.get(each.id)
+        until_us = None if following is None else max(following.since_us, each.last_us + 1)
+        # Where a later generation begins earlier, the clock was ahead when these rows came.
+        later = [
+            one.since_us for one in slabs if one.id > each.id and one.id.shard == each.id.shard
+        ]
+        closed_us = min(later, default=None)
+        is_ahead = until_us is not None and closed_us is not None and closed_us < until_us
         adjoins = following is not None and following.id.generation == each.id.generation + 1
         yield SlabRecord(
             shard=each.id.shard,
             generation=each.id.generation,
             state=SlabState.CURRENT if following is None else SlabState.SEALED,
             since_us=each.since_us,
-            until_us=None if following is None else following.since_us,
+            until_us=until_us,
             created_us=each.created_us,
             first_serial=each.first_serial,
             until_serial=following.first_serial if following is not None and adjoins else None,
+            closed_us=closed_us if is_ahead else None,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
@@ -61,22 +61,23 @@ def due_for_drop(
     records: Sequence[SlabRecord],
     sizes: Mapping[SlabId, int],
     *,
-    now_us: int,
+    passed_us: Callable[[int], int],
     tiering: bool = False,
 ) -> list[SlabId]:
     """Return the sealed slabs that are past the retention by age or, oldest first, by bytes.
 
-    Of a database that is tiered, only what is in the lake.
+    `passed_us` tells how long ago a time was, for certain. Of a database that is tiered, only what
+    is in the lake.
     """
     total = sum(sizes.values())
     dropped: list[SlabId] = []
     ended = {SlabState.TIERED} if tiering else {SlabState.SEALED, SlabState.TIERED}
     sealed = [record for record in records if record.state in ended]
-    for record in sorted(sealed, key=lambda record: (record.until_us, record.shard)):
-        assert record.until_us is not None
+    for record in sorted(sealed, key=lambda record: (record.ended_us, record.shard)):
+        assert record.ended_us is not None
         too_old = (
             settings.retain_seconds is not None
-            and record.until_us <= now_us - settings.retain_seconds * _SECOND_US
+            and passed_us(record.ended_us) >= settings.retain_seconds * _SECOND_US
         )
         too_much = settings.retain_bytes is not None and total > settings.retain_bytes
         if too_old or too_much:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Container
+from functools import partial
 from itertools import groupby
 from threading import Condition, Thread
 from typing import Final
@@ -30,6 +31,7 @@ _FRAME_ROWS: Final = 1 << 20
 
 Rows = list[int] | None
 Pending = tuple[Call, Ticket, Rows]
+TurnOver = Callable[[Committer], Committer]
 
 
 def flush_delay(
@@ -52,7 +54,7 @@ class Shard:
         committer: Committer,
         clock: Clock,
         *,
-        turn_over: Callable[[Committer], Committer],
+        turn_over: TurnOver,
         admit: Callable[[int], SiltstoneError | None],
         housekeeping: Callable[[], None],
     ) -> None:
@@ -160,9 +162,11 @@ class Shard:
         finally:
             self._crowd -= 1
 
-    def seal(self) -> None:
-        """Turn the generation over behind everything queued so far; return when it is done."""
-        self._order(self.turn)
+    def seal(self, turn_over: TurnOver | None = None) -> None:
+        """Turn the generation over behind everything queued so far, in another way than usual where
+        one is given; return when it is done.
+        """
+        self._order(partial(self.turn, turn_over))
 
     def sync(self) -> None:
         """Make everything queued so far durable."""
@@ -181,9 +185,9 @@ class Shard:
 
         self._order(change)
 
-    def turn(self) -> None:
+    def turn(self, turn_over: TurnOver | None = None) -> None:
         """Turn the generation over now; only for the shard's own thread."""
-        self.committer = self._turn_over(self.committer)
+        self.committer = (turn_over or self._turn_over)(self.committer)
 
     def close(self) -> SiltstoneError | None:
         """Commit what is queued and end the thread; return what kept it from its last sync."""

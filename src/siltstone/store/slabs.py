@@ -146,6 +146,23 @@ class WritableSlabs:
         for shard in self._shards:
             shard.seal()
 
+    def restart_times(self) -> int:
+        """Let rows be stamped by the clock again, in a new generation of each shard whose rows are
+        stamped ahead of it; return how many there were.
+        """
+        check_open(closed=self._closing)
+        now_us = self._clock.now_us()
+        ahead = [each for each in self._shards if each.committer.last_timestamp_us >= now_us]
+        for shard in ahead:
+            shard.seal(self._restart_times)
+        return len(ahead)
+
+    def newest_us(self) -> int:
+        """Return the latest time in a current slab: of its last row, or before its first one."""
+        shards = self._shards
+        check_open(closed=self._closing)
+        return max(shard.committer.last_timestamp_us for shard in shards)
+
     def sync(self) -> None:
         """Make all that was appended durable."""
         check_open(closed=self._closing)
@@ -242,7 +259,7 @@ class WritableSlabs:
                 self.manifest.settings,
                 self.manifest.slabs,
                 sizes,
-                now_us=self._clock.now_us(),
+                passed_us=self._clock.passed_us,
                 tiering=tiering,
             )
             for slab in dropped:
@@ -375,10 +392,30 @@ class WritableSlabs:
         except DiskError as exc:
             raise committer.poison(exc) from exc
 
-    def _begin_next(self, committer: Committer) -> Committer:
-        """Seal a slab and begin the next; the manifest makes it so."""
+    def _restart_times(self, committer: Committer) -> Committer:
+        """Seal a slab and begin the next, whose rows are stamped by the clock again.
+
+        Raises: as `_turn_over` does.
+        """
+        now_us = self._clock.now_us()
+        if committer.last_timestamp_us < now_us:
+            return committer
+        try:
+            return self._begin_next(committer, since_us=now_us)
+        except DiskError as exc:
+            raise committer.poison(exc) from exc
+
+    def _begin_next(self, committer: Committer, since_us: int | None = None) -> Committer:
+        """Seal a slab and begin the next; the manifest makes it so.
+
+        The next one begins at this time where it is given, though rows are stamped later: none of
+        those came after it.
+        """
         old = committer.slab
-        since_us = max(committer.last_timestamp_us + 1, self._clock.now_us())
+        until_us = committer.last_timestamp_us + 1
+        closed_us = since_us
+        if since_us is None:
+            since_us = until_us = max(until_us, self._clock.now_us())
         committer.seal()
         record = SlabRecord(
             shard=old.id.shard,
@@ -405,20 +442,39 @@ class WritableSlabs:
         sealed = replace(
             old.record,
             state=SlabState.SEALED,
-            until_us=since_us,
+            until_us=until_us,
             until_serial=record.first_serial,
         )
         with self._lock:
+            ended = [sealed]
+            if closed_us is not None:
+                ended = self._closed_by(closed_us, sealed)
             self._keeper.update(
                 lambda manifest: replace(
-                    manifest.with_slab(sealed).with_slab(record),
+                    reduce(Manifest.with_slab, [*ended, record], manifest),
                     settings=replace(manifest.settings, thresholds=settings.thresholds),
                 )
             )
             self._sealed_bytes[old.id] = committer.size_bytes()
             self._slabs = self._slabs | {record.id: successor.slab}
-            old.record = sealed
+            for each in ended:
+                self._slabs[each.id].record = each
         return successor
+
+    def _closed_by(self, closed_us: int, sealed: SlabRecord) -> list[SlabRecord]:
+        """Return this slab, and those before it in its shard that are stamped later than this, as
+        they are when all of their rows came before it.
+        """
+        others = [
+            record
+            for record in self.manifest.slabs
+            if record.shard == sealed.shard and record.state is not SlabState.CURRENT
+        ]
+        return [
+            replace(record, closed_us=closed_us)
+            for record in [*others, sealed]
+            if record.ended_us is not None and record.ended_us > closed_us
+        ]
 
     def _sow(self, structure: Structure) -> DatabaseSettings:
         """Teach what was learned elsewhere for the next generation; return its settings."""

@@ -108,7 +108,10 @@ def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
         # Between two that do not adjoin there was one that was dropped.
         adjoin = after.generation == before.generation + 1
         until_us = after.since_us if before.until_us is None else before.until_us
-        if until_us > after.since_us or (adjoin and until_us != after.since_us):
+        # Behind one that is stamped ahead of the clock, times begin anew.
+        if before.closed_us is None and (
+            until_us > after.since_us or (adjoin and until_us != after.since_us)
+        ):
             yield f"slab {after.id} does not begin where {before.id} ends"
         if after.first_serial < before.first_serial:
             yield f"slab {after.id} has lower serials than {before.id}"

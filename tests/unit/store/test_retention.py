@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
@@ -29,6 +32,11 @@ def sealed(generation: int, until_us: int, shard: int = 0) -> SlabRecord:
         until_us=until_us,
         created_us=0,
     )
+
+
+def before(now_us: int) -> Callable[[int], int]:
+    """Return a clock of that time: how long ago a time was."""
+    return lambda since_us: now_us - since_us
 
 
 def turns(
@@ -83,19 +91,25 @@ class TestTurn:
 class TestDrop:
     def test_without_limits_nothing_is_dropped(self) -> None:
         sizes = {SlabId(0, 1): 1 << 60}
-        assert due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, now_us=1 << 60) == []
+        assert (
+            due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, passed_us=before(1 << 60)) == []
+        )
 
     def test_a_slab_is_too_old_when_its_last_moment_is(self) -> None:
         records = [sealed(1, 5 * SECOND), sealed(2, 5 * SECOND + 1), current()]
         sizes = {record.id: 1 for record in records}
         settings = DatabaseSettings(retain_seconds=2)
-        assert due_for_drop(settings, records, sizes, now_us=7 * SECOND) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, passed_us=before(7 * SECOND)) == [
+            SlabId(0, 1)
+        ]
 
     def test_the_oldest_are_dropped_until_the_rest_fits(self) -> None:
         records = [sealed(1, 300), sealed(2, 100), sealed(3, 200), current()]
         sizes = {SlabId(0, 1): 10, SlabId(0, 2): 20, SlabId(0, 3): 30, SlabId(0, 9): 40}
         due = {
-            limit: due_for_drop(DatabaseSettings(retain_bytes=limit), records, sizes, now_us=0)
+            limit: due_for_drop(
+                DatabaseSettings(retain_bytes=limit), records, sizes, passed_us=before(0)
+            )
             for limit in (100, 99, 80, 79, 1)
         }
         assert due == {
@@ -110,14 +124,28 @@ class TestDrop:
         records = [sealed(1, 100, shard=1), sealed(1, 100, shard=0)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, now_us=0) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, passed_us=before(0)) == [SlabId(0, 1)]
 
     def test_what_age_drops_counts_for_the_bytes(self) -> None:
         records = [sealed(1, 1 * SECOND), sealed(2, 9 * SECOND)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_seconds=5, retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, now_us=10 * SECOND) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, passed_us=before(10 * SECOND)) == [
+            SlabId(0, 1)
+        ]
 
     def test_the_current_slab_is_never_dropped(self) -> None:
         settings = DatabaseSettings(retain_seconds=1, retain_bytes=1)
-        assert due_for_drop(settings, [current()], {SlabId(0, 9): 99}, now_us=1 << 60) == []
+        assert (
+            due_for_drop(settings, [current()], {SlabId(0, 9): 99}, passed_us=before(1 << 60)) == []
+        )
+
+    def test_a_slab_stamped_ahead_is_as_old_as_the_moment_it_was_closed(self) -> None:
+        year = 365 * 86_400 * SECOND
+        ahead = replace(sealed(1, year), closed_us=5 * SECOND)
+        records = [ahead, sealed(2, 6 * SECOND), current()]
+        sizes = {record.id: 1 for record in records}
+        settings = DatabaseSettings(retain_seconds=2)
+        assert due_for_drop(settings, records, sizes, passed_us=before(7 * SECOND)) == [ahead.id]
+        by_bytes = DatabaseSettings(retain_bytes=2)
+        assert due_for_drop(by_bytes, records, sizes, passed_us=before(0)) == [ahead.id]
