@@ -83,19 +83,19 @@ class TestTurn:
 class TestDrop:
     def test_without_limits_nothing_is_dropped(self) -> None:
         sizes = {SlabId(0, 1): 1 << 60}
-        assert due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, now_us=1 << 60) == []
+        assert due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, now_us=1 << 60) == {}
 
     def test_a_slab_is_too_old_when_its_last_moment_is(self) -> None:
         records = [sealed(1, 5 * SECOND), sealed(2, 5 * SECOND + 1), current()]
         sizes = {record.id: 1 for record in records}
         settings = DatabaseSettings(retain_seconds=2)
-        assert due_for_drop(settings, records, sizes, now_us=7 * SECOND) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, now_us=7 * SECOND) == {SlabId(0, 1): "age"}
 
     def test_the_oldest_are_dropped_until_the_rest_fits(self) -> None:
         records = [sealed(1, 300), sealed(2, 100), sealed(3, 200), current()]
         sizes = {SlabId(0, 1): 10, SlabId(0, 2): 20, SlabId(0, 3): 30, SlabId(0, 9): 40}
         due = {
-            limit: due_for_drop(DatabaseSettings(retain_bytes=limit), records, sizes, now_us=0)
+            limit: [*due_for_drop(DatabaseSettings(retain_bytes=limit), records, sizes, now_us=0)]
             for limit in (100, 99, 80, 79, 1)
         }
         assert due == {
@@ -110,14 +110,14 @@ class TestDrop:
         records = [sealed(1, 100, shard=1), sealed(1, 100, shard=0)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, now_us=0) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, now_us=0) == {SlabId(0, 1): "size"}
 
     def test_what_age_drops_counts_for_the_bytes(self) -> None:
         records = [sealed(1, 1 * SECOND), sealed(2, 9 * SECOND)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_seconds=5, retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, now_us=10 * SECOND) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, now_us=10 * SECOND) == {SlabId(0, 1): "age"}
 
     def test_the_current_slab_is_never_dropped(self) -> None:
         settings = DatabaseSettings(retain_seconds=1, retain_bytes=1)
-        assert due_for_drop(settings, [current()], {SlabId(0, 9): 99}, now_us=1 << 60) == []
+        assert due_for_drop(settings, [current()], {SlabId(0, 9): 99}, now_us=1 << 60) == {}

@@ -30,6 +30,7 @@ from siltstone.store.manifest import (
     read_manifest,
 )
 from siltstone.store.opening import slab_directory
+from siltstone.store.drops import Why
 from siltstone.store.retention import due_for_drop
 from siltstone.store.rows import Row
 from siltstone.store.shard import Shard
@@ -333,10 +334,10 @@ class TestRetention:
     ) -> None:
         threads: list[Thread] = []
 
-        def decided(*arguments: Any, **options: Any) -> list[SlabId]:
+        def decided(*arguments: Any, **options: Any) -> dict[SlabId, Why]:
             due = due_for_drop(*arguments, **options)
             if not threads:
-                threads.append(Thread(target=lambda: suppressed_drop(slabs, due[0])))
+                threads.append(Thread(target=lambda: suppressed_drop(slabs, next(iter(due)))))
                 threads[0].start()
                 # Where deciding and dropping are one step, the other thread waits for its end.
                 threads[0].join(0.2)
