@@ -409,11 +409,11 @@ class Database:
         """
         return self._writable().reclaim(needed, may_drop)
 
-    def seal_delivered(self, needed: Mapping[int, int]) -> None:
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
         """Turn over the generations of some size that end before what is needed of their shard,
-        unless the settings tell when generations end.
+        unless the settings tell when generations end; say whether there was any.
         """
-        self._writable().seal_delivered(needed)
+        return self._writable().seal_delivered(needed)
 
     @property
     def drops(self) -> DropLog:

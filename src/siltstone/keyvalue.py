@@ -20,10 +20,10 @@ from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, Usage
 from siltstone.kv.api import Changes, Engine
 from siltstone.kv.slab import KeyValueSlab
 from siltstone.store.arguments import require_kind
+from siltstone.store.drops import DropLog, Dropped, Why
 from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.partition import shard_of
-from siltstone.store.drops import Dropped, DropLog, Why
 from siltstone.store.retention import due_for_drop, due_for_turn
 from siltstone.store.rows import Row
 from siltstone.topic.grammar import TopicFilter

@@ -1,5 +1,5 @@
-"""Gives back the space of what was delivered: a sealed slab is dropped as soon as no durable session
-and no share group needs a row of it, where the database says so (`reclaim`).
+"""Gives back the space of what was delivered: a sealed slab is dropped as soon as no durable
+session and no share group needs a row of it, where the database says so (`reclaim`).
 
 A pass over all sessions and groups finds the floor of each shard: the first row that is needed. It
 begins with the rows that are announced and lowers the floor by each of them:
@@ -18,7 +18,7 @@ Everything here runs on the loop, but for what waits for the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.errors import SiltstoneError
 from siltstone.logs import log
+from siltstone.session.archive import SessionArchive
 from siltstone.session.archive_keys import group_id, group_parts
 from siltstone.session.archive_places import Page
 from siltstone.session.lag import group_first, session_first
@@ -69,6 +70,8 @@ class Holder(NamedTuple):
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
+SESSION: Final = "session"
+GROUP: Final = "share group"
 _FEED: Final = Holder("a message that is being delivered", "")
 
 
@@ -129,6 +132,16 @@ class Reclaimer:
         self._trouble = ""
         self._again(_LOOK_SECONDS)
 
+    def values(self) -> dict[bytes, str]:
+        """Return what was reclaimed since the start, and what holds the rest, by topics."""
+        drops = self._database.drops
+        return {
+            b"store/reclaimed/messages": f"{drops.reclaimed_rows}",
+            b"store/reclaimed/bytes": f"{drops.reclaimed_bytes}",
+            b"store/held by": "" if self.held_by is None else str(self.held_by),
+            b"store/held messages": f"{self.held_rows}",
+        }
+
     def _again(self, seconds: float) -> None:
         self._timers.at(self._shell.now() + seconds, self._look)
 
@@ -161,13 +174,18 @@ class Reclaimer:
             search.lower(begins, _FEED)
         search.lower(self._durables.feeding.hub.behind(), _FEED)
         for text, place in self._groups.places():
-            search.lower(place, Holder("share group", text))
-        # The one that held the space before, first: while it does, nobody else is asked.
+            search.lower(place, Holder(GROUP, text))
+        self._weigh_former(search, partial(self._find, search, ""))
+
+    def _weigh_former(self, search: _Pass, then: Act) -> None:
+        """Begin with the one that held the space before: while it does, nobody else is asked."""
         former = self.held_by
-        if former is not None and former.kind == "session":
-            self._weigh(search, [former.name], partial(self._find, search, ""))
+        if former is not None and former.kind == SESSION:
+            self._weigh(search, [former.name], then)
+        elif former is not None and former.kind == GROUP:
+            self._weigh_groups(search, [former.name], then)
         else:
-            self._find(search, "")
+            then()
 
     def _is_quiet(self, shard: int, end: int) -> bool:
         now = self._shell.now()
@@ -190,8 +208,10 @@ class Reclaimer:
         )
 
     def _found(self, search: _Pass, page: Page) -> None:
-        following = partial(self._find, search, page.after)
-        then = following if page.after else partial(self._weigh_groups, search)
+        if page.after:
+            then = partial(self._find, search, page.after)
+        else:
+            then = partial(self._weigh_groups, search, None, partial(self._end, search))
         self._weigh(search, page.client_ids, then)
 
     def _weigh(self, search: _Pass, client_ids: list[str], then: Act) -> None:
@@ -204,7 +224,7 @@ class Reclaimer:
             if place is None:
                 away.append(client_id)
             else:
-                search.lower(place, Holder("session", client_id))
+                search.lower(place, Holder(SESSION, client_id))
         self._examine(search, away, then)
 
     def _examine(self, search: _Pass, client_ids: list[str], then: Act) -> None:
@@ -217,9 +237,10 @@ class Reclaimer:
 
         def examined(needs: dict[str, dict[int, int]]) -> None:
             for client_id, needed in needs.items():
-                if len(self._known) < _REMEMBERED_MAX:
-                    self._known[client_id] = needed
-                search.lower(needed, Holder("session", client_id))
+                if len(self._known) >= _REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[client_id] = needed
+                search.lower(needed, Holder(SESSION, client_id))
             self._examine(search, rest, then)
 
         self._ask(partial(self._needs, known, dict(search.oldest)), examined)
@@ -237,32 +258,29 @@ class Reclaimer:
 
     # Share groups that are not in memory.
 
-    def _weigh_groups(self, search: _Pass) -> None:
+    def _weigh_groups(self, search: _Pass, only: list[str] | None, then: Act) -> None:
+        """Lower the floors by what these groups need, or all that are kept."""
         live = {text for text, group in self._groups.groups.items() if group.is_open}
-        self._ask(
-            partial(self._needs_of_groups, live, dict(search.oldest)),
-            partial(self._weighed_groups, search),
-        )
 
-    def _needs_of_groups(self, live: set[str], ends: Serials) -> dict[str, dict[int, int]]:
+        def weighed(needs: dict[str, dict[int, int]]) -> None:
+            for text, needed in needs.items():
+                search.lower(needed, Holder(GROUP, text))
+            then()
+
+        self._ask(partial(self._needs_of_groups, only, live, dict(search.oldest)), weighed)
+
+    def _needs_of_groups(
+        self, only: list[str] | None, live: set[str], ends: Serials
+    ) -> dict[str, dict[int, int]]:
         """Return the first row of each shard that groups have still to lend; in a thread."""
         archive = self._durables.archive
         found: dict[str, dict[int, int]] = {}
-        after = ""
-        while listed := archive.list_groups(after):
-            for one in listed:
-                text = group_id(one.name, one.filter)
-                saved = None if text in live else archive.peek_group(*group_parts(text))
-                if saved is not None:
-                    first = group_first(self._source, saved, ends, self._clock.now_us())
-                    found[text] = _at_least(first, ends, dict(saved.position))
-            after = group_id(listed[-1].name, listed[-1].filter)
+        for text in _kept_groups(archive) if only is None else only:
+            saved = None if text in live else archive.peek_group(*group_parts(text))
+            if saved is not None:
+                first = group_first(self._source, saved, ends, self._clock.now_us())
+                found[text] = _at_least(first, ends, dict(saved.position))
         return found
-
-    def _weighed_groups(self, search: _Pass, needs: dict[str, dict[int, int]]) -> None:
-        for text, needed in needs.items():
-            search.lower(needed, Holder("share group", text))
-        self._end(search)
 
     # The end of a pass.
 
@@ -271,7 +289,7 @@ class Reclaimer:
         ends = self._durables.feeding.ends()
         if held:
             shard = max(held, key=lambda shard: ends[shard] - search.floors[shard])
-            self._hold(search.holders[shard], ends[shard] - search.floors[shard])
+            self._hold(search.holders.get(shard, _FEED), ends[shard] - search.floors[shard])
         else:
             self._hold(None)
         if search.is_hopeless:
@@ -286,9 +304,7 @@ class Reclaimer:
         """Drop what nobody needs, and seal what may then be dropped; in a thread."""
         floors = search.floors
         dropped = self._database.reclaim(floors, partial(self._pins.is_free, search.pinned))
-        before = self._database.reclaimable()
-        self._database.seal_delivered(floors)
-        return bool(dropped) or self._database.reclaimable() != before
+        return self._database.seal_delivered(floors) or bool(dropped)
 
     def _dropped(self, has_moved: bool) -> None:
         self._trouble = ""
@@ -317,6 +333,14 @@ class Reclaimer:
                 error=str(error),
             )
         self._again(_LOOK_SECONDS)
+
+
+def _kept_groups(archive: SessionArchive) -> Iterator[str]:
+    after = ""
+    while listed := archive.list_groups(after):
+        for one in listed:
+            after = group_id(one.name, one.filter)
+            yield after
 
 
 def _at_least(first: dict[int, int], ends: Serials, position: Serials) -> dict[int, int]:

@@ -164,18 +164,21 @@ class Shard:
         """Turn the generation over behind everything queued so far; return when it is done."""
         self._order(self.turn)
 
-    def seal_before(self, serial: int, size_bytes: int) -> None:
+    def seal_before(self, serial: int, size_bytes: int) -> bool:
         """Turn the generation over behind everything queued so far if that ends before a serial,
-        and takes at least so much of the disk.
+        and takes at least so much of the disk; say whether it did.
         """
+        turned: list[bool] = []
 
         def act() -> None:
             committer = self.committer
             is_whole = committer.next_serial <= serial and committer.rows > 0
             if is_whole and committer.size_bytes() >= size_bytes:
                 self.turn()
+                turned.append(True)
 
         self._order(act)
+        return bool(turned)
 
     def sync(self) -> None:
         """Make everything queued so far durable."""

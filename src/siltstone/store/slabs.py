@@ -26,7 +26,7 @@ from siltstone.segment.chain import directory_bytes
 from siltstone.store.birth import begin_in_place, first_slab
 from siltstone.store.committer import Committer, OnStored
 from siltstone.store.cook import Cooked
-from siltstone.store.drops import Dropped, DropLog, Why
+from siltstone.store.drops import DropLog, Dropped, Why
 from siltstone.store.manifest import (
     Manifest,
     ManifestKeeper,
@@ -317,15 +317,19 @@ class WritableSlabs:
         self._finish_drops()
         return dropped
 
-    def seal_delivered(self, needed: Mapping[int, int]) -> None:
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
         """Turn over the generations that have RECLAIM_SEAL_BYTES or more and no row that is needed,
-        but for those whose end the settings tell.
+        unless the settings tell when they end; say whether there was any.
         """
         check_open(closed=self._closing)
         if sets_rotation(self.manifest.settings):
-            return
-        for shard in self._shards:
-            shard.seal_before(needed.get(shard.number, 0), RECLAIM_SEAL_BYTES)
+            return False
+        sealed = [
+            shard.seal_before(needed[shard.number], RECLAIM_SEAL_BYTES)
+            for shard in self._shards
+            if shard.number in needed
+        ]
+        return any(sealed)
 
     def adopt_tiered(self) -> None:
         """Take over which sealed slabs are in the lake."""
