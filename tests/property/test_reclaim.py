@@ -1,8 +1,8 @@
 """Delivered messages are dropped, and no session or share group misses one that it is owed.
 
 The machines of durable sessions and of share groups, over a store that drops every sealed slab as
-soon as nothing of it is needed: slabs are sealed at any moment, clients come, leave, acknowledge and
-expire, the disk is slow, the power is cut. When everything is acknowledged, one sealing gives back
+soon as nothing of it is needed: slabs are sealed at any moment, clients come, leave, acknowledge
+and expire, the disk is slow, the power is cut. When everything is acknowledged, one sealing gives back
 the space.
 """
 

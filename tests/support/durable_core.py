@@ -102,7 +102,9 @@ class DurableCore(Core):
         self.store = Store(
             PATH, fs=self.disk.fs, clock=self.clock, open_engine=self.disk.open_engine
         )
-        self.real = self.store.ensure(NAME, settings_of(shards=shards, flush_interval=0.0, reclaim=reclaim))
+        self.real = self.store.ensure(
+            NAME, settings_of(shards=shards, flush_interval=0.0, reclaim=reclaim)
+        )
         self.database: HeldDatabase = HeldDatabase(self.real, automatic=automatic)
         log = self.store.ensure(LOG_NAME, LOG_SETTINGS.changed({"segment_bytes": 64 * 1024}))
         self.retained_log: HeldDatabase = HeldDatabase(log, automatic=automatic)

@@ -123,9 +123,7 @@ class TopicLogSettings(Settings):
 
     def database_settings(self) -> DatabaseSettings:
         """Return the settings of the database, should it have to be created."""
-        return DatabaseSettings(
-            shard_by="topic", **self.model_dump(include=set(OF_THE_DATABASE))
-        )
+        return DatabaseSettings(shard_by="topic", **self.model_dump(include=set(OF_THE_DATABASE)))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

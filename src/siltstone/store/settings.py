@@ -92,9 +92,7 @@ class DatabaseSettings:
             f"one of {', '.join(COMPRESSIONS)}",
             self.compression,
         )
-        _require(
-            self.reclaim in RECLAIMS, "reclaim", f"one of {', '.join(RECLAIMS)}", self.reclaim
-        )
+        _require(self.reclaim in RECLAIMS, "reclaim", f"one of {', '.join(RECLAIMS)}", self.reclaim)
         _require(self.max_items >= 1, "max_items", "at least 1", self.max_items)
         _require(self.topic_cache >= 2, "topic_cache", "at least 2", self.topic_cache)
         _require(

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from siltstone.store.drops import Dropped, DropLog
+from siltstone.store.drops import DropLog, Dropped
 from siltstone.store.manifest import SlabId
 
 

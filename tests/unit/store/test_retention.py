@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
-from siltstone.store.retention import due_for_drop, due_for_turn
+from siltstone.store.retention import (
+    RECLAIM_ROTATE_BYTES,
+    due_for_drop,
+    due_for_reclaim,
+    due_for_turn,
+)
 from siltstone.store.settings import DatabaseSettings
 
 SECOND = 1_000_000
@@ -32,10 +39,21 @@ def sealed(generation: int, until_us: int, shard: int = 0) -> SlabRecord:
 
 
 def turns(
-    settings: DatabaseSettings, *, rows: int = 1, size_bytes: int = 0, now_us: int = 0
+    settings: DatabaseSettings,
+    *,
+    rows: int = 1,
+    size_bytes: int = 0,
+    now_us: int = 0,
+    reclaims: bool = False,
 ) -> bool:
-    record = current(since_us=10 * SECOND)
-    return due_for_turn(settings, record, rows=rows, size_bytes=size_bytes, now_us=now_us)
+    return due_for_turn(
+        settings,
+        current(since_us=10 * SECOND),
+        rows=rows,
+        size_bytes=size_bytes,
+        now_us=now_us,
+        reclaims=reclaims,
+    )
 
 
 class TestTurn:
@@ -74,6 +92,21 @@ class TestTurn:
     def test_a_rotation_that_is_set_is_not_replaced_by_one_of_the_retention(self) -> None:
         settings = DatabaseSettings(retain_bytes=8 << 20, retain_seconds=80.0, rotate_seconds=40.0)
         assert not turns(settings, size_bytes=1 << 20, now_us=49 * SECOND)
+
+    def test_what_reclaims_ends_slabs_at_a_size_of_its_own_where_nothing_else_says_when(
+        self,
+    ) -> None:
+        size = RECLAIM_ROTATE_BYTES
+        plain = DatabaseSettings(reclaim="delivered")
+        assert not turns(plain, size_bytes=size)
+        assert [turns(plain, size_bytes=at, reclaims=True) for at in (size - 1, size)] == [
+            False,
+            True,
+        ]
+        retained = replace(plain, retain_bytes=8 << 20)
+        assert turns(retained, size_bytes=1 << 20, reclaims=True)
+        assert turns(replace(plain, retain_bytes=1 << 40), size_bytes=size, reclaims=True)
+        assert not turns(replace(plain, rotate_seconds=40.0), size_bytes=size, reclaims=True)
 
     def test_an_empty_slab_goes_on(self) -> None:
         settings = DatabaseSettings(rotate_seconds=2.5, rotate_bytes=100)
@@ -121,3 +154,37 @@ class TestDrop:
     def test_the_current_slab_is_never_dropped(self) -> None:
         settings = DatabaseSettings(retain_seconds=1, retain_bytes=1)
         assert due_for_drop(settings, [current()], {SlabId(0, 9): 99}, now_us=1 << 60) == {}
+
+
+class TestReclaim:
+    RECORDS = (
+        replace(sealed(1, 5), until_serial=10),
+        replace(sealed(2, 9), first_serial=10, until_serial=20),
+        replace(sealed(1, 7, shard=1), until_serial=3),
+        replace(current(), first_serial=20),
+    )
+
+    @pytest.mark.parametrize(
+        ("needed", "due"),
+        [
+            ({}, []),
+            ({0: 9, 1: 2}, []),
+            ({0: 10}, ["0/1"]),
+            ({0: 19, 1: 3}, ["0/1", "1/1"]),
+            ({0: 1 << 60}, ["0/1", "0/2"]),
+        ],
+    )
+    def test_sealed_slabs_are_due_that_end_before_what_is_needed(
+        self, needed: dict[int, int], due: list[str]
+    ) -> None:
+        found = due_for_reclaim(self.RECORDS, needed)
+        assert [str(record.id) for record in found] == due
+
+    def test_of_a_database_that_is_tiered_only_what_is_in_the_lake(self) -> None:
+        first, *others = self.RECORDS
+        records = [replace(first, state=SlabState.TIERED), *others]
+        found = due_for_reclaim(records, {0: 99, 1: 99}, tiering=True)
+        assert [str(record.id) for record in found] == ["0/1"]
+
+    def test_a_slab_of_an_early_version_without_its_end_stays(self) -> None:
+        assert due_for_reclaim([sealed(1, 5)], {0: 1 << 60}) == []
