@@ -2,8 +2,8 @@
 
 The machines of durable sessions and of share groups, over a store that drops every sealed slab as
 soon as nothing of it is needed: slabs are sealed at any moment, clients come, leave, acknowledge
-and expire, the disk is slow, the power is cut. When everything is acknowledged, one sealing gives back
-the space.
+and expire, the disk is slow, the power is cut. When everything is acknowledged, one sealing gives
+back the space.
 """
 
 from __future__ import annotations

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from siltstone.database import Database
-from siltstone.session.lag import Lag, backlog_lag, group_lag, session_lag
+from siltstone.session.lag import (
+    Lag,
+    backlog_lag,
+    group_first,
+    group_lag,
+    session_first,
+    session_lag,
+)
 from siltstone.session.state import (
     NOT_STORED,
     SavedGroup,

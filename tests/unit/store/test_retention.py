@@ -93,7 +93,7 @@ class TestTurn:
         settings = DatabaseSettings(retain_bytes=8 << 20, retain_seconds=80.0, rotate_seconds=40.0)
         assert not turns(settings, size_bytes=1 << 20, now_us=49 * SECOND)
 
-    def test_what_reclaims_ends_slabs_at_a_size_of_its_own_where_nothing_else_says_when(
+    def test_what_reclaims_has_a_size_of_its_own_where_nothing_else_says_when(
         self,
     ) -> None:
         size = RECLAIM_ROTATE_BYTES

@@ -347,6 +347,7 @@ class TestRetention:
             sizes += [slabs.slab_bytes(SlabId(0, 2))]
             slabs.configure({"retain_seconds": None, "retain_bytes": 1})
             slabs.enforce_retention()
+            slabs.configure({"retain_bytes": None})
             slabs.seal()
             sizes += [slabs.slab_bytes(SlabId(0, 3))]
             slabs.drop(SlabId(0, 3))
