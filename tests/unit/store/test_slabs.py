@@ -335,7 +335,7 @@ class TestRetention:
     ) -> None:
         caplog.set_level(logging.INFO, "siltstone.store")
         world = World()
-        with opened(world, retain_seconds=5.0) as slabs:
+        with opened(world, retain_seconds=5.0, rotate_bytes=1 << 40) as slabs:
             append(slabs, "t")
             append(slabs, "t")
             slabs.seal()
