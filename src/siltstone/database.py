@@ -7,7 +7,7 @@ Everything may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -27,6 +27,7 @@ from siltstone.store.arguments import require_kind, require_number
 from siltstone.store.block_log import BlockLogs
 from siltstone.store.cook import Call
 from siltstone.store.cursor import read_in_time_order
+from siltstone.store.drops import DropLog
 from siltstone.store.info import Hole, SlabInfo, StreamInfo, holes_of, slab_info, stream_infos
 from siltstone.store.iterator import StreamIterator, StreamRef, require_place, require_times
 from siltstone.store.manifest import SlabId
@@ -40,7 +41,7 @@ from siltstone.store.scan import Span, Status, count_rows, read_stream
 from siltstone.store.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.settings import CALL_BYTES_MAX, DatabaseSettings
 from siltstone.store.slab import Slab
-from siltstone.store.slabs import WritableSlabs
+from siltstone.store.slabs import Reclaimable, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match
 
@@ -416,6 +417,31 @@ class Database:
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that are too old or too much; return which."""
         return self._writable().enforce_retention()
+
+    def reclaimable(self) -> Reclaimable:
+        """Return where the slabs end that `reclaim` drops once no row of them is needed. Of a
+        database that is tiered, only those that are in the lake.
+        """
+        return self._writable().reclaimable()
+
+    def reclaim(
+        self, needed: Mapping[int, int], may_drop: Callable[[], bool] = lambda: True
+    ) -> list[SlabId]:
+        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
+        needed from a serial on. `may_drop` is asked before each of them.
+        """
+        return self._writable().reclaim(needed, may_drop)
+
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
+        """Turn over the generations of some size that end before what is needed of their shard,
+        unless the settings tell when generations end; say whether there was any.
+        """
+        return self._writable().seal_delivered(needed)
+
+    @property
+    def drops(self) -> DropLog:
+        """The slabs that were dropped since it was opened."""
+        return self._writable().drops
 
     def leave_free(self, size_bytes: int) -> None:
         """Refuse rows from now on when the disk has less left than this, for others need it."""

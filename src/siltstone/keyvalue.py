@@ -20,6 +20,7 @@ from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, Usage
 from siltstone.kv.api import Changes, Engine
 from siltstone.kv.slab import KeyValueSlab
 from siltstone.store.arguments import require_kind
+from siltstone.store.drops import DropLog, Dropped, Why
 from siltstone.store.iterator import StreamRef
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.partition import shard_of
@@ -82,6 +83,7 @@ class KeyValueDatabase:
         self._ready = False
         self._slabs: dict[SlabId, OpenSlab] = {}
         self._queues: list[CommitQueue] = []
+        self._drops = DropLog(name)
         self._current: list[Context] = []
         try:
             self._settings = self._open(settings)
@@ -299,17 +301,18 @@ class KeyValueDatabase:
         """
         require_kind("slab", slab, SlabId, "a SlabId")
         self._find(slab)
-        self._queues[slab.shard].order(partial(self._drop, slab))
+        self._queues[slab.shard].order(partial(self._drop, slab, "command"))
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the sealed slabs that are past the retention by age or bytes; return them.
 
         The shards do this by themselves now and then.
         """
-        dropped = self._due_for_drop()
-        for slab in dropped:
-            self.drop_slab(slab)
-        return dropped
+        due = self._due_for_drop()
+        for slab, why in due.items():
+            self._find(slab)
+            self._queues[slab.shard].order(partial(self._drop, slab, why))
+        return list(due)
 
     def configure(self, **changes: Any) -> KeyValueSettings:
         """Change settings; what is committed from now on follows them. Raises: UsageError."""
@@ -394,12 +397,12 @@ class KeyValueDatabase:
             now_us=self._clock.now_us(),
         ):
             self._turn_over(number)
-        for slab in self._due_for_drop():
+        for slab, why in self._due_for_drop().items():
             # Each shard drops its own: nobody waits for another thread.
             if slab.shard == number:
-                self._drop(slab)
+                self._drop(slab, why)
 
-    def _due_for_drop(self) -> list[SlabId]:
+    def _due_for_drop(self) -> dict[SlabId, Why]:
         records = self.slabs()
         sizes = {record.id: self._size_of(record.id) for record in records}
         return due_for_drop(self._settings, records, sizes, passed_us=self._clock.passed_us)
@@ -420,15 +423,17 @@ class KeyValueDatabase:
             self._slabs = self._slabs | {sealed.id: self._opened(sealed, old), record.id: current}
             self._current[number] = current.context
 
-    def _drop(self, slab: SlabId) -> None:
+    def _drop(self, slab: SlabId, why: Why) -> None:
         if self._find(slab).record.state is SlabState.CURRENT:
             raise UsageError(f"slab {slab} is current, seal it before dropping it")
+        size_bytes = self._size_of(slab)
         changes = Changes()
         catalog.remove_slab(changes, slab)
         self._engine.write(changes)
         with self._lock:
             self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
         self._engine.drop_family(catalog.family_of(slab))
+        self._drops.tell(Dropped(slab, why, None, size_bytes))
 
     def _ordered(self, shard: int | None) -> list[OpenSlab]:
         self._check_open()

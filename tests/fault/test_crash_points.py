@@ -215,6 +215,10 @@ def retain(attempt: Attempt) -> None:
     attempt.database.enforce_retention()
 
 
+def reclaim(attempt: Attempt) -> None:
+    attempt.database.reclaim({0: attempt.database.reclaimable().sealed[0][0]})
+
+
 def turn_over(attempt: Attempt) -> None:
     # The first flush fills the slab's allowance; the turn comes behind its acknowledgement.
     attempt.append(Row("a/1", b"1"))
@@ -249,6 +253,7 @@ SCENARIOS: dict[str, tuple[Act, Act, dict[str, Any]]] = {
     "turn over": (nothing, turn_over, {"rotate_bytes": SEGMENT_BYTES}),
     "drop a slab": (three_slabs, drop, {}),
     "retention": (three_slabs, retain, {"retain_seconds": 50.0, "rotate_seconds": 1e6}),
+    "reclaim": (three_slabs, reclaim, {"reclaim": "delivered", "rotate_seconds": 1e6}),
     "close": (unsynced_rows, close, {}),
     "configure": (some_rows, configure, {}),
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.broker_process import broker_process, run_command
+from tests.support.broker_process import BrokerProcess, broker_process, run_command
 
 WARNED = (
     "[storage] is for a database that is yet to be made; this one is changed, while the broker is "
@@ -32,3 +34,31 @@ def test_the_start_tells_the_command_that_applies_what_was_edited(tmp_path: Path
     assert done.returncode == 0, done.stderr
     with broker_process(data, settings=edited) as broker:
         assert broker.events(WARNED) == []
+
+
+def test_the_start_tells_the_command_for_topic_logs_too(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    told_of_logs = WARNED.replace("[storage]", "[topiclog]")
+    with topic_log_process(data) as broker:
+        assert broker.events(told_of_logs) == []
+    edited = {"topiclog.retain_bytes": "1GiB", "topiclog.idle_timeout": "2h"}
+    with topic_log_process(data, **edited) as broker:
+        (told,) = broker.events(told_of_logs)
+        assert broker.events(WARNED) == []
+    words = shlex.split(told["command"])
+    assert words == [
+        *("siltstone", "db", "set", "topics", "retain_bytes=1073741824", "--data", str(data))
+    ]
+    done = run_command(*words[1:])
+    assert done.returncode == 0, done.stderr
+    with topic_log_process(data, **edited) as broker:
+        assert broker.events(told_of_logs) == []
+
+
+@contextmanager
+def topic_log_process(data: Path, **edited: str) -> Iterator[BrokerProcess]:
+    served = {"topiclog.enabled": "true", "topiclog.port": "0"}
+    with broker_process(data, settings=served | edited) as broker:
+        # The second to listen: its database was opened before.
+        broker.wait_for("listening", count=2)
+        yield broker

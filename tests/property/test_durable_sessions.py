@@ -64,6 +64,8 @@ terms = st.builds(
 class DurableMachine(RuleBasedStateMachine):
     """One disk, the brokers that follow each other on it, and some devices."""
 
+    reclaim = "none"
+
     @initialize(
         shards=st.sampled_from((1, 3)),
         first=terms,
@@ -77,14 +79,18 @@ class DurableMachine(RuleBasedStateMachine):
             rules=RULES,
             receive_max=RECEIVE_MAX,
             session_expiry_max=NEVER,
+            reclaim=self.reclaim,
         )
-        self.model = DurableModel(core.clock.now_us())
+        self.model = self.new_model(core.clock.now_us())
         self.devices = {name: DurableDevice(name, self.model) for name in NAMES}
         self.committed: list[bytes] = []
         self.use(core)
         self.connect("x", first)
         self.subscribe("x", "#", wish, no_local=False)
         self.connect("y", second)
+
+    def new_model(self, now_us: int) -> DurableModel:
+        return DurableModel(now_us)
 
     def use(self, core: DurableCore) -> None:
         self.core = core

@@ -48,6 +48,8 @@ topics = st.lists(st.sampled_from(TOPICS), min_size=1, max_size=6)
 class GroupMachine(RuleBasedStateMachine):
     """One disk, the brokers that follow each other on it, and one group."""
 
+    reclaim = "none"
+
     @initialize(
         strategy=st.sampled_from(
             ("least-loaded", "round-robin", "random", "sticky", "sticky-topic")
@@ -65,6 +67,7 @@ class GroupMachine(RuleBasedStateMachine):
             shards=shards,
             share={"loan_timeout": TIMEOUT, "expiry": EXPIRY},
             inflight_max=credit,
+            reclaim=self.reclaim,
         )
         self.model = GroupModel()
         self.model.is_ordered = strategy.startswith("sticky")

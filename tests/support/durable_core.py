@@ -16,7 +16,7 @@ from typing import Any, Final
 from siltstone.broker.access import Access
 from siltstone.broker.broker import Broker
 from siltstone.broker.durables import Durables
-from siltstone.broker.keeping import begin_keeping, begin_run
+from siltstone.broker.keeping import begin_keeping, begin_reclaiming, begin_run
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
 from siltstone.clock import Clock, GuardedClock, ManualClock
@@ -26,6 +26,7 @@ from siltstone.errors import DiskError, SiltstoneError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.kv.memory import MemoryEngine
 from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.delivered_source import DeliveredSource
 from siltstone.session.state import SavedSession
 from tests.support.broker_core import NOW_US, OPEN, Core, ScriptedDatabase
 from tests.support.builders import NAME, PATH, settings_of
@@ -90,18 +91,21 @@ class DurableCore(Core):
         automatic: bool = True,
         shards: int = 1,
         boot: str = "",
+        reclaim: str = "none",
         **others: Any,
     ) -> None:
         super().__init__(access=access, **others)
         self.others = others | {"access": access, "automatic": automatic, "shards": shards}
-        self.others |= {"boot": boot}
+        self.others |= {"boot": boot, "reclaim": reclaim}
         self.disk = new_disk() if disk is None else disk
         self.clock = self.disk.clock
         self.shell._clock = self.clock  # noqa: SLF001 - the time of the disk
         self.guarded = GuardedClock(self.clock, jump_seconds=60, confirm_seconds=3600, boot=boot)
         told: Clock = self.guarded if boot else self.clock
         self.store = Store(PATH, fs=self.disk.fs, clock=told, open_engine=self.disk.open_engine)
-        self.real = self.store.ensure(NAME, settings_of(shards=shards, flush_interval=0.0))
+        self.real = self.store.ensure(
+            NAME, settings_of(shards=shards, flush_interval=0.0, reclaim=reclaim)
+        )
         self.database: HeldDatabase = HeldDatabase(self.real, automatic=automatic)
         log = self.store.ensure(LOG_NAME, LOG_SETTINGS.changed({"segment_bytes": 64 * 1024}))
         self.retained_log: HeldDatabase = HeldDatabase(log, automatic=automatic)
@@ -122,11 +126,13 @@ class DurableCore(Core):
         self.durables: Durables = begin_keeping(
             self.broker,
             self.archive,
-            self.database.feed_source(),
+            DeliveredSource(self.database.feed_source()),
             begin_run(self.archive, told),
         )
         self.durables.load_interest()
         self.real.on_commit(self.durables.feeding.announce_from_thread)
+        if reclaim == "delivered":
+            begin_reclaiming(self.broker, self.real)
         self._held: Event | None = None
         self._holding: Thread | None = None
 

@@ -20,6 +20,8 @@ from siltstone.broker.durables import Durables
 from siltstone.broker.interest import Interest
 from siltstone.broker.login_lanes import LoginLanes
 from siltstone.broker.outcomes import Settling
+from siltstone.broker.pins import Pins
+from siltstone.broker.reclaimer import Reclaimer
 from siltstone.broker.registry import Registry
 from siltstone.broker.retained import Exchange, RetainedMessages
 from siltstone.broker.router import Router
@@ -140,6 +142,9 @@ class Broker:
             ended=self._session_ended,
         )
         self.durables: Durables | None = None
+        # What drops delivered messages, where the database asks for it, and what keeps them.
+        self.reclaimer: Reclaimer | None = None
+        self.pins = Pins()
         self.subscriptions = Subscriptions(
             self.limits, settings.share.strategy, self.registry, retained, clock.now_us, shell.now
         )

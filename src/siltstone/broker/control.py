@@ -22,12 +22,11 @@ from siltstone.broker.groups import Groups
 from siltstone.broker.standstill import STANDSTILL_SECONDS, Standstill
 from siltstone.broker.turns import Turn
 from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
-from siltstone.feed.reading import StoreSource
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive_keys import group_id, group_parts
-from siltstone.session.moving import Place, find_place, move_group, move_session
+from siltstone.session.moving import Place, Timeline, find_place, move_group, move_session
 from siltstone.session.owned_group import OwnedGroup
 from siltstone.session.owned_session import OwnedSession
 
@@ -46,12 +45,13 @@ T = TypeVar("T")
 
 class Visit:
     """One connection to the socket. While it holds the broker, clients are not read; it lets go
-    when it ends, and after some seconds.
+    when it ends, and after some seconds. While it has a pin, no delivered rows are reclaimed.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._standstill: Standstill | None = None
+        self._unpin: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def hold(self) -> bool:
@@ -61,6 +61,23 @@ class Visit:
         is_still = await standstill.reach()
         self._timer = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self.release)
         return is_still
+
+    def pin(self) -> bool:
+        """Keep all rows until the visit ends, also those that are delivered meanwhile."""
+        if self._unpin is None:
+            self._unpin = self._broker.pins.take()
+        return True
+
+    @property
+    def has_pin(self) -> bool:
+        """Whether rows are kept for it."""
+        return self._unpin is not None
+
+    def end(self) -> None:
+        """Let go of everything."""
+        self.release()
+        if self._unpin is not None:
+            self._unpin()
 
     def release(self) -> bool:
         """Let the broker go on; tell whether it stood still until now."""
@@ -90,6 +107,8 @@ class ControlDesk:
                 return _encoded({"ok": await visit.hold()})
             if visit is not None and request == {"do": "release"}:
                 return _encoded({"ok": visit.release()})
+            if visit is not None and request == {"do": "pin"}:
+                return _encoded({"ok": visit.pin()})
             deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
             if deed is None:
                 raise UsageError("this broker does not know the request")
@@ -114,7 +133,7 @@ class Control:
         broker: Broker,
         durables: Durables,
         groups: Groups,
-        source: StoreSource,
+        source: Timeline,
         *,
         turn_seconds: float = _TURN_SECONDS,
     ) -> None:
@@ -169,7 +188,7 @@ class Control:
         client_id = str(request["client_id"])
         place = _place_of(request)
         self._end(client_id)
-        async with self._turn(client_id):
+        async with self._turn(client_id), self._pinned():
             if client_id in self._broker.clients:
                 raise RetryError(f"{client_id!r} has connected again, try again")
             owned = await self._take(client_id)
@@ -186,19 +205,20 @@ class Control:
         text = str(request["group"])
         name, topic_filter = group_parts(text)
         place = _place_of(request)
-        position = await self._in_thread(lambda: find_place(self._source, place))
-        async with self._turn(text):
+        async with self._turn(text), self._pinned():
+            position = await self._in_thread(lambda: find_place(self._source, place))
             saved: asyncio.Future[None] = _future()
             if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
                 await asyncio.wait([saved], timeout=_SAVE_SECONDS)
                 if not saved.done():
                     raise RetryError(f"the group could not be saved: group={text!r}")
-                return True
-            owned = await self._take_group(name, topic_filter)
-            if owned is None:
-                raise NotFoundError(f"there is no share group {text!r}")
-            move_group(owned, position)
-            await self._in_thread(owned.save)
+            else:
+                owned = await self._take_group(name, topic_filter)
+                if owned is None:
+                    raise NotFoundError(f"there is no share group {text!r}")
+                move_group(owned, position)
+                await self._in_thread(owned.save)
+        log(_LOG, logging.WARNING, "share group moved", group=text, to=place)
         return True
 
     async def _drop_group(self, request: Mapping[str, Any]) -> bool:
@@ -211,6 +231,8 @@ class Control:
             owned = await self._take_group(name, topic_filter)
             if owned is not None:
                 await self._in_thread(owned.drop)
+        if owned is not None:
+            log(_LOG, logging.WARNING, "share group dropped", group=text)
         return owned is not None
 
     async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -302,6 +324,15 @@ class Control:
             turns.withdraw(turn)
             turn.end()
 
+    @asynccontextmanager
+    async def _pinned(self) -> AsyncIterator[None]:
+        """Keep all rows meanwhile: somebody is about to need earlier ones."""
+        release = self._broker.pins.take()
+        try:
+            yield
+        finally:
+            release()
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
@@ -353,14 +384,17 @@ async def _serve(
 ) -> None:
     visit = control.visit()
     try:
-        while line := await asyncio.wait_for(reader.readline(), idle_timeout):
+        # A backup that has pinned the rows asks nothing more until it is written.
+        while line := await asyncio.wait_for(
+            reader.readline(), None if visit.has_pin else idle_timeout
+        ):
             writer.write(await control.answer(line, visit))
             await asyncio.wait_for(writer.drain(), idle_timeout)
     except (ConnectionError, ValueError, TimeoutError):
         # It has gone, its line has no end, or it says nothing.
         pass
     finally:
-        visit.release()
+        visit.end()
         writer.close()
 
 

@@ -100,6 +100,9 @@ class Durables:
         # them with each commit, so this is right after a crash as well.
         self._kept = archive.count()
         self._made = 0
+        # Where those begin that are being made, each by a number of its own.
+        self.beginning: dict[int, dict[int, int]] = {}
+        self._made_ever = 0
         # Those that have moved, by the part that is looked at together, and the next part.
         self._moved: list[list[Session]] = [[] for _ in range(_SAVE_PARTS)]
         self._part = 0
@@ -146,14 +149,18 @@ class Durables:
             ends=self.feeding.ends(),
         )
         self._made += 1
-        self._making.ask(saved, partial(self._count_made, then))
+        number = self._made_ever = self._made_ever + 1
+        self.beginning[number] = dict(saved.position)
+        self._making.ask(saved, partial(self._count_made, number, then))
 
     def _count_made(
         self,
+        number: int,
         then: Callable[[OwnedSession | SiltstoneError], None],
         owned: OwnedSession | SiltstoneError,
     ) -> None:
         self._made -= 1
+        del self.beginning[number]
         self._kept += not isinstance(owned, SiltstoneError)
         then(owned)
 

@@ -171,6 +171,8 @@ class Groups:
         # Those that have lent something.
         self.busy: dict[Group, None] = {}
         self._looks = 0
+        # Those that are being created in the archive.
+        self._keeping: dict[Group, None] = {}
         self._again()
         self._save_again()
 
@@ -233,6 +235,10 @@ class Groups:
         else:
             group.keeper.save(then)
         return True
+
+    def places(self) -> list[tuple[str, dict[int, int]]]:
+        """Return where the groups in memory stand, each with its filter."""
+        return [(group.text, group.place()) for group in [*self._keeping, *self.groups.values()]]
 
     def replenish(self, group: Group) -> None:
         """Let more rows come by where there is room for them."""
@@ -300,10 +306,12 @@ class Groups:
             done=done_of(group.progress),
         )
         archive = self._durables.archive
+        self._keeping[group] = None
         step = turn.step("its group to be created", partial(self._kept, group, turn))
         self._durables.ask(partial(archive.create_group, saved), step)
 
     def _kept(self, group: Group, turn: Turn, made: OwnedGroup | SiltstoneError) -> None:
+        self._keeping.pop(group, None)
         if isinstance(made, SiltstoneError):
             _tell(group.text, made)
         else:

@@ -14,6 +14,7 @@ from siltstone.broker.deadlines import Deadlines
 from siltstone.broker.durables import Durables
 from siltstone.broker.feeding import Feeding
 from siltstone.broker.groups import Groups, GroupTerms
+from siltstone.broker.reclaimer import Reclaimer
 from siltstone.broker.retained_deeds import RetainedDeeds
 from siltstone.broker.snapshots import Snapshots
 from siltstone.clock import Clock
@@ -25,6 +26,7 @@ from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
 from siltstone.session.archive_keys import group_id
+from siltstone.session.delivered_source import DeliveredSource
 from siltstone.session.session import Session
 
 _LOG: Final = logging.getLogger("siltstone.sessions")
@@ -35,9 +37,27 @@ def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock
     commits = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
     archive = SessionArchive(commits, clock, database.origin)
     run = begin_run(archive, clock)
-    durables = begin_keeping(broker, archive, database.feed_source(), run)
+    durables = begin_keeping(broker, archive, DeliveredSource(database.feed_source()), run)
     durables.load_interest()
     database.on_commit(durables.feeding.announce_from_thread)
+    if database.settings.reclaim == "delivered":
+        begin_reclaiming(broker, database)
+
+
+def begin_reclaiming(broker: Broker, database: Database) -> None:
+    """Let a broker that keeps sessions drop what all of them have."""
+    durables, groups = broker.durables, broker.subscriptions.groups
+    assert durables is not None
+    assert groups is not None
+    broker.reclaimer = Reclaimer(
+        database,
+        durables,
+        groups,
+        pins=broker.pins,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+    )
 
 
 def begin_run(archive: SessionArchive, clock: Clock) -> int:

@@ -200,11 +200,14 @@ def _captured_records(capture: Capture) -> Iterator[Record | None]:
 
 
 def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
-    """Begin a snapshot of a store, which is read as other processes would."""
+    """Begin a snapshot of a store, which is read as other processes would.
+
+    Rows that are delivered meanwhile stay until it is written: it has the sessions that need them.
+    """
     source = StoreSource(fs, data, partial(open_read_only, fs))
     counts = broker.statistics
     pace = ThreadPace(perf_counter, sleep, lambda: counts.bytes_received)
-    return Begun(source.records(), _nothing, pace, partial(_cut, broker, source))
+    return Begun(source.records(), broker.pins.take(), pace, partial(_cut, broker, source))
 
 
 async def _cut(broker: Broker, source: StoreSource) -> None:
@@ -220,10 +223,6 @@ async def _cut(broker: Broker, source: StoreSource) -> None:
         if is_still and was_still:
             return
     log(_LOG, logging.WARNING, "messages were stored while a snapshot began")
-
-
-def _nothing() -> None:
-    """End what needs no end."""
 
 
 def open_keeper(fs: FileSystem, clock: Clock, data: PurePath, keep: int) -> Keeper:

@@ -1,4 +1,6 @@
-"""What `[storage]` asks of a database that exists already, and keeps its own settings."""
+"""What `[storage]` and `[topiclog]` ask of a database that exists already, and keeps its own
+settings.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import shlex
 from typing import Any, Final
 
 from siltstone.broker.storage_settings import OF_THE_BROKER, Storage
+from siltstone.broker.topiclog_settings import OF_THE_DATABASE, TopicLogSettings
 from siltstone.database import Database
 from siltstone.logs import log
 from siltstone.store.settings import FIXED, DatabaseSettings
@@ -14,10 +17,12 @@ from siltstone.store.settings import FIXED, DatabaseSettings
 _LOG: Final = logging.getLogger("siltstone.server")
 
 
-def drift(storage: Storage, settings: DatabaseSettings) -> dict[str, Any]:
-    """Return what the settings say otherwise than the database; only what somebody has set."""
-    wanted = storage.database_settings()
-    said = storage.model_fields_set - OF_THE_BROKER
+def drift(section: Storage | TopicLogSettings, settings: DatabaseSettings) -> dict[str, Any]:
+    """Return what a section says otherwise than the database; only what somebody has set."""
+    wanted = section.database_settings()
+    said = section.model_fields_set - OF_THE_BROKER
+    if isinstance(section, TopicLogSettings):
+        said &= OF_THE_DATABASE
     return {
         name: getattr(wanted, name)
         for name in sorted(said)
@@ -31,15 +36,16 @@ def command_for(changes: dict[str, Any], database: str, data: str) -> str:
     return shlex.join(["siltstone", "db", "set", database, *assignments, "--data", data])
 
 
-def tell_drift(storage: Storage, database: Database, data: str) -> None:
+def tell_drift(section: Storage | TopicLogSettings, database: Database, data: str) -> None:
     """Warn of settings that do nothing, for the database has its own."""
-    changes = drift(storage, database.settings)
+    title = "[storage]" if isinstance(section, Storage) else "[topiclog]"
+    changes = drift(section, database.settings)
     fixed = {name: changes.pop(name) for name in sorted(FIXED & changes.keys())}
     if fixed:
         log(
             _LOG,
             logging.WARNING,
-            "the database keeps what it was created with, whatever [storage] says",
+            f"the database keeps what it was created with, whatever {title} says",
             database=database.name,
             settings=", ".join(fixed),
         )
@@ -47,7 +53,7 @@ def tell_drift(storage: Storage, database: Database, data: str) -> None:
         log(
             _LOG,
             logging.WARNING,
-            "[storage] is for a database that is yet to be made; this one is changed, while the "
+            f"{title} is for a database that is yet to be made; this one is changed, while the "
             "broker is stopped, by",
             database=database.name,
             command=command_for(changes, database.name, data),

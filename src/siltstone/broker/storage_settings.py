@@ -99,6 +99,12 @@ class Storage(Settings):
         gt=0,
         description="Drop the oldest sealed slabs beyond this size.",
     )
+    reclaim: Literal["none", "delivered"] = Field(
+        default="none",
+        description="What is dropped before that: nothing, or sealed slabs of which no durable"
+        " session and no share group needs a message. Other readers of the store miss these"
+        " messages, unless the database is tiered.",
+    )
     quota_bytes: OptionalSize = Field(
         default=_DEFAULTS.quota_bytes,
         gt=0,

@@ -111,6 +111,8 @@ class SysTopics:
             b"bytes/received": f"{counts.bytes_received}",
             b"bytes/sent": f"{sent_bytes}",
         }
+        if broker.reclaimer is not None:
+            values |= broker.reclaimer.values()
         for alarm in ALARMS:
             values[b"alarm/" + alarm.encode()] = broker.alarms.text(alarm)
         for name, now in (

@@ -6,6 +6,7 @@ from typing import Final
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.recovered import tell_recovered
+from siltstone.broker.storage_drift import tell_drift
 from siltstone.broker.topiclog_settings import TopicLogPublish, TopicLogSettings
 from siltstone.directory import Store
 from siltstone.mqtt.publish import PublishBatch
@@ -64,6 +65,7 @@ async def serve_topic_logs(
     logs, database = open_topic_logs(store, settings.database_settings())
     database.leave_free(keep_free_bytes)
     tell_recovered(database)
+    tell_drift(settings, database, str(store.path))
     publishing = Publishing(broker, settings.publish)
     server = TopicLogServer(
         logs,

@@ -22,6 +22,17 @@ from siltstone.store.settings import VALUE_BYTES_MAX, DatabaseSettings
 
 MIB: Final = 1024 * 1024
 _DEFAULTS: Final = DatabaseSettings()
+# What is of the database, and follows `siltstone db set` once that exists.
+OF_THE_DATABASE: Final = frozenset(
+    {
+        "segment_bytes",
+        "rotate_seconds",
+        "rotate_bytes",
+        "retain_seconds",
+        "retain_bytes",
+        "quota_bytes",
+    }
+)
 
 
 class TopicLogPublish(Settings):
@@ -112,15 +123,7 @@ class TopicLogSettings(Settings):
 
     def database_settings(self) -> DatabaseSettings:
         """Return the settings of the database, should it have to be created."""
-        return DatabaseSettings(
-            shard_by="topic",
-            segment_bytes=self.segment_bytes,
-            rotate_seconds=self.rotate_seconds,
-            rotate_bytes=self.rotate_bytes,
-            retain_seconds=self.retain_seconds,
-            retain_bytes=self.retain_bytes,
-            quota_bytes=self.quota_bytes,
-        )
+        return DatabaseSettings(shard_by="topic", **self.model_dump(include=set(OF_THE_DATABASE)))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.control import is_served, while_still
+from siltstone.cli.control import is_served, pinned, while_still
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
 from siltstone.cli.output import note, say, show_json
@@ -69,6 +69,9 @@ def backup(
             ContentsInFile(contents),
         )
         closing.callback(source.close)
+        if is_served(data):
+            # The sessions of the cut need rows that may be delivered before they are copied.
+            closing.enter_context(pinned(data))
         _cut(data, source)
         totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())
     if json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,16 @@ def while_still(data: Path, look: Callable[[], None]) -> bool:
         is_still = _ask(line, {"do": "hold"})
         look()
         return bool(_ask(line, {"do": "release"}) and is_still)
+
+
+@contextmanager
+def pinned(data: Path) -> Iterator[None]:
+    """Let the broker reclaim no rows meanwhile. Raises: RetryError."""
+    with _connected(data) as line:
+        # A broker of an earlier version does not know the request, and reclaims nothing.
+        with suppress(UsageError):
+            _ask(line, {"do": "pin"})
+        yield
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def create(
     rotate_bytes: options.RotateBytes = None,
     retain: options.Retain = None,
     retain_bytes: options.RetainBytes = None,
+    reclaim: options.Reclaim = None,
     quota: options.Quota = None,
     reserve: options.Reserve = None,
     data: Data = DATA_DEFAULT,
@@ -70,6 +71,7 @@ def create(
         "rotate_bytes": rotate_bytes,
         "retain_seconds": retain,
         "retain_bytes": retain_bytes,
+        "reclaim": reclaim,
         "quota_bytes": quota,
         "reserve_bytes": reserve,
     }

@@ -24,8 +24,8 @@ from siltstone.cli.sessions import (
 )
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
-from siltstone.feed.reading import StoreSource
 from siltstone.session.archive_keys import group_id, group_parts
+from siltstone.session.delivered_source import DeliveredSource
 from siltstone.session.lag import group_lag
 from siltstone.session.moving import move_group
 from siltstone.session.state import SavedGroup, ShardSerial
@@ -45,7 +45,7 @@ def list_groups(
     """List share groups: how far behind they are, and since when they have no members."""
     live = _live_groups(data)
     with looking(data, database) as (archive, store):
-        source = store.database(database).feed_source()
+        source = DeliveredSource(store.database(database).feed_source())
         kept = {group_id(group.name, group.filter): group for group in archive.groups()}
         documents = [
             _document(group, source, is_kept=text in kept, count_max=COUNT_MAX)
@@ -85,7 +85,7 @@ def show_group(
         found = _live_groups(data).get(group) if kept is None else kept
         if found is None:
             raise NotFoundError(f"there is no share group {group!r}")
-        source = store.database(database).feed_source()
+        source = DeliveredSource(store.database(database).feed_source())
         document = _document(found, source, is_kept=kept is not None)
     if json:
         show_json(document)
@@ -158,7 +158,7 @@ def _live_groups(data: Data) -> dict[str, SavedGroup]:
 
 
 def _document(
-    group: SavedGroup, source: StoreSource, *, is_kept: bool, count_max: int | None = None
+    group: SavedGroup, source: DeliveredSource, *, is_kept: bool, count_max: int | None = None
 ) -> dict[str, Any]:
     now_us = SystemClock().now_us()
     lag = group_lag(source, group, now_us, count_max=count_max)

@@ -27,6 +27,7 @@ from siltstone.errors import NotFoundError, UsageError
 from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
 from siltstone.session.archive_index import expires_at_us
 from siltstone.session.archive_view import ArchiveView
+from siltstone.session.delivered_source import DeliveredSource
 from siltstone.session.lag import Lag, session_lag
 from siltstone.session.moving import Place, find_place, move_session
 from siltstone.session.state import SavedSession, ShardSerial
@@ -105,7 +106,7 @@ def list_sessions(
     now_us = SystemClock().now_us()
     is_live = is_served(data)
     with looking(data, database) as (archive, store):
-        source = store.database(database).feed_source()
+        source = DeliveredSource(store.database(database).feed_source())
         documents = [
             _document(
                 saved,
@@ -162,7 +163,7 @@ def show_session(
     is_live = is_served(data)
     with looking(data, database) as (archive, store):
         saved = _known(archive, client_id)
-        source = store.database(database).feed_source()
+        source = DeliveredSource(store.database(database).feed_source())
         document = _document(saved, session_lag(source, saved, now_us), now_us, is_live=is_live)
     if json:
         show_json(document)

@@ -64,6 +64,14 @@ Retain = Annotated[
 RetainBytes = Annotated[
     int | None, _option("retain_bytes", "SIZE", "Drop the oldest sealed slabs beyond this size.")
 ]
+Reclaim = Annotated[
+    str | None,
+    _option(
+        "reclaim",
+        "none|delivered",
+        "What a broker drops before that: sealed slabs that all sessions have read.",
+    ),
+]
 Quota = Annotated[
     int | None,
     _option(

@@ -75,6 +75,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "rotate_bytes": _size("rotate-bytes"),
     "retain_seconds": _duration("retain"),
     "retain_bytes": _size("retain-bytes"),
+    "reclaim": _text("reclaim"),
     "quota_bytes": _size("quota"),
     "reserve_bytes": _size("reserve"),
 }

@@ -123,6 +123,18 @@ class FeedHub:
         del self._feeds[feed]
         self._groups.leave(feed.group)
 
+    def behind(self) -> dict[int, int]:
+        """Return, for each shard that some feed has not read to its end, the first serial that any
+        of them has still to read.
+        """
+        found: dict[int, int] = {}
+        for feed in self._feeds:
+            for shard in range(len(feed.places)):
+                if not feed.live[shard]:
+                    place = feed.places[shard]
+                    found[shard] = min(place, found.get(shard, place))
+        return found
+
     def announce(self, batch: FeedBatch) -> None:
         """Hand over what was committed; in order, for each shard."""
         self._announced.append(batch)

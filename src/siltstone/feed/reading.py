@@ -116,6 +116,10 @@ class StoreSource:
             ends[shard] = max(ends[shard], slab.record.first_serial, stop)
         return ends
 
+    def reclaimed(self, shard: int) -> int:
+        """Return the serial behind the last row of a shard that was dropped as delivered."""
+        return self._slabs.manifest.reclaimed.get(shard, 0)
+
     def first_serial(self, slab: SlabId) -> int:
         """Return the serial of a slab's first row. Raises: SlabDroppedError, NotFoundError."""
         return self._slabs.slab(slab).record.first_serial

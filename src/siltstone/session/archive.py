@@ -10,7 +10,7 @@ What waits for the disk is for threads; `save_later` and `drop_later` of what wa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
@@ -38,6 +38,7 @@ from siltstone.session.archive_keys import (
     due_topic,
     group_id,
 )
+from siltstone.session.archive_places import Page, sessions_before
 from siltstone.session.archive_rows import ArchiveRows, second_word, serial_of
 from siltstone.session.owned_group import GroupContent, OwnedGroup
 from siltstone.session.owned_rows import Stored
@@ -237,6 +238,11 @@ class SessionArchive:
         first = SessionKeys(after).state if after else ""
         rows = self._rows.walk(SESSIONS_FILTER, first)
         return [*islice((_summary(row) for row in rows if row.topic != first), limit)]
+
+    def sessions_before(self, floors: Mapping[int, int], after: str = "") -> Page:
+        """Return sessions that stand before any of these serials, from behind a client id on."""
+        walk = self._rows.walk
+        return sessions_before(walk, floors, self._origin, after=after, limit=_MANY)
 
     def count(self) -> int:
         """Return how many sessions there are, without walking them."""

@@ -155,6 +155,15 @@ class Durable:
         """Return the first row of each shard that is not done."""
         return self.progress.position()
 
+    def read_position(self) -> dict[int, int] | None:
+        """Return the first row of each shard that is not done; None where no rows come by, and only
+        the saved state tells.
+        """
+        if self.feed is None:
+            return None
+        self._look()
+        return self.progress.position()
+
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Take rows of the store."""
         self.progress.changed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, cast
 
 from siltstone.feed.batch import FeedBatch
@@ -17,6 +18,7 @@ from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
 _SETTINGS: Final = FeedSettings(decode=False)
+_NOWHERE: Final[Mapping[int, int]] = {}
 
 # Says whether a row, by its index in a batch, is to be counted.
 Counts = Callable[[FeedBatch, int], bool]
@@ -41,15 +43,9 @@ def group_lag(
     source: Source, saved: SavedGroup, now_us: int, *, count_max: int | None = None
 ) -> Lag:
     """Count what the members of a group have still to get."""
-    done = _serials(saved.done)
-
-    def counts(batch: FeedBatch, index: int) -> bool:
-        return (batch.shard, batch.serials[index]) not in done and not _is_expired(
-            batch, index, now_us
-        )
-
     filters = [TopicFilter.parse(saved.filter)]
-    return _lag(_Rows(source, filters, saved.position, {}), counts, count_max)
+    rows = _Rows(source, filters, saved.position, {})
+    return _lag(rows, _counts_of_group(saved, now_us), count_max)
 
 
 def session_lag(
@@ -81,6 +77,37 @@ def backlog_lag(
         )
 
     return _lag(_Rows(source, wanted.filters, saved.position, ends), counts, None)
+
+
+def session_first(
+    source: Source,
+    saved: SavedSession,
+    ends: Mapping[int, int],
+    now_us: int,
+    *,
+    starts: Mapping[int, int] = _NOWHERE,
+) -> dict[int, int]:
+    """Return for each shard the first row before its end that a session has still to get, or has
+    not acknowledged; the end where there is none. Rows before the starts are known not to be for
+    it.
+    """
+    wanted = _Wanted(saved, now_us)
+    rows = _Rows(source, wanted.filters, _later(saved.position, starts), ends)
+    found = rows.first(wanted.counts)
+    for one in saved.inflight:
+        if one.shard in found:
+            found[one.shard] = min(found[one.shard], one.serial)
+    return found
+
+
+def group_first(
+    source: Source, saved: SavedGroup, ends: Mapping[int, int], now_us: int
+) -> dict[int, int]:
+    """Return for each shard the first row before its end that the members of a group have still to
+    get; the end where there is none.
+    """
+    rows = _Rows(source, [TopicFilter.parse(saved.filter)], saved.position, ends)
+    return rows.first(_counts_of_group(saved, now_us))
 
 
 class _Wanted:
@@ -135,20 +162,34 @@ class _Rows:
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, int]]:
         for shard, last in enumerate(self._source.ends() if self._filters else ()):
-            end = self._ends.get(shard, last)
-            serial = self._starts.get(shard, 0)
-            while serial < end:
-                found = self._source.read(shard, serial, self._filters, _SETTINGS)
-                if shard in self._starts:
-                    self.gone += max(0, found.rows_from - serial)
-                if found.batch is not None:
-                    found.batch.load()
-                    for index, each in enumerate(found.batch.serials):
-                        if each < end:
-                            yield found.batch, index
-                if found.stop <= serial:
+            yield from self._of_shard(shard, self._ends.get(shard, last))
+
+    def first(self, counts: Counts) -> dict[int, int]:
+        """Return the first row of each shard that counts; the end of one that has none."""
+        found = dict(self._ends)
+        for shard, end in self._ends.items():
+            for batch, rows in groupby(self._of_shard(shard, end), key=lambda row: row[0]):
+                # In a batch, rows of one stream stand together.
+                counted = [batch.serials[index] for _, index in rows if counts(batch, index)]
+                if counted:
+                    found[shard] = min(counted)
                     break
-                serial = found.stop
+        return found
+
+    def _of_shard(self, shard: int, end: int) -> Iterator[tuple[FeedBatch, int]]:
+        serial = self._starts.get(shard, 0)
+        while self._filters and serial < end:
+            found = self._source.read(shard, serial, self._filters, _SETTINGS)
+            if shard in self._starts:
+                self.gone += max(0, found.rows_from - serial)
+            if found.batch is not None:
+                found.batch.load()
+                for index, each in enumerate(found.batch.serials):
+                    if each < end:
+                        yield found.batch, index
+            if found.stop <= serial:
+                break
+            serial = found.stop
 
 
 def _lag(rows: _Rows, counts: Counts, count_max: int | None) -> Lag:
@@ -166,6 +207,26 @@ def _lag(rows: _Rows, counts: Counts, count_max: int | None) -> Lag:
         at_us = batch.timestamps[index]
         oldest_us = at_us if oldest_us is None else min(oldest_us, at_us)
     return Lag(count, size_bytes, oldest_us, is_more, rows.gone)
+
+
+def _counts_of_group(saved: SavedGroup, now_us: int) -> Counts:
+    done = _serials(saved.done)
+
+    def counts(batch: FeedBatch, index: int) -> bool:
+        return (batch.shard, batch.serials[index]) not in done and not _is_expired(
+            batch, index, now_us
+        )
+
+    return counts
+
+
+def _later(position: Iterable[ShardSerial], starts: Mapping[int, int]) -> list[ShardSerial]:
+    """Return a position, in each shard not before its start."""
+    places = dict(position)
+    return [
+        ShardSerial(shard, max(places.get(shard, 0), starts.get(shard, 0)))
+        for shard in places.keys() | starts.keys()
+    ]
 
 
 def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:

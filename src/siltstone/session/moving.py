@@ -5,9 +5,9 @@ not.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
-from siltstone.feed.reading import StoreSource
+from siltstone.feed.position import FeedPosition
 from siltstone.session.owned_group import OwnedGroup
 from siltstone.session.owned_session import OwnedSession
 from siltstone.session.saved_progress import places
@@ -17,7 +17,19 @@ from siltstone.session.state import RELEASED, ShardSerial
 Place = Literal["earliest", "latest"] | int
 
 
-def find_place(source: StoreSource, place: Place) -> tuple[ShardSerial, ...]:
+class Timeline(Protocol):
+    """Where the rows of a store stand in time."""
+
+    def ends(self) -> list[int]:
+        """Return for each shard the serial after its last row that can be read."""
+        ...
+
+    def position_at(self, since_us: int) -> FeedPosition:
+        """Return the place of the first frame with a row at or after a time, of each shard."""
+        ...
+
+
+def find_place(source: Timeline, place: Place) -> tuple[ShardSerial, ...]:
     """Return the serial of each shard at a place; a time is found to the frame."""
     if place == "earliest":
         return places(dict.fromkeys(range(len(source.ends())), 0))

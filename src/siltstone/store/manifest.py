@@ -101,6 +101,9 @@ class Manifest:
     seeds: Mapping[str, int] = field(default_factory=dict)
     # Whether its shards are topic logs, also while it has none.
     holds_logs: bool = field(default=False)
+    # For shards of which slabs were dropped because their rows were delivered: the serial behind
+    # the last of these rows. No durable session or share group has lost anything before it.
+    reclaimed: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def identity(self) -> DatabaseIdentity:
@@ -114,7 +117,7 @@ class Manifest:
         content: dict[str, Any] = {
             "database": self.database,
             "salt": self.salt,
-            "settings": self.settings.to_json(),
+            "settings": _stored_settings(self.settings),
             "slabs": [_fields(slab) for slab in self.slabs],
             "dropping": [[slab.shard, slab.generation] for slab in self.dropping],
         }
@@ -126,6 +129,8 @@ class Manifest:
             content["seeds"] = dict(self.seeds)
         if self.holds_logs:
             content["holds_logs"] = True
+        if self.reclaimed:
+            content["reclaimed"] = {str(shard): at for shard, at in self.reclaimed.items()}
         data = json.dumps(content, indent=1).encode() + b"\n"
         return _TITLE + b"%08x\n" % crc32c(data) + data
 
@@ -149,6 +154,7 @@ class Manifest:
             identified=values.get("identified", False),
             seeds=values.get("seeds", {}),
             holds_logs=values.get("holds_logs", bool(values.get("logs"))),
+            reclaimed={int(shard): at for shard, at in values.get("reclaimed", {}).items()},
         )
 
     def with_slab(self, record: SlabRecord) -> Manifest:
@@ -207,6 +213,14 @@ class ManifestKeeper:
         path = self._directory / RESERVE
         if self._fs.exists(path):
             self._fs.remove(path)
+
+
+def _stored_settings(settings: DatabaseSettings) -> dict[str, Any]:
+    """Return settings without those at their defaults that earlier readers do not know: these may
+    read on beside a newer writer.
+    """
+    values = settings.to_json()
+    return {name: value for name, value in values.items() if (name, value) != ("reclaim", "none")}
 
 
 def read_manifest(fs: FileSystem, directory: PurePath) -> Manifest:

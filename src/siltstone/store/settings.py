@@ -12,6 +12,7 @@ from siltstone.segment.segment import SEGMENT_BYTES_MIN
 NEVER: Final = -1
 COMPRESSIONS: Final = ("none", "zstd", "lz4")
 SHARD_KEYS: Final = ("publisher", "topic")
+RECLAIMS: Final = ("none", "delivered")
 THRESHOLD_MAX: Final = (1 << 31) - 1
 # Of what one file or the memory takes, and of what a disk does.
 SIZE_MAX: Final = 1 << 40
@@ -38,6 +39,8 @@ class DatabaseSettings:
 
     `thresholds` has, per topic level, how many different words are kept apart before the next
     becomes varying; the last one holds for all deeper levels, 0 makes every word varying, -1 none.
+    `reclaim` says what a broker drops before retention does: nothing, or `delivered`, the sealed
+    slabs of which no durable session and no share group needs a row.
     """
 
     shards: int = 1
@@ -57,6 +60,7 @@ class DatabaseSettings:
     retain_bytes: int | None = None
     quota_bytes: int | None = None
     reserve_bytes: int = 1024 * 1024
+    reclaim: str = "none"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work. Raises: UsageError."""
@@ -88,6 +92,7 @@ class DatabaseSettings:
             f"one of {', '.join(COMPRESSIONS)}",
             self.compression,
         )
+        _require(self.reclaim in RECLAIMS, "reclaim", f"one of {', '.join(RECLAIMS)}", self.reclaim)
         _require(self.max_items >= 1, "max_items", "at least 1", self.max_items)
         _require(self.topic_cache >= 2, "topic_cache", "at least 2", self.topic_cache)
         _require(

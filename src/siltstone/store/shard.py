@@ -168,6 +168,22 @@ class Shard:
         """
         self._order(partial(self.turn, turn_over))
 
+    def seal_before(self, serial: int, size_bytes: int) -> bool:
+        """Turn the generation over behind everything queued so far if that ends before a serial,
+        and takes at least so much of the disk; say whether it did.
+        """
+        turned: list[bool] = []
+
+        def act() -> None:
+            committer = self.committer
+            is_whole = committer.next_serial <= serial and committer.rows > 0
+            if is_whole and committer.size_bytes() >= size_bytes:
+                self.turn()
+                turned.append(True)
+
+        self._order(act)
+        return bool(turned)
+
     def sync(self) -> None:
         """Make everything queued so far durable."""
 

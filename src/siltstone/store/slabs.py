@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from pathlib import PurePath
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from siltstone.clock import Clock
 from siltstone.errors import (
@@ -26,6 +26,7 @@ from siltstone.segment.chain import directory_bytes
 from siltstone.store.birth import begin_in_place, first_slab
 from siltstone.store.committer import Committer, OnStored
 from siltstone.store.cook import Cooked
+from siltstone.store.drops import DropLog, Dropped, Why
 from siltstone.store.manifest import (
     Manifest,
     ManifestKeeper,
@@ -41,7 +42,13 @@ from siltstone.store.opening import (
     reopen_slab,
     slab_directory,
 )
-from siltstone.store.retention import due_for_drop, due_for_turn
+from siltstone.store.retention import (
+    RECLAIM_SEAL_BYTES,
+    due_for_drop,
+    due_for_reclaim,
+    due_for_turn,
+    sets_rotation,
+)
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.shard import Shard
 from siltstone.store.slab import Slab
@@ -51,6 +58,18 @@ from siltstone.topic.structure import Structure
 
 # So many shards hold a file descriptor all the time; each further one only while it stores.
 _WARM_SHARDS: Final = 64
+# Above every serial.
+_END: Final = 1 << 64
+
+
+class Reclaimable(NamedTuple):
+    """Where slabs end that may be dropped once all rows are delivered: of each shard the serials
+    behind its sealed ones, in order, and the serial behind its current one, where that may be
+    sealed for it.
+    """
+
+    sealed: dict[int, list[int]]
+    current: dict[int, int]
 
 
 class WritableSlabs:
@@ -77,6 +96,7 @@ class WritableSlabs:
         self._configure_lock = Lock()
         self._shards: list[Shard] = []
         self._listeners: tuple[OnStored, ...] = ()
+        self.drops = DropLog(self.manifest.database)
         self._shards = [self._start(committer) for committer in self._reopen_all()]
         with suppress(CorruptionError):
             # Retention tells of a damaged mark, and drops nothing.
@@ -228,21 +248,31 @@ class WritableSlabs:
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: out of the manifest first, then off the disk."""
         with self._lock:
-            self._drop(slab)
+            self._drop(slab, "command")
         self._finish_drops()
 
-    def _drop(self, slab: SlabId) -> None:
-        if self.slab(slab).record.state is SlabState.CURRENT:
+    def _drop(self, slab: SlabId, why: Why) -> None:
+        known = self.slab(slab)
+        if known.record.state is SlabState.CURRENT:
             raise UsageError(f"slab {slab} is current, seal it before dropping it")
+        until = known.record.until_serial
+        until = known.next_serial() if until is None else until
         self._keeper.update(
             lambda manifest: replace(
                 manifest,
                 slabs=tuple(record for record in manifest.slabs if record.id != slab),
                 dropping=(*manifest.dropping, slab),
+                reclaimed=(
+                    {**manifest.reclaimed, slab.shard: until}
+                    if why == "delivered"
+                    else manifest.reclaimed
+                ),
             )
         )
-        self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
-        self._sealed_bytes.pop(slab)
+        self._slabs = {other: self._slabs[other] for other in self._slabs if other != slab}
+        size_bytes = self._sealed_bytes.pop(slab)
+        rows = until - known.record.first_serial
+        self.drops.tell(Dropped(slab, why, rows, size_bytes))
 
     def leave_free(self, size_bytes: int) -> None:
         """Refuse rows when the disk has less left, also where the settings would allow them."""
@@ -262,10 +292,61 @@ class WritableSlabs:
                 passed_us=self._clock.passed_us,
                 tiering=tiering,
             )
-            for slab in dropped:
-                self._drop(slab)
+            for slab, why in dropped.items():
+                self._drop(slab, why)
+        self._finish_drops()
+        return list(dropped)
+
+    def reclaimable(self) -> Reclaimable:
+        """Return where the slabs end that may be dropped once all rows are delivered.
+
+        Raises: CorruptionError.
+        """
+        check_open(closed=self._closing)
+        all_shards = dict.fromkeys(range(self.manifest.settings.shards), _END)
+        with self._lock:
+            due = due_for_reclaim(self.manifest.slabs, all_shards, tiering=self._adopt_tiered())
+        sealed: dict[int, list[int]] = {}
+        for record in due:
+            assert record.until_serial is not None
+            sealed.setdefault(record.shard, []).append(record.until_serial)
+        current: dict[int, int] = {}
+        if not sets_rotation(self.manifest.settings):
+            for shard in self._shards:
+                committer = shard.committer
+                if committer.rows and committer.size_bytes() >= RECLAIM_SEAL_BYTES:
+                    current[shard.number] = committer.next_serial
+        return Reclaimable(sealed, current)
+
+    def reclaim(self, needed: Mapping[int, int], may_drop: Callable[[], bool]) -> list[SlabId]:
+        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
+        needed from a serial on. `may_drop` is asked before each.
+        """
+        check_open(closed=self._closing)
+        dropped: list[SlabId] = []
+        with self._lock:
+            due = due_for_reclaim(self.manifest.slabs, needed, tiering=self._adopt_tiered())
+            for record in due:
+                if not may_drop():
+                    break
+                self._drop(record.id, "delivered")
+                dropped.append(record.id)
         self._finish_drops()
         return dropped
+
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
+        """Turn over the generations that have RECLAIM_SEAL_BYTES or more and no row that is needed,
+        unless the settings tell when they end; say whether there was any.
+        """
+        check_open(closed=self._closing)
+        if sets_rotation(self.manifest.settings):
+            return False
+        sealed = [
+            shard.seal_before(needed[shard.number], RECLAIM_SEAL_BYTES)
+            for shard in self._shards
+            if shard.number in needed
+        ]
+        return any(sealed)
 
     def adopt_tiered(self) -> None:
         """Take over which sealed slabs are in the lake."""
@@ -509,6 +590,7 @@ class WritableSlabs:
             rows=shard.committer.rows,
             size_bytes=shard.committer.size_bytes(),
             now_us=self._clock.now_us(),
+            reclaims=settings.reclaim != "none",
         )
         if turned:
             shard.turn()

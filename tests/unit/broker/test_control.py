@@ -204,6 +204,35 @@ def test_a_group_is_moved_with_and_without_members(has_members: bool) -> None:
         assert consume(wire) == ["1", "2"]
 
 
+def test_what_is_done_to_groups_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with desk() as each:
+        wire = join(each.core, "a")
+        each.ask("move-group", group=GROUP, to="latest")
+        wire.drop()
+        each.core.run()
+        each.ask("move-group", group=GROUP, to="earliest")
+        each.ask("drop-group", group=GROUP)
+        each.ask("drop-group", group=GROUP)
+    told = [record for record in caplog.records if record.name == "siltstone.control"]
+    assert [(record.getMessage(), vars(record)["facts"]) for record in told] == [
+        ("share group moved", {"group": GROUP, "to": "latest"}),
+        ("share group moved", {"group": GROUP, "to": "earliest"}),
+        ("share group dropped", {"group": GROUP}),
+    ]
+
+
+def test_a_visit_that_has_pinned_the_rows_keeps_them_until_it_ends() -> None:
+    with desk() as each:
+        pins = each.core.broker.pins
+        visit = each.control.visit()
+        for _ in range(2):
+            answer = asyncio.run(each.control.answer(b'{"do": "pin"}', visit))
+            assert json.loads(answer) == {"ok": True}
+        assert (visit.has_pin, pins.is_free(pins.taken)) == (True, False)
+        visit.end()
+        assert pins.is_free(1)
+
+
 def test_a_group_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move-group", group=GROUP, to="latest") == {

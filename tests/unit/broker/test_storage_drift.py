@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from siltstone.broker.storage_drift import command_for, drift
 from siltstone.broker.storage_settings import Storage
+from siltstone.broker.topiclog_settings import TopicLogSettings
 from siltstone.cli.settings import parse_changes
 from siltstone.store.settings import DatabaseSettings
 
@@ -31,3 +32,12 @@ def test_the_command_does_what_the_settings_say() -> None:
     )
     words = command.split(" --data")[0].split()[4:]
     assert parse_changes(words) == changes
+
+
+def test_of_topic_logs_only_the_settings_of_files_are_compared() -> None:
+    topiclog = TopicLogSettings(
+        enabled=True, port=1, pending_bytes_max=1 << 20, retain_bytes=1 << 30, segment_bytes=65_536
+    )
+    kept = DatabaseSettings(shard_by="topic", shards=3, segment_bytes=65_536)
+    assert drift(topiclog, kept) == {"retain_bytes": 1 << 30}
+    assert drift(TopicLogSettings(), kept) == {}

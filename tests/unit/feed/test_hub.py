@@ -267,6 +267,18 @@ class TestCredit:
         places = [start for _, start, _ in hand.source.reads]
         assert places == [8, 28, 29, 30, 31, 32, 33, 34, 35]
 
+    def test_who_is_behind_is_known_by_the_first_row_that_is_still_to_be_read(self) -> None:
+        hand = HubByHand()
+        hand.add("live", "#")
+        slow, slower = hand.add("slow", "#", credit=2), hand.add("slower", "#", credit=1)
+        assert hand.hub.behind() == {}
+        hand.announce("a", "a", "a")
+        assert hand.hub.behind() == {0: 1}
+        hand.hub.remove(slower)
+        assert hand.hub.behind() == {0: 2}
+        hand.hub.grant(slow, 5)
+        assert hand.hub.behind() == {}
+
     def test_credit_cannot_be_taken_back(self) -> None:
         hand = HubByHand()
         feed = hand.add("a", "a")

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from siltstone.database import Database
-from siltstone.session.lag import Lag, backlog_lag, group_lag, session_lag
+from siltstone.session.lag import (
+    Lag,
+    backlog_lag,
+    group_first,
+    group_lag,
+    session_first,
+    session_lag,
+)
 from siltstone.session.state import (
     NOT_STORED,
     SavedGroup,
@@ -131,3 +138,36 @@ def test_rows_that_retention_took_are_counted_for_a_session_that_had_a_place() -
         placed = replace(SESSION, position=(ShardSerial(0, 1),))
         found = [session_lag(source, saved, END_US) for saved in (placed, SESSION)]
     assert [(each.messages, each.gone) for each in found] == [(1, 2), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({}, 0),
+        ({"position": (ShardSerial(0, 1),)}, 2),
+        ({"done": (SerialRange(0, 0, 3),)}, 4),
+        ({"position": (ShardSerial(0, 1),), "inflight": (SavedInflight(1, 0, 1, 1),)}, 1),
+        ({"subscriptions": (), "inflight": (SavedInflight(1, NOT_STORED, 0, 1),)}, 6),
+        ({"subscriptions": (SavedSubscription(filter="$share/g/#", qos=1),)}, 6),
+        ({"subscriptions": (SavedSubscription(filter="none", qos=1),)}, 6),
+    ],
+)
+def test_the_first_row_that_a_session_needs_is_one_that_it_will_get_or_has_in_flight(
+    database: Database, changes: dict[str, object], first: int
+) -> None:
+    session = replace(SESSION, **changes)  # type: ignore[arg-type]
+    assert session_first(database.feed_source(), session, {0: 6}, NOW_US) == {0: first}
+
+
+def test_before_a_start_nothing_is_looked_for(database: Database) -> None:
+    source = database.feed_source()
+    assert session_first(source, SESSION, {0: 6}, NOW_US, starts={0: 1}) == {0: 2}
+    assert session_first(source, SESSION, {0: 4}, NOW_US, starts={0: 3}) == {0: 4}
+
+
+def test_the_first_row_that_a_group_needs_is_not_done_and_not_expired(database: Database) -> None:
+    source = database.feed_source()
+    group = SavedGroup(name="g", filter="t/+", done=(SerialRange(0, 0, 5),))
+    assert group_first(source, group, {0: 7}, NOW_US) == {0: 5}
+    assert group_first(source, group, {0: 7}, END_US + 60 * SECOND) == {0: 6}
+    assert group_first(source, group, {0: 5}, NOW_US) == {0: 5}

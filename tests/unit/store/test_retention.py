@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 
 from siltstone.store.manifest import SlabId, SlabRecord, SlabState
-from siltstone.store.retention import due_for_drop, due_for_turn
+from siltstone.store.retention import (
+    RECLAIM_ROTATE_BYTES,
+    due_for_drop,
+    due_for_reclaim,
+    due_for_turn,
+)
 from siltstone.store.settings import DatabaseSettings
 
 SECOND = 1_000_000
@@ -40,10 +45,21 @@ def before(now_us: int) -> Callable[[int], int]:
 
 
 def turns(
-    settings: DatabaseSettings, *, rows: int = 1, size_bytes: int = 0, now_us: int = 0
+    settings: DatabaseSettings,
+    *,
+    rows: int = 1,
+    size_bytes: int = 0,
+    now_us: int = 0,
+    reclaims: bool = False,
 ) -> bool:
-    record = current(since_us=10 * SECOND)
-    return due_for_turn(settings, record, rows=rows, size_bytes=size_bytes, now_us=now_us)
+    return due_for_turn(
+        settings,
+        current(since_us=10 * SECOND),
+        rows=rows,
+        size_bytes=size_bytes,
+        now_us=now_us,
+        reclaims=reclaims,
+    )
 
 
 class TestTurn:
@@ -83,6 +99,21 @@ class TestTurn:
         settings = DatabaseSettings(retain_bytes=8 << 20, retain_seconds=80.0, rotate_seconds=40.0)
         assert not turns(settings, size_bytes=1 << 20, now_us=49 * SECOND)
 
+    def test_what_reclaims_has_a_size_of_its_own_where_nothing_else_says_when(
+        self,
+    ) -> None:
+        size = RECLAIM_ROTATE_BYTES
+        plain = DatabaseSettings(reclaim="delivered")
+        assert not turns(plain, size_bytes=size)
+        assert [turns(plain, size_bytes=at, reclaims=True) for at in (size - 1, size)] == [
+            False,
+            True,
+        ]
+        retained = replace(plain, retain_bytes=8 << 20)
+        assert turns(retained, size_bytes=1 << 20, reclaims=True)
+        assert turns(replace(plain, retain_bytes=1 << 40), size_bytes=size, reclaims=True)
+        assert not turns(replace(plain, rotate_seconds=40.0), size_bytes=size, reclaims=True)
+
     def test_an_empty_slab_goes_on(self) -> None:
         settings = DatabaseSettings(rotate_seconds=2.5, rotate_bytes=100)
         assert not turns(settings, rows=0, size_bytes=1 << 60, now_us=1 << 60)
@@ -92,24 +123,26 @@ class TestDrop:
     def test_without_limits_nothing_is_dropped(self) -> None:
         sizes = {SlabId(0, 1): 1 << 60}
         assert (
-            due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, passed_us=before(1 << 60)) == []
+            due_for_drop(DatabaseSettings(), [sealed(1, 5)], sizes, passed_us=before(1 << 60)) == {}
         )
 
     def test_a_slab_is_too_old_when_its_last_moment_is(self) -> None:
         records = [sealed(1, 5 * SECOND), sealed(2, 5 * SECOND + 1), current()]
         sizes = {record.id: 1 for record in records}
         settings = DatabaseSettings(retain_seconds=2)
-        assert due_for_drop(settings, records, sizes, passed_us=before(7 * SECOND)) == [
-            SlabId(0, 1)
-        ]
+        assert due_for_drop(settings, records, sizes, passed_us=before(7 * SECOND)) == {
+            SlabId(0, 1): "age"
+        }
 
     def test_the_oldest_are_dropped_until_the_rest_fits(self) -> None:
         records = [sealed(1, 300), sealed(2, 100), sealed(3, 200), current()]
         sizes = {SlabId(0, 1): 10, SlabId(0, 2): 20, SlabId(0, 3): 30, SlabId(0, 9): 40}
         due = {
-            limit: due_for_drop(
-                DatabaseSettings(retain_bytes=limit), records, sizes, passed_us=before(0)
-            )
+            limit: [
+                *due_for_drop(
+                    DatabaseSettings(retain_bytes=limit), records, sizes, passed_us=before(0)
+                )
+            ]
             for limit in (100, 99, 80, 79, 1)
         }
         assert due == {
@@ -124,28 +157,52 @@ class TestDrop:
         records = [sealed(1, 100, shard=1), sealed(1, 100, shard=0)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, passed_us=before(0)) == [SlabId(0, 1)]
+        assert due_for_drop(settings, records, sizes, passed_us=before(0)) == {SlabId(0, 1): "size"}
 
     def test_what_age_drops_counts_for_the_bytes(self) -> None:
         records = [sealed(1, 1 * SECOND), sealed(2, 9 * SECOND)]
         sizes = {record.id: 10 for record in records}
         settings = DatabaseSettings(retain_seconds=5, retain_bytes=10)
-        assert due_for_drop(settings, records, sizes, passed_us=before(10 * SECOND)) == [
-            SlabId(0, 1)
-        ]
+        assert due_for_drop(settings, records, sizes, passed_us=before(10 * SECOND)) == {
+            SlabId(0, 1): "age"
+        }
 
     def test_the_current_slab_is_never_dropped(self) -> None:
         settings = DatabaseSettings(retain_seconds=1, retain_bytes=1)
         assert (
-            due_for_drop(settings, [current()], {SlabId(0, 9): 99}, passed_us=before(1 << 60)) == []
+            due_for_drop(settings, [current()], {SlabId(0, 9): 99}, passed_us=before(1 << 60)) == {}
         )
 
-    def test_a_slab_stamped_ahead_is_as_old_as_the_moment_it_was_closed(self) -> None:
-        year = 365 * 86_400 * SECOND
-        ahead = replace(sealed(1, year), closed_us=5 * SECOND)
-        records = [ahead, sealed(2, 6 * SECOND), current()]
-        sizes = {record.id: 1 for record in records}
-        settings = DatabaseSettings(retain_seconds=2)
-        assert due_for_drop(settings, records, sizes, passed_us=before(7 * SECOND)) == [ahead.id]
-        by_bytes = DatabaseSettings(retain_bytes=2)
-        assert due_for_drop(by_bytes, records, sizes, passed_us=before(0)) == [ahead.id]
+
+class TestReclaim:
+    RECORDS = (
+        replace(sealed(1, 5), until_serial=10),
+        replace(sealed(2, 9), first_serial=10, until_serial=20),
+        replace(sealed(1, 7, shard=1), until_serial=3),
+        replace(current(), first_serial=20),
+    )
+
+    @pytest.mark.parametrize(
+        ("needed", "due"),
+        [
+            ({}, []),
+            ({0: 9, 1: 2}, []),
+            ({0: 10}, ["0/1"]),
+            ({0: 19, 1: 3}, ["0/1", "1/1"]),
+            ({0: 1 << 60}, ["0/1", "0/2"]),
+        ],
+    )
+    def test_sealed_slabs_are_due_that_end_before_what_is_needed(
+        self, needed: dict[int, int], due: list[str]
+    ) -> None:
+        found = due_for_reclaim(self.RECORDS, needed)
+        assert [str(record.id) for record in found] == due
+
+    def test_of_a_database_that_is_tiered_only_what_is_in_the_lake(self) -> None:
+        first, *others = self.RECORDS
+        records = [replace(first, state=SlabState.TIERED), *others]
+        found = due_for_reclaim(records, {0: 99, 1: 99}, tiering=True)
+        assert [str(record.id) for record in found] == ["0/1"]
+
+    def test_a_slab_of_an_early_version_without_its_end_stays(self) -> None:
+        assert due_for_reclaim([sealed(1, 5)], {0: 1 << 60}) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
@@ -22,6 +23,7 @@ from siltstone.errors import (
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.segment.chain import directory_bytes
+from siltstone.store.drops import Why
 from siltstone.store.manifest import (
     MANIFEST,
     SlabId,
@@ -33,7 +35,7 @@ from siltstone.store.opening import slab_directory
 from siltstone.store.retention import due_for_drop
 from siltstone.store.rows import Row
 from siltstone.store.shard import Shard
-from siltstone.store.slabs import WritableSlabs
+from siltstone.store.slabs import Reclaimable, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World
 from tests.support.slabs import HOME, append, created, opened
@@ -328,15 +330,59 @@ class TestRetention:
                 append(slabs, "t")
             assert ids(slabs) == [(0, 6)]
 
+    def test_each_drop_is_told_with_its_rows_its_bytes_and_the_reason(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "siltstone.store")
+        world = World()
+        with opened(world, retain_seconds=5.0, rotate_bytes=1 << 40) as slabs:
+            append(slabs, "t")
+            append(slabs, "t")
+            slabs.seal()
+            sizes = [slabs.slab_bytes(SlabId(0, 1))]
+            world.clock.advance(10)
+            slabs.enforce_retention()
+            append(slabs, "t")
+            slabs.seal()
+            sizes += [slabs.slab_bytes(SlabId(0, 2))]
+            slabs.configure({"retain_seconds": None, "retain_bytes": 1})
+            slabs.enforce_retention()
+            slabs.configure({"retain_bytes": None})
+            slabs.seal()
+            sizes += [slabs.slab_bytes(SlabId(0, 3))]
+            slabs.drop(SlabId(0, 3))
+        told = [vars(each)["facts"] for each in caplog.records if each.msg == "slab dropped"]
+        assert [tuple(facts.values()) for facts in told] == [
+            (NAME, "0/1", 2, sizes[0], "age"),
+            (NAME, "0/2", 1, sizes[1], "size"),
+            (NAME, "0/3", 0, sizes[2], "command"),
+        ]
+
+    def test_what_is_delivered_is_dropped_in_order_as_long_as_it_may_be(self) -> None:
+        world = World()
+        with opened(world) as slabs:
+            for _ in range(3):
+                append(slabs, "t")
+                slabs.seal()
+            assert slabs.reclaimable() == Reclaimable({0: [1, 2, 3]}, {})
+            assert slabs.reclaim({0: 0}, lambda: True) == []
+            allowed = iter([True, False])
+            assert slabs.reclaim({0: 2}, lambda: next(allowed)) == [SlabId(0, 1)]
+            assert slabs.manifest.reclaimed == {0: 1}
+            assert slabs.reclaim({0: 2}, lambda: True) == [SlabId(0, 2)]
+            assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
+        with opened(world) as slabs:
+            assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
+
     def test_a_slab_that_another_thread_drops_meanwhile_is_no_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         threads: list[Thread] = []
 
-        def decided(*arguments: Any, **options: Any) -> list[SlabId]:
+        def decided(*arguments: Any, **options: Any) -> dict[SlabId, Why]:
             due = due_for_drop(*arguments, **options)
             if not threads:
-                threads.append(Thread(target=lambda: suppressed_drop(slabs, due[0])))
+                threads.append(Thread(target=lambda: suppressed_drop(slabs, next(iter(due)))))
                 threads[0].start()
                 # Where deciding and dropping are one step, the other thread waits for its end.
                 threads[0].join(0.2)
