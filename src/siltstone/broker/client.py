@@ -20,7 +20,7 @@ from siltstone.broker.farewell import last_words
 from siltstone.broker.intake import Intake
 from siltstone.broker.keep_alive import PROGRESS_BYTES, KeepAlive
 from siltstone.broker.login import Login
-from siltstone.broker.outlet import Outlet
+from siltstone.broker.outlet import Nowhere, Outlet
 from siltstone.broker.requests import Requests
 from siltstone.broker.terms import Terms
 from siltstone.errors import PeerError
@@ -53,6 +53,7 @@ CONNECT_SIZE_MAX: Final = 6 * 65_536
 # So many packets, of which a run of messages is one, are taken from one client in a turn.
 _TURN_EVENTS: Final = 256
 _PINGRESP: Final = encode(Version.V5, PingResp())
+_NOWHERE: Final = Nowhere()
 
 
 class Client:
@@ -60,7 +61,7 @@ class Client:
 
     def __init__(self, broker: Broker, outlet: Outlet) -> None:
         self._broker = broker
-        self._outlet = outlet
+        self._outlet: Outlet = outlet
         limits = broker.limits
         self._connection = Connection(
             min(CONNECT_SIZE_MAX, limits.packet_size_max),
@@ -177,10 +178,11 @@ class Client:
         )
 
     def _finish_and_close(self, *, with_will: bool) -> None:
+        outlet = self._outlet
         try:
             self._finish(with_will=with_will)
         finally:
-            self._outlet.close()
+            outlet.close()
 
     def _finish(self, *, with_will: bool) -> None:
         """Leave the session behind, once; whatever fails, others can have it."""
@@ -192,16 +194,28 @@ class Client:
         broker = self._broker
         broker.timers.cancel(self._timer)
         self._keep_alive.end()
-        session = self._session
-        if session is None:
-            return
+        try:
+            if self._session is not None:
+                self._leave(self._session, self._will if with_will else None)
+        finally:
+            self._let_go()
+
+    def _leave(self, session: Session, will: Will | None) -> None:
+        broker = self._broker
         if broker.clients.get(session.client_id) is self:
             del broker.clients[session.client_id]
         try:
             session.outbox.detach()
             self._asked.end()
         finally:
-            broker.leave(session, self._will if with_will else None)
+            broker.leave(session, will)
+
+    def _let_go(self) -> None:
+        """Refer to none of those that refer to this, so that all of them go without a collector."""
+        self._outlet = _NOWHERE
+        self._intake = None
+        self._requests = None
+        self._unread = None
 
     # Packets.
 

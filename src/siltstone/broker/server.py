@@ -60,6 +60,7 @@ from siltstone.fs.posix import (
     open_file_count,
     raise_file_limit,
 )
+from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.topiclog.server import TopicLogServer
 
@@ -174,12 +175,17 @@ class LoopShell:
             self._loop.call_soon_threadsafe(act)
 
     def in_thread(self, work: Act, then: Act) -> None:
-        future = self._loop.run_in_executor(self._executor, work)
-        future.add_done_callback(lambda _: then())
+        self._executor.submit(self._work, work, then)
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        future = self._loop.run_in_executor(self._readers, work)
-        future.add_done_callback(lambda _: then())
+        self._readers.submit(self._work, work, then)
+
+    def _work(self, work: Act, then: Act) -> None:
+        """Do work on this thread. The futures of `run_in_executor` would refer to each other, and
+        stay until the collector comes.
+        """
+        contain(work)
+        self.soon_from_thread(then)
 
     def wake_at(self, at: float) -> None:
         if self._timer is not None:

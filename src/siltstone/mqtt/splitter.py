@@ -122,6 +122,8 @@ class PacketSplitter:
         except PeerError as exc:
             self._failed = True
             self._end_runs()
+            # Its trace has frames that refer to it.
+            exc.__traceback__ = None
             self._events.append(exc)
         self._end_runs()
         events = self._events

@@ -364,6 +364,16 @@ class Durable:
         self.owned.put_received(self.inbound.records(settled=True))
         self.keeper.close(then)
 
+    def end(self) -> None:
+        """Let go of all that refers to this, once it was saved for the last time or is deleted:
+        the session goes without a collector.
+        """
+        self.keeper.end()
+        self.progress.end()
+        self.moved = None
+        self.feed = None
+        self._failed = _unheard
+
     def _submit(self) -> SaveTicket | None:
         if self._is_frozen:
             return self.owned.save_later()
@@ -442,6 +452,10 @@ class Durable:
         )
         delivery.packet_id = message.packet_id
         return delivery
+
+
+def _unheard(_: Exception) -> None:
+    """Tell no owner of a failure."""
 
 
 def new_session(

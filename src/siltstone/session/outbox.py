@@ -180,6 +180,8 @@ class Outbox:
         self._queue.clear()
         self._again.clear()
         self._inflight.clear()
+        self.save = None
+        self.moved = None
 
     def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
         """Return what waits until what is in flight now is saved."""
