@@ -23,7 +23,8 @@ def _count(*_: object) -> None:
     gc.garbage.clear()
     gc.collect()
     event = {"event": "counted", "level": "info", "live": len(gc.get_objects()), "garbage": garbage}
-    print(json.dumps(event), file=sys.stderr, flush=True)
+    sys.stderr.write(json.dumps(event) + "\n")
+    sys.stderr.flush()
 
 
 def run() -> None:
