@@ -25,6 +25,7 @@ from tests.support.mqtt_socket import MqttSocket
 
 COMMAND = (sys.executable, "-m", "tests.support.counted_server")
 KEPT = Properties(session_expiry_interval=300)
+BRIEF = Properties(session_expiry_interval=1)
 LIVES = 20
 # Cancelled timers stay until their time, or until they are many; so few objects are no growth.
 SPARE_OBJECTS = 3000
@@ -191,10 +192,7 @@ def test_ten_times_as_many_lives_leave_no_more_objects(broker: Counted) -> None:
     counts: list[int] = []
     for lives in (50, 500):
         for number in range(lives):
-            client = talk(
-                broker, f"many-{number}", properties=Properties(session_expiry_interval=1)
-            )
-            client.disconnect()
+            talk(broker, f"many-{number}", properties=BRIEF).disconnect()
             talk(broker, f"taken-{number % 7}").close()
             talk(broker, f"taken-{number % 7}").close()
         counts.append(broker.count()["live"])

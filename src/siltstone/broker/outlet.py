@@ -35,7 +35,7 @@ class Nowhere:
 
     def credentials(self, connect: Connect, client_id: str) -> Credentials:
         """Refuse: a client that has ended does not log in."""
-        raise AssertionError("a client that has ended asks for its credentials")
+        raise AssertionError(f"{client_id} has ended and logs in: version={connect.version}")
 
     def write(self, data: bytes) -> None:
         """Send nothing."""
