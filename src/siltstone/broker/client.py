@@ -91,6 +91,8 @@ class Client:
         # What came and waits for its turn.
         self._unread: Iterator[Event] | None = None
         self.ended = False
+        # Whether CONNACK was sent.
+        self._is_greeted = False
         self._timer = broker.timers.at(
             broker.shell.now() + limits.connect_timeout, self._connect_timed_out
         )
@@ -168,7 +170,7 @@ class Client:
             self.version,
             reason,
             text,
-            connected=session is not None,
+            connected=self._is_greeted,
             size_max=self._packet_size_max,
         )
         if data:
@@ -324,12 +326,19 @@ class Client:
         broker.clients[terms.client_id] = self
         broker.count_connected()
         broker.timers.cancel(self._timer)
+        self._requests.restore(partial(self._greet, terms, session, is_present=is_present))
+
+    def _greet(self, terms: Terms, session: Session, *, is_present: bool) -> None:
+        """Say CONNACK, and read and send from now on."""
+        broker = self._broker
+        requests = self._asked
+        self._is_greeted = True
         self._keep_alive.begin(terms.keep_alive_seconds)
         accepted = ConnAck(session_present=is_present, properties=terms.properties)
         self._outlet.write(encode(self.version, accepted))
         outbox = session.outbox
         outbox.sink = self._outlet.write
-        outbox.refill = self._requests.refill
+        outbox.refill = requests.refill
         outbox.attach(
             self.version,
             terms.window,
@@ -338,7 +347,7 @@ class Client:
             terms.alias_out_max,
             broker.shell.now(),
         )
-        self._requests.begin(is_present=is_present)
+        requests.begin(is_present=is_present)
         self.report(logging.INFO, "client connected", Reason.SUCCESS, "")
         if self._stops == 0:
             self._outlet.resume_reading()

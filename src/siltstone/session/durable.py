@@ -8,7 +8,7 @@ holds everything, and this object is gone: the next connection begins with the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch
@@ -186,25 +186,21 @@ class Durable:
         self.progress.freed = 0
         return freed
 
-    def subscriptions(self) -> list[Subscribed]:
-        """Return the subscriptions of earlier connections."""
-        found: list[Subscribed] = []
+    def subscriptions(self) -> Iterator[Subscribed]:
+        """Yield the subscriptions of earlier connections; to read one takes some time."""
         for saved in self.owned.state.subscriptions:
             self._since[saved.filter] = dict(saved.since)
             self._away_qos[saved.filter] = saved.qos
-            found.append(
-                Subscribed(
-                    subscription=Subscription(
-                        filter=TopicFilter.parse(saved.filter),
-                        qos=saved.qos,
-                        no_local=saved.no_local,
-                        retain_as_published=saved.retain_as_published,
-                        retain_handling=saved.retain_handling,
-                    ),
-                    identifier=saved.identifier,
-                )
+            yield Subscribed(
+                subscription=Subscription(
+                    filter=TopicFilter.parse(saved.filter),
+                    qos=saved.qos,
+                    no_local=saved.no_local,
+                    retain_as_published=saved.retain_as_published,
+                    retain_handling=saved.retain_handling,
+                ),
+                identifier=saved.identifier,
             )
-        return found
 
     def want(
         self,

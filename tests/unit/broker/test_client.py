@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import logging
-import weakref
 from typing import Any
 
 import pytest
@@ -594,19 +592,3 @@ def test_what_nobody_wants_to_hear_is_not_put_together(caplog: pytest.LogCapture
     caplog.set_level(logging.ERROR)
     Core().connect("c").drop()
     assert caplog.records == []
-
-
-def test_a_client_that_has_ended_goes_without_the_collector() -> None:
-    core = Core()
-    wire = core.connect("c")
-    wire.send(message("a", qos=1, packet_id=1))
-    core.run()
-    left = weakref.ref(wire)
-    gc.disable()
-    try:
-        wire.drop()
-        core.run()
-        del wire
-        assert left() is None
-    finally:
-        gc.enable()
