@@ -31,6 +31,7 @@ TEXT_BYTES_MAX = 2_000_000
 # Path under src/siltstone -> why it is one module all the same.
 LONG_MODULES: dict[str, str] = {
     "broker/broker.py": "all state of a running broker; compiled as one class",
+    "broker/client.py": "what each packet of a client does; compiled as one class",
     "broker/durables.py": "the life of a durable session while its client is connected",
     "broker/server.py": "the start and the end of a broker, in one order",
     "broker/settings.py": "the settings of a broker, each with its description",

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from siltstone.broker.requests import SLICE_LEVELS
+from siltstone.broker.slices import SLICE_LEVELS
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     Auth,

@@ -47,15 +47,43 @@ def test_a_matcher_finds_what_asking_every_filter_finds(
         assert sorted(found) == naive_match(model, topic)
 
 
+def nodes_of(matcher: Matcher) -> int:
+    """Count the nodes below the root; each has a value, or two below it at least."""
+    count = 0
+    waiting = list((matcher._root.children or {}).values())  # noqa: SLF001
+    while waiting:
+        node = waiting.pop()
+        children = node.children or {}
+        assert node.here or node.below or len(children) > 1
+        assert [child.path[0] for child in children.values()] == list(children)
+        waiting.extend(children.values())
+        count += 1
+    return count
+
+
 @given(STEPS)
-def test_a_matcher_without_filters_is_as_it_was_before_them(
+def test_a_matcher_has_as_many_nodes_as_its_filters_need(
     steps: list[tuple[str, TopicFilter, int]],
 ) -> None:
     matcher = Matcher()
-    kept = {(topic_filter, key) for _, topic_filter, key in steps}
-    for topic_filter, key in kept:
-        matcher.put(topic_filter.levels, key, key)
+    kept: set[tuple[TopicFilter, int]] = set()
+    for step, topic_filter, key in steps:
+        if step == "put":
+            matcher.put(topic_filter.levels, key, key)
+            kept.add((topic_filter, key))
+        else:
+            matcher.remove(topic_filter.levels, key)
+            kept.discard((topic_filter, key))
+        assert nodes_of(matcher) <= 2 * len({each.levels for each, _ in kept})
     for topic_filter, key in kept:
         assert matcher.remove(topic_filter.levels, key) is True
-    assert matcher._root.is_empty() is True  # noqa: SLF001
-    assert len(matcher) == 0
+    assert (nodes_of(matcher), len(matcher)) == (0, 0)
+
+
+def test_a_filter_of_many_levels_takes_one_node() -> None:
+    matcher = Matcher()
+    for number in range(100):
+        matcher.put((b"%d" % number, *[b"a"] * 126, b"#"), 1, number)
+    topic = b"7" + b"/a" * 126
+    assert (nodes_of(matcher), matcher.match(topic)) == (100, [7])
+    assert (matcher.match(topic + b"/b"), matcher.match(topic[:-2])) == ([7], [])

@@ -136,13 +136,15 @@ def test_the_splitter_reads_what_the_decoder_reads(stream: tuple[Version, bytes]
     assert flat(splitter.feed(data)) == split_plainly(version, data)
 
 
-@given(STREAMS | broken_streams(), CUTS)
+@given(STREAMS | broken_streams(), CUTS, st.integers(5, 100) | st.just(SIZE_MAX))
 def test_any_split_of_the_bytes_gives_the_same(
-    stream: tuple[Version, bytes], cuts: list[int]
+    stream: tuple[Version, bytes], cuts: list[int], large_bytes: int
 ) -> None:
     version, data = stream
     whole = flat(begun(version).feed(data))
-    assert flat(fed_in_pieces(begun(version), data, cuts)) == whole
+    splitter = begun(version)
+    splitter.large_bytes = large_bytes
+    assert flat(fed_in_pieces(splitter, data, cuts)) == whole
 
 
 @given(broken_streams(), CUTS, st.booleans())

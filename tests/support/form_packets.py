@@ -207,6 +207,7 @@ def splitter(rng: Random) -> Any:
     version = rng.choice((4, 5, 5, 5))
     split = PacketSplitter(rng.choice((60, 4_000)), rng.random() < 0.3)
     split.topic_levels_max = rng.choice((0, 2, 10))
+    split.large_bytes = rng.choice((5, 30, 4_000))
     found: list[Any] = []
     if rng.random() < 0.1:
         found += split.feed(connect(rng, version) + stream(rng, version))

@@ -139,6 +139,7 @@ class Broker:
             self.interest,
             self.timers,
             self.ready,
+            soon=shell.soon,
             ended=self._session_ended,
         )
         self.durables: Durables | None = None

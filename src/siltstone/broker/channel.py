@@ -108,6 +108,8 @@ class Channel:
         if self._admitted is not None:
             self._admission.leave(self._admitted)
         self._closed(self)
+        # The two refer to each other.
+        self._transport = None
 
     # What the client asks for.
 

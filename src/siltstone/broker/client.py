@@ -20,7 +20,7 @@ from siltstone.broker.farewell import last_words
 from siltstone.broker.intake import Intake
 from siltstone.broker.keep_alive import PROGRESS_BYTES, KeepAlive
 from siltstone.broker.login import Login
-from siltstone.broker.outlet import Outlet
+from siltstone.broker.outlet import Nowhere, Outlet
 from siltstone.broker.requests import Requests
 from siltstone.broker.terms import Terms
 from siltstone.errors import PeerError
@@ -53,6 +53,7 @@ CONNECT_SIZE_MAX: Final = 6 * 65_536
 # So many packets, of which a run of messages is one, are taken from one client in a turn.
 _TURN_EVENTS: Final = 256
 _PINGRESP: Final = encode(Version.V5, PingResp())
+_NOWHERE: Final = Nowhere()
 
 
 class Client:
@@ -60,7 +61,7 @@ class Client:
 
     def __init__(self, broker: Broker, outlet: Outlet) -> None:
         self._broker = broker
-        self._outlet = outlet
+        self._outlet: Outlet = outlet
         limits = broker.limits
         self._connection = Connection(
             min(CONNECT_SIZE_MAX, limits.packet_size_max),
@@ -90,6 +91,8 @@ class Client:
         # What came and waits for its turn.
         self._unread: Iterator[Event] | None = None
         self.ended = False
+        # Whether CONNACK was sent.
+        self._is_greeted = False
         self._timer = broker.timers.at(
             broker.shell.now() + limits.connect_timeout, self._connect_timed_out
         )
@@ -167,7 +170,7 @@ class Client:
             self.version,
             reason,
             text,
-            connected=session is not None,
+            connected=self._is_greeted,
             size_max=self._packet_size_max,
         )
         if data:
@@ -177,10 +180,11 @@ class Client:
         )
 
     def _finish_and_close(self, *, with_will: bool) -> None:
+        outlet = self._outlet
         try:
             self._finish(with_will=with_will)
         finally:
-            self._outlet.close()
+            outlet.close()
 
     def _finish(self, *, with_will: bool) -> None:
         """Leave the session behind, once; whatever fails, others can have it."""
@@ -192,16 +196,28 @@ class Client:
         broker = self._broker
         broker.timers.cancel(self._timer)
         self._keep_alive.end()
-        session = self._session
-        if session is None:
-            return
+        try:
+            if self._session is not None:
+                self._leave(self._session, self._will if with_will else None)
+        finally:
+            self._let_go()
+
+    def _leave(self, session: Session, will: Will | None) -> None:
+        broker = self._broker
         if broker.clients.get(session.client_id) is self:
             del broker.clients[session.client_id]
         try:
             session.outbox.detach()
             self._asked.end()
         finally:
-            broker.leave(session, self._will if with_will else None)
+            broker.leave(session, will)
+
+    def _let_go(self) -> None:
+        """Refer to none of those that refer to this, so that all of them go without a collector."""
+        self._outlet = _NOWHERE
+        self._intake = None
+        self._requests = None
+        self._unread = None
 
     # Packets.
 
@@ -310,12 +326,19 @@ class Client:
         broker.clients[terms.client_id] = self
         broker.count_connected()
         broker.timers.cancel(self._timer)
+        self._requests.restore(partial(self._greet, terms, session, is_present=is_present))
+
+    def _greet(self, terms: Terms, session: Session, *, is_present: bool) -> None:
+        """Say CONNACK, and read and send from now on."""
+        broker = self._broker
+        requests = self._asked
+        self._is_greeted = True
         self._keep_alive.begin(terms.keep_alive_seconds)
         accepted = ConnAck(session_present=is_present, properties=terms.properties)
         self._outlet.write(encode(self.version, accepted))
         outbox = session.outbox
         outbox.sink = self._outlet.write
-        outbox.refill = self._requests.refill
+        outbox.refill = requests.refill
         outbox.attach(
             self.version,
             terms.window,
@@ -324,7 +347,7 @@ class Client:
             terms.alias_out_max,
             broker.shell.now(),
         )
-        self._requests.begin(is_present=is_present)
+        requests.begin(is_present=is_present)
         self.report(logging.INFO, "client connected", Reason.SUCCESS, "")
         if self._stops == 0:
             self._outlet.resume_reading()

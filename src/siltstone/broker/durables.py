@@ -319,7 +319,8 @@ class Durables:
             session.when_settled.append(turn.step("its messages to be stored", again))
             return
         if session.expiry_seconds == 0:
-            self.drop(durable.owned, turn.step("its session to be deleted", turn.end))
+            over = partial(_end, turn, durable)
+            self.drop(durable.owned, turn.step("its session to be deleted", over))
             return
         durable.owned.put_meta(
             connected=False,
@@ -329,7 +330,7 @@ class Durables:
             dropped=durable.dropped(),
             unclean=durable.is_doubtful(),
         )
-        durable.close(turn.step("its session to be saved", turn.end))
+        durable.close(turn.step("its session to be saved", partial(_end, turn, durable)))
 
     def _lost(self, session: Session, error: Exception) -> None:
         """Go on without a save that cannot be made."""
@@ -482,6 +483,12 @@ class Durables:
     def tell(self, client_id: str, error: Exception) -> None:
         """Log what went wrong with a session."""
         log(self._log, logging.ERROR, "session not saved", client_id=client_id, error=str(error))
+
+
+def _end(turn: Turn, durable: Durable) -> None:
+    """End the last turn of a connection."""
+    durable.end()
+    turn.end()
 
 
 def _durable(session: Session) -> Durable:

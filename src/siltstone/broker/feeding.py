@@ -84,6 +84,8 @@ class Feeding:
         """Let no more rows come by."""
         if consumer.feed is not None:
             self.hub.remove(consumer.feed)
+            # The two refer to each other, and the consumer still asks how far its feed has come.
+            consumer.feed.tag = None
 
     def replenish(self, consumer: Consumer) -> None:
         """Let more rows come by where there is room for them."""
@@ -96,9 +98,13 @@ class Feeding:
         now = self._shell.now()
         wall_us = self._clock.now_us()
         for feed, serials in dispatch.lost:
-            _consumer_of(feed).lost(serials)
+            consumer = _consumer_of(feed)
+            if consumer is not None:
+                consumer.lost(serials)
         for feed, rows in dispatch.shares:
             consumer = _consumer_of(feed)
+            if consumer is None:
+                continue
             if dispatch.error is not None:
                 consumer.broken(dispatch.error)
             elif not feed.removed:
@@ -111,5 +117,6 @@ class Feeding:
         self._shell.read_in_thread(job.run, partial(self.hub.finish, job))
 
 
-def _consumer_of(feed: Feed) -> Consumer:
-    return cast("Consumer", feed.tag)
+def _consumer_of(feed: Feed) -> Consumer | None:
+    """Return who takes the rows of a feed; None where that has ended."""
+    return cast("Consumer | None", feed.tag)

@@ -146,6 +146,13 @@ class Group:
         self.look()
         return self.progress.position() if self.is_open else self.ends
 
+    def end(self) -> None:
+        """Let go of all that refers to this, once it was saved for the last time."""
+        if self.keeper is not None:
+            self.keeper.end()
+        self.progress.end()
+        self.feed = None
+
     def put_progress(self) -> None:
         """Hand how far the group has come to the next save."""
         self.look()
@@ -342,11 +349,12 @@ class Groups:
     def _park(self, group: Group, turn: Turn) -> None:
         """Let a group without members keep its place, or end it."""
         self._call_back(group)
+        over = partial(_end, turn, group)
         if group.owned is None or group.keeper is None:
-            turn.end()
+            over()
         else:
             group.owned.put_meta(empty_since_us=self._clock.now_us())
-            group.keeper.close(turn.step("its group to be saved", turn.end))
+            group.keeper.close(turn.step("its group to be saved", over))
 
     # Time.
 
@@ -418,6 +426,12 @@ class Groups:
         else:
             step = turn.step("its group to be deleted", turn.end)
             self._durables.carry_out(text, found.drop_later, step)
+
+
+def _end(turn: Turn, group: Group) -> None:
+    """End the last turn of a group, and let go of all that refers to it."""
+    group.end()
+    turn.end()
 
 
 def _tell(text: str, error: Exception) -> None:

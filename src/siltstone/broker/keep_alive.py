@@ -12,6 +12,10 @@ _GRACE: Final = 1.5
 PROGRESS_BYTES: Final = 1000
 
 
+def _nothing() -> None:
+    """Hear nothing."""
+
+
 class KeepAlive:
     """Calls `silent` once when the client was silent for too long; 0 seconds are for ever."""
 
@@ -41,8 +45,9 @@ class KeepAlive:
         self._seen = self._now()
 
     def end(self) -> None:
-        """Expect nothing any more."""
+        """Expect nothing any more, and let go of who would hear of silence."""
         self._timers.cancel(self._timer)
+        self._silent = _nothing
 
     def _check(self) -> None:
         now = self._now()

@@ -1,5 +1,5 @@
-"""A connection as the client behind it sees it, and a client as its parts do: protocols without
-code.
+"""A connection as the client behind it sees it, and a client as its parts do: protocols, and the
+outlet of a client that has none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,26 @@ class Outlet(Protocol):
 
     def resume_reading(self) -> None:
         """Bring bytes again."""
+
+
+class Nowhere:
+    """The outlet of a client that has ended: it has no connection any more."""
+
+    def credentials(self, connect: Connect, client_id: str) -> Credentials:
+        """Refuse: a client that has ended does not log in."""
+        raise AssertionError(f"{client_id} has ended and logs in: version={connect.version}")
+
+    def write(self, data: bytes) -> None:
+        """Send nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def pause_reading(self) -> None:
+        """Stop nothing."""
+
+    def resume_reading(self) -> None:
+        """Bring nothing."""
 
 
 class Owner(Protocol):

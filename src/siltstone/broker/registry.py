@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from siltstone.broker.interest import Interest
 from siltstone.broker.router import Router
 from siltstone.broker.settings import Limits
+from siltstone.broker.slices import SLICE_LEVELS, slice_end
 from siltstone.broker.timers import Timer, Timers
 from siltstone.session.delivery import Budget
 from siltstone.session.outbox import Outbox, Ready
@@ -31,6 +33,7 @@ class Registry:
         timers: Timers,
         ready: Ready,
         *,
+        soon: Callable[[Callable[[], None]], None],
         ended: Callable[[Session], None],
     ) -> None:
         self._limits = limits
@@ -39,6 +42,7 @@ class Registry:
         self._interest = interest
         self._timers = timers
         self._ready = ready
+        self._soon = soon
         self._ended = ended
         self.budget = Budget(limits.queued_bytes_total_max)
         self.sessions: dict[str, Session] = {}
@@ -103,9 +107,27 @@ class Registry:
     def forget(self, session: Session) -> None:
         """Know nothing more of a session here; a durable one is kept elsewhere."""
         del self.sessions[session.client_id]
-        for subscribed in list(session.subscriptions.values()):
-            self.drop_route(session, subscribed.subscription.filter.text)
+        shared = [
+            text
+            for text, subscribed in session.subscriptions.items()
+            if subscribed.subscription.filter.group is not None
+        ]
+        for text in shared:
+            # Now, for the groups take back what they have lent.
+            self.drop_route(session, text)
         session.outbox.discard()
+        self._drop_routes(session)
+
+    def _drop_routes(self, session: Session) -> None:
+        """Take away the subscriptions of a session that has ended, some in each turn of the loop:
+        what is still sent to it goes nowhere.
+        """
+        following = islice(session.subscriptions.values(), SLICE_LEVELS)
+        filters = [subscribed.subscription.filter for subscribed in following]
+        for topic_filter in filters[: slice_end(filters)]:
+            self.drop_route(session, topic_filter.text)
+        if session.subscriptions:
+            self._soon(partial(self._drop_routes, session))
 
     def count_subscription(self, session: Session, topic_filter: TopicFilter) -> None:
         """Take note of a subscription that a session did not have."""

@@ -5,22 +5,22 @@ messages, as fast as the client takes them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from siltstone.broker.access import Identity
 from siltstone.broker.broker import Broker
+from siltstone.broker.slices import SLICE_LEVELS, slice_end
 from siltstone.broker.subscribing import Replay, Rights
+from siltstone.guard import contain
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import SubAck, Subscribe, UnsubAck, Unsubscribe
 from siltstone.mqtt.reason import ERROR, Reason
 from siltstone.mqtt.wire import Version
 from siltstone.session.session import Session
-from siltstone.topic.grammar import TopicFilter
-
-# What one turn takes of the filters of a packet: their levels, and one for each.
-SLICE_LEVELS: Final = 400
+from siltstone.session.subscribed import Subscribed
 
 
 class Owner(Protocol):
@@ -61,12 +61,31 @@ class Requests:
         # Whether the filters of a packet are not all taken yet.
         self.is_busy = False
 
+    def restore(self, then: Callable[[], None]) -> None:
+        """Route the subscriptions of earlier connections, then go on; with very many of them that
+        is in a later turn.
+        """
+        durable = self._session.durable
+        if durable is None:
+            then()
+        else:
+            self._restore_slice(durable.subscriptions(), then)
+
+    def _restore_slice(self, saved: Iterator[Subscribed], then: Callable[[], None]) -> None:
+        if self._owner.ended:
+            return
+        if self._broker.subscriptions.restore(self._session, saved, self._rights()):
+            following = partial(self._restore_slice, saved, then)
+            failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
+            self._broker.shell.soon(partial(contain, following, failed))
+        else:
+            then()
+
     def begin(self, *, is_present: bool) -> None:
         """Go on with what an earlier connection has left unsent."""
         durables = self._broker.durables
         session = self._session
         if session.durable is not None and durables is not None:
-            self._broker.subscriptions.restore(session, self._rights())
             durables.begin(session)
         if is_present:
             self._replays = self._broker.subscriptions.take_up(session)
@@ -90,7 +109,7 @@ class Requests:
             return
         subscriptions = packet.subscriptions
         following = subscriptions[start : start + SLICE_LEVELS]
-        stop = start + _slice_end([each.filter for each in following])
+        stop = start + slice_end([each.filter for each in following])
         granted, more = self._broker.subscriptions.subscribe(
             self._session, replace(packet, subscriptions=subscriptions[start:stop]), self._rights()
         )
@@ -139,7 +158,7 @@ class Requests:
         if self._owner.ended:
             return
         filters = packet.filters
-        stop = _slice_end(list(filters[start : start + SLICE_LEVELS])) + start
+        stop = slice_end(list(filters[start : start + SLICE_LEVELS])) + start
         part = replace(packet, filters=filters[start:stop])
         reasons.extend(self._broker.subscriptions.unsubscribe(self._session, part))
         if stop < len(filters):
@@ -200,16 +219,6 @@ class Requests:
             may_subscribe=partial(broker.may_subscribe, self._identity),
             may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
         )
-
-
-def _slice_end(filters: list[TopicFilter]) -> int:
-    """Return how many filters one turn takes: at least one, and about as many as their levels."""
-    levels = 0
-    for count, topic_filter in enumerate(filters, 1):
-        levels += 1 + len(topic_filter.levels)
-        if levels >= SLICE_LEVELS:
-            return count
-    return len(filters)
 
 
 def _bridged(packet: Subscribe) -> Subscribe:

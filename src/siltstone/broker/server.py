@@ -60,6 +60,7 @@ from siltstone.fs.posix import (
     open_file_count,
     raise_file_limit,
 )
+from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.topiclog.server import TopicLogServer
 
@@ -76,8 +77,8 @@ _STORE_TIMEOUT: Final = 60.0
 _POLL_SECONDS: Final = 0.005
 # The store takes nothing more, so that only the clients' goodbye is waited for.
 _FAILED_TIMEOUT: Final = 5.0
-_COLLECT_AT: Final = (100_000, 50, 100)
-_COLLECT_ENDED: Final = 200
+# A look at so many new objects takes two milliseconds, and one at those of five looks ten.
+_COLLECT_AT: Final = (10_000, 5, 1000)
 
 
 class EarlySignals:
@@ -172,12 +173,17 @@ class LoopShell:
             self._loop.call_soon_threadsafe(act)
 
     def in_thread(self, work: Act, then: Act) -> None:
-        future = self._loop.run_in_executor(self._executor, work)
-        future.add_done_callback(lambda _: then())
+        self._executor.submit(self._work, work, then)
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        future = self._loop.run_in_executor(self._readers, work)
-        future.add_done_callback(lambda _: then())
+        self._readers.submit(self._work, work, then)
+
+    def _work(self, work: Act, then: Act) -> None:
+        """Do work on this thread. The futures of `run_in_executor` would refer to each other, and
+        stay until the collector comes.
+        """
+        contain(work)
+        self.soon_from_thread(then)
 
     def wake_at(self, at: float) -> None:
         if self._timer is not None:
@@ -416,10 +422,9 @@ class Server:
         return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker, watch: ClockWatch) -> None:
-        """Look after the disk, the clock, the retained messages, and memory."""
+        """Look after the disk, the clock and the retained messages."""
         loop = asyncio.get_running_loop()
         retained = broker.retained
-        collected = 0
         while True:
             await asyncio.sleep(_UPKEEP_SECONDS)
             if self.tell_failure() is not None:
@@ -427,7 +432,6 @@ class Server:
             if self._disk is not None:
                 self._disk.look()
             await watch.look()
-            collected = collect_ended(broker, collected)
             retained.sweep(_SWEEP_BUDGET)
             if not retained.needs_compaction():
                 continue
@@ -506,25 +510,12 @@ class Server:
 def _spare_collector() -> None:
     """Let the garbage collector leave alone what is there now, and look for cycles less often.
 
-    Hardly anything here is part of a cycle, and messages that wait are many.
+    Nothing that comes and goes here is part of a cycle (tests/integration/test_churn.py), and what
+    stays is much: a look at all of it would hold the loop. Few objects are looked at each time.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AT)
-
-
-def collect_ended(broker: Broker, collected: int) -> int:
-    """Free what ended connections have left behind, once they are many; return up to which one.
-
-    The parts of a connection refer to each other, so that only the collector frees them, and by
-    itself it hardly ever looks at what is old. A look costs time for every session that stays:
-    the more of these there are, the rarer it is.
-    """
-    ended = broker.statistics.connections - len(broker.clients)
-    if ended - collected < max(_COLLECT_ENDED, len(broker.registry.sessions) // 2):
-        return collected
-    gc.collect()
-    return ended
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:

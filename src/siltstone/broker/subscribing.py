@@ -19,6 +19,7 @@ from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.retained_log import Retained
 from siltstone.broker.settings import Limits
 from siltstone.broker.shares import Subscriber
+from siltstone.broker.slices import SLICE_LEVELS
 from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from siltstone.mqtt.publish import with_time_left
 from siltstone.mqtt.reason import Reason
@@ -123,11 +124,17 @@ class Subscriptions:
                 reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
         return tuple(reasons)
 
-    def restore(self, session: Session, rights: Rights) -> None:
-        """Route the subscriptions that a durable session has from earlier connections."""
-        assert session.durable is not None
-        for saved in session.durable.subscriptions():
-            self.put_back(session, saved, rights)
+    def restore(self, session: Session, saved: Iterator[Subscribed], rights: Rights) -> bool:
+        """Route some of the subscriptions that a session has from earlier connections, as many as
+        one turn takes; return whether there may be more.
+        """
+        levels = 0
+        for each in saved:
+            self.put_back(session, each, rights)
+            levels += 1 + len(each.subscription.filter.levels)
+            if levels >= SLICE_LEVELS:
+                return True
+        return False
 
     def put_back(self, session: Session, saved: Subscribed, rights: Rights) -> None:
         """Route a subscription that a session has from earlier on."""

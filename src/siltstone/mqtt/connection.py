@@ -117,6 +117,8 @@ class Connection:
                 try:
                     event = self._decode(item)
                 except PeerError as exc:
+                    # Its trace has this frame, which refers to it.
+                    exc.__traceback__ = None
                     event = exc
             else:
                 event = item

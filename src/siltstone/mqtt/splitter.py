@@ -46,6 +46,12 @@ _KNOWN_BYTES_MAX: Final = 262_144
 _KNOWN_OVERHEAD: Final = 100
 _PLAIN_MAX: Final = 64
 
+# From so many bytes of one packet on the rest is not kept with them but in parts, so that it is
+# copied once, into its payload. Topic and properties are within them but for unusual limits.
+LARGE_BYTES: Final = 524_288
+# Smaller pieces are put together.
+_PART_BYTES: Final = 65_536
+
 _STRICT: Final = True
 
 
@@ -80,6 +86,11 @@ class PacketSplitter:
         self._held = False
         self._failed = False
         self._pending = bytearray()
+        # What follows the first bytes of a large packet: its parts, the last of them open.
+        self.large_bytes = LARGE_BYTES
+        self._parts: list[bytes] = []
+        self._parts_bytes: i64 = 0
+        self._last_part = bytearray()
         self._needed: i64 = 0
         self._events: list[Event] = []
         self._batch: PublishBatch | None = None
@@ -102,31 +113,92 @@ class PacketSplitter:
 
     def held_bytes(self) -> int:
         """Return how many bytes of an unfinished packet are kept."""
-        return len(self._pending)
+        return int(self._pending_bytes())
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Take the next bytes; return what they complete. After an error there is no more."""
         if self._failed:
             return []
         data = chunk
-        if self._pending or self._held:
-            if self._held or len(self._pending) + len(chunk) < self._needed:
-                self._pending += chunk
-                return []
-            data = b"".join([self._pending, chunk])
-            self._pending = bytearray()
+        if self._held or (self._pending and self._pending_bytes() + len(chunk) < self._needed):
+            self._keep(chunk)
+            return []
         try:
+            if self._parts_bytes > 0:
+                data = self._take_large(chunk)
+            elif self._pending:
+                data = b"".join([self._pending, chunk])
+                self._pending = bytearray()
             used = self._split(data)
             if used < len(data):
                 self._pending += data[used:]
         except PeerError as exc:
             self._failed = True
             self._end_runs()
+            # Its trace has frames that refer to it.
+            exc.__traceback__ = None
             self._events.append(exc)
         self._end_runs()
         events = self._events
         self._events = []
         return events
+
+    def _pending_bytes(self) -> i64:
+        return len(self._pending) + self._parts_bytes
+
+    def _keep(self, chunk: bytes) -> None:
+        """Keep a piece of a packet that is not whole."""
+        if self._held or len(self._pending) < self.large_bytes:
+            self._pending += chunk
+            return
+        self._parts_bytes += len(chunk)
+        if len(chunk) >= _PART_BYTES:
+            self._close_part()
+            self._parts.append(chunk)
+        else:
+            self._last_part += chunk
+            if len(self._last_part) >= _PART_BYTES:
+                self._close_part()
+
+    def _close_part(self) -> None:
+        if self._last_part:
+            self._parts.append(bytes(self._last_part))
+            self._last_part = bytearray()
+
+    def _take_large(self, chunk: bytes) -> bytes:
+        """Take a packet that the chunk completes and that was kept in parts; return what is to be
+        split from here on.
+        """
+        self._close_part()
+        head = bytes(self._pending)
+        parts = self._parts
+        rest = self._needed - self._pending_bytes()
+        self._pending = bytearray()
+        self._parts = []
+        self._parts_bytes = 0
+        start: i64 = _variable_end(head, 1, len(head), self._version == _V5)
+        first: i64 = head[0]
+        if first >> 4 != 3 or not self._has_head(head, first, start):
+            return b"".join([head, *parts, chunk])
+        self._take_publish(head, first, start, self._needed)
+        batch = self._batch
+        assert batch is not None
+        parts.append(chunk[:rest])
+        batch.payloads[-1] = b"".join([batch.payloads[-1], *parts])
+        return chunk[rest:]
+
+    def _has_head(self, head: bytes, first: i64, start: i64) -> bool:
+        """Tell whether the first bytes of a message have all that stands before its payload."""
+        end: i64 = len(head)
+        try:
+            position = start + 2 + _two(head, start, end) + (2 if first >> 1 & 3 else 0)
+            if self._version != _V5:
+                return position <= end
+            after: i64 = _variable_end(head, position, end, _STRICT)
+        except MalformedPacketError:
+            # Refused when all of it is read, for what is wrong with it first.
+            return False
+        return after > 0 and after + _variable(head, position, after) <= end
 
     def _split(self, data: bytes) -> i64:
         """Take the whole packets off the front; return how many bytes they have."""

@@ -101,7 +101,9 @@ def serial_of(ticket: CommitTicket) -> int | None:
     """Wait for a commit and return its serial, None when its requirements were not met."""
     try:
         return ticket.wait().serial
-    except PreconditionError:
+    except PreconditionError as exc:
+        # The ticket has the error: with its trace, it would keep itself alive through its frames.
+        exc.__traceback__ = None
         return None
 
 

@@ -8,7 +8,7 @@ holds everything, and this object is gone: the next connection begins with the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch
@@ -195,25 +195,21 @@ class Durable:
         self.progress.freed = 0
         return freed
 
-    def subscriptions(self) -> list[Subscribed]:
-        """Return the subscriptions of earlier connections."""
-        found: list[Subscribed] = []
+    def subscriptions(self) -> Iterator[Subscribed]:
+        """Yield the subscriptions of earlier connections; to read one takes some time."""
         for saved in self.owned.state.subscriptions:
             self._since[saved.filter] = dict(saved.since)
             self._away_qos[saved.filter] = saved.qos
-            found.append(
-                Subscribed(
-                    subscription=Subscription(
-                        filter=TopicFilter.parse(saved.filter),
-                        qos=saved.qos,
-                        no_local=saved.no_local,
-                        retain_as_published=saved.retain_as_published,
-                        retain_handling=saved.retain_handling,
-                    ),
-                    identifier=saved.identifier,
-                )
+            yield Subscribed(
+                subscription=Subscription(
+                    filter=TopicFilter.parse(saved.filter),
+                    qos=saved.qos,
+                    no_local=saved.no_local,
+                    retain_as_published=saved.retain_as_published,
+                    retain_handling=saved.retain_handling,
+                ),
+                identifier=saved.identifier,
             )
-        return found
 
     def want(
         self,
@@ -373,6 +369,16 @@ class Durable:
         self.owned.put_received(self.inbound.records(settled=True))
         self.keeper.close(then)
 
+    def end(self) -> None:
+        """Let go of all that refers to this, once it was saved for the last time or is deleted:
+        the session goes without a collector.
+        """
+        self.keeper.end()
+        self.progress.end()
+        self.moved = None
+        self.feed = None
+        self._failed = _unheard
+
     def _submit(self) -> SaveTicket | None:
         if self._is_frozen:
             return self.owned.save_later()
@@ -451,6 +457,10 @@ class Durable:
         )
         delivery.packet_id = message.packet_id
         return delivery
+
+
+def _unheard(_: Exception) -> None:
+    """Tell no owner of a failure."""
 
 
 def new_session(

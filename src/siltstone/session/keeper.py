@@ -29,6 +29,15 @@ class SaveTicket(Protocol):
         """Call back from any thread when the outcome is known."""
 
 
+def _nothing_changed() -> SaveTicket | None:
+    """Hand over nothing."""
+    return None
+
+
+def _unheard(_: Exception) -> None:
+    """Tell no owner of a failure."""
+
+
 class Keeper:
     """One session's saves.
 
@@ -71,6 +80,11 @@ class Keeper:
         """Save for the last time; call back when it is durable, or cannot be."""
         self._last = then
         self.save()
+
+    def end(self) -> None:
+        """Let go of the owner, which refers to this: there is nothing more to save."""
+        self._submit = _nothing_changed
+        self._failed = _unheard
 
     def _begin(self) -> None:
         self._is_saving = True

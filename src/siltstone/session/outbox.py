@@ -75,6 +75,8 @@ class Outbox:
         self._epoch = ready.epoch
         self.touched = False
         self.attached = False
+        # Whether the session has ended: nothing waits here any more.
+        self._is_over = False
         # Where the bytes go, and who has more to offer when nothing waits here.
         self.sink: Callable[[bytes], None] | None = None
         self.refill: Callable[[], None] | None = None
@@ -170,16 +172,19 @@ class Outbox:
         """Show this to who watches, once, before what outlives a connection changes."""
         ready = self._ready
         watch = ready.watch
-        if watch is not None and self._epoch != ready.epoch:
+        if watch is not None and self._epoch != ready.epoch and not self._is_over:
             self._epoch = ready.epoch
             watch(self)
 
     def discard(self) -> None:
         """Forget everything: the session ends."""
         self.changing()
+        self._is_over = True
         self._queue.clear()
         self._again.clear()
         self._inflight.clear()
+        self.save = None
+        self.moved = None
 
     def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
         """Return what waits until what is in flight now is saved."""
@@ -307,7 +312,7 @@ class Outbox:
                 self._send(Delivery(topic, payload, flags, properties, expires_at))
             else:
                 self._write_message(topic, payload, flags, 0, properties)
-        elif self.attached or flags & 3 != 0:
+        elif self.attached or (flags & 3 != 0 and not self._is_over):
             self._enqueue(Delivery(topic, payload, flags, properties, expires_at))
 
     def offer_row(self, delivery: Delivery, lane: Lane, serial: int) -> None:

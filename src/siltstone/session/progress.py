@@ -135,6 +135,10 @@ class Progress:
         self.passed = 0
         self._looks = 0
 
+    def end(self) -> None:
+        """Let go of the lanes, which refer to this."""
+        self.lanes = {}
+
     def position(self) -> dict[int, int]:
         """Return the first row of each shard that is not done."""
         return {shard: lane.position() for shard, lane in self.lanes.items()}

@@ -2,6 +2,13 @@
 
 The cost of a question is that of the levels it visits: filters that do not match cost nothing, and
 those under one filter are found together. Memory goes with the last value of a branch.
+
+Levels with nothing between them are one node, so that a filter of 128 levels costs one as well:
+
+    a/b/c, a/b/d/e     node (a, b) has the nodes (c) and (d, e) below it
+
+Invariants: a node but for the root has a value, or two nodes below it at least; the nodes below a
+node differ in their first level.
 """
 
 from __future__ import annotations
@@ -12,23 +19,58 @@ _DOLLAR: Final = 0x24
 
 
 class _Node:
-    """What is filed under one filter, and the levels below it."""
+    """What is filed under one filter, the levels that lead here from the node above, and the nodes
+    below.
+    """
 
-    def __init__(self) -> None:
-        self.children: dict[bytes, _Node] = {}
+    def __init__(self, path: tuple[bytes, ...]) -> None:
+        self.path = path
+        # Most nodes are leaves with one value, and empty dictionaries would be most of them.
+        self.children: dict[bytes, _Node] | None = None
         # Filed under the filter that ends here, and under this filter followed by /#.
-        self.here: dict[object, object] = {}
-        self.below: dict[object, object] = {}
+        self.here: dict[object, object] | None = None
+        self.below: dict[object, object] | None = None
 
-    def is_empty(self) -> bool:
-        return not self.children and not self.here and not self.below
+    def child(self, level: bytes) -> _Node | None:
+        """Return the node below that begins with a level."""
+        children = self.children
+        return None if children is None else children.get(level)
+
+    def add(self, child: _Node) -> None:
+        """Put a node below, in place of the one that begins with the same level."""
+        children = self.children
+        if children is None:
+            children = {}
+            self.children = children
+        children[child.path[0]] = child
+
+    def drop(self, child: _Node) -> None:
+        """Take away a node below."""
+        children = self.children
+        assert children is not None, "a node knows the nodes below it"
+        del children[child.path[0]]
+        if not children:
+            self.children = None
+
+    def fits(self, words: list[bytes], depth: int) -> bool:
+        """Tell whether the levels behind the first one match the words from a depth on."""
+        path = self.path
+        size = len(path)
+        if depth + size > len(words):
+            return False
+        for index in range(1, size):
+            level = path[index]
+            # No word of a topic equals +.
+            if level != words[depth + index] and level != b"+":
+                return False
+        return True
 
 
 class Matcher:
     """Values by filter and key; a key has one value under each filter."""
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _Node(())
         self._count = 0
 
     def __len__(self) -> int:
@@ -36,65 +78,143 @@ class Matcher:
 
     def put(self, levels: tuple[bytes, ...], key: object, value: object) -> None:
         """File a value under the levels of a filter, in place of the key's former one."""
-        node = self._root
         deep = levels[-1] == b"#"
-        for level in levels[:-1] if deep else levels:
-            child = node.children.get(level)
-            if child is None:
-                child = _Node()
-                node.children[level] = child
-            node = child
+        node = self._reach(levels[:-1] if deep else levels)
         values = node.below if deep else node.here
+        if values is None:
+            values = {}
+            if deep:
+                node.below = values
+            else:
+                node.here = values
         if key not in values:
             self._count += 1
         values[key] = value
 
     def remove(self, levels: tuple[bytes, ...], key: object) -> bool:
         """Take a key's value away; tell whether there was one."""
-        path: list[_Node] = [self._root]
         deep = levels[-1] == b"#"
-        words = levels[:-1] if deep else levels
-        for level in words:
-            child = path[-1].children.get(level)
-            if child is None:
-                return False
-            path.append(child)
-        values = path[-1].below if deep else path[-1].here
-        if key not in values:
+        nodes = self._way(levels[:-1] if deep else levels)
+        if not nodes:
+            return False
+        node = nodes[-1]
+        values = node.below if deep else node.here
+        if values is None or key not in values:
             return False
         del values[key]
         self._count -= 1
-        for depth in range(len(words), 0, -1):
-            if not path[depth].is_empty():
-                break
-            del path[depth - 1].children[words[depth - 1]]
+        if not values:
+            if deep:
+                node.below = None
+            else:
+                node.here = None
+            _tidy(nodes)
         return True
 
     def match(self, topic: bytes) -> list[object]:
         """Return every value whose filter matches a valid topic."""
         found: list[object] = []
-        nodes: list[_Node] = [self._root]
+        words = topic.split(b"/")
         # [MQTT-4.7.2-1]: a filter that starts with a wildcard matches no topic that starts with $.
         wild = topic[0] != _DOLLAR
-        for word in topic.split(b"/"):
-            following: list[_Node] = []
-            for node in nodes:
-                if wild and node.below:
-                    found.extend(node.below.values())
-                child = node.children.get(word)
-                if child is not None:
-                    following.append(child)
-                if wild:
-                    # No word of a topic equals +.
-                    child = node.children.get(b"+")
-                    if child is not None:
-                        following.append(child)
-            nodes = following
-            wild = True
-            if not nodes:
-                return found
-        for node in nodes:
-            found.extend(node.here.values())
-            # `a/#` matches `a` too: # stands for its parent and all below it.
-            found.extend(node.below.values())
+        nodes: list[_Node] = [self._root]
+        # How many words lead to each of the nodes.
+        depths: list[int] = [0]
+        at = 0
+        while at < len(nodes):
+            node = nodes[at]
+            depth = depths[at]
+            at += 1
+            below = node.below
+            if depth == len(words):
+                here = node.here
+                if here is not None:
+                    found.extend(here.values())
+                # `a/#` matches `a` too: # stands for its parent and all below it.
+                if below is not None:
+                    found.extend(below.values())
+                continue
+            if below is not None and (wild or depth > 0):
+                found.extend(below.values())
+            if node.children is None:
+                continue
+            child = node.child(words[depth])
+            if child is not None and child.fits(words, depth):
+                nodes.append(child)
+                depths.append(depth + len(child.path))
+            if wild or depth > 0:
+                child = node.child(b"+")
+                if child is not None and child.fits(words, depth):
+                    nodes.append(child)
+                    depths.append(depth + len(child.path))
         return found
+
+    def _reach(self, words: tuple[bytes, ...]) -> _Node:
+        """Return the node of a filter, with all that leads to it."""
+        node = self._root
+        start = 0
+        while start < len(words):
+            child = node.child(words[start])
+            if child is None:
+                child = _Node(words[start:])
+                node.add(child)
+                return child
+            stop = start + len(child.path)
+            if words[start:stop] != child.path:
+                child = _split(node, child, _common(words, start, child.path))
+                stop = start + len(child.path)
+            node = child
+            start = stop
+        return node
+
+    def _way(self, words: tuple[bytes, ...]) -> list[_Node]:
+        """Return the nodes from the root to that of a filter; nothing where it has none."""
+        nodes: list[_Node] = [self._root]
+        start = 0
+        while start < len(words):
+            child = nodes[-1].child(words[start])
+            if child is None:
+                return []
+            stop = start + len(child.path)
+            if words[start:stop] != child.path:
+                return []
+            nodes.append(child)
+            start = stop
+        return nodes
+
+
+def _common(words: tuple[bytes, ...], start: int, path: tuple[bytes, ...]) -> int:
+    """Return how many levels of a path equal the words from the start on."""
+    count = 0
+    while count < len(path) and start + count < len(words):
+        if words[start + count] != path[count]:
+            break
+        count += 1
+    return count
+
+
+def _split(above: _Node, node: _Node, count: int) -> _Node:
+    """Put a node of the first levels of a path before the rest of it; return it."""
+    upper = _Node(node.path[:count])
+    node.path = node.path[count:]
+    upper.add(node)
+    above.add(upper)
+    return upper
+
+
+def _tidy(nodes: list[_Node]) -> None:
+    """Take away what a value that is gone leaves useless, on the way from the root to it."""
+    while len(nodes) > 1:
+        node = nodes.pop()
+        above = nodes[-1]
+        if node.here is not None or node.below is not None:
+            return
+        children = node.children
+        if children is None:
+            above.drop(node)
+        else:
+            if len(children) == 1:
+                for child in children.values():
+                    child.path = node.path + child.path
+                    above.add(child)
+            return

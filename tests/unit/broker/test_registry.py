@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from siltstone.broker.interest import Interest
@@ -9,6 +10,7 @@ from siltstone.broker.settings import Limits
 from siltstone.broker.shares import ROUND_ROBIN, Subscriber
 from siltstone.broker.timers import Timers
 from siltstone.mqtt.packets import Subscription
+from siltstone.session.delivery import NEVER
 from siltstone.session.outbox import Ready
 from siltstone.session.session import NO_EXPIRY, Session
 from siltstone.session.subscribed import Subscribed
@@ -23,6 +25,7 @@ class Desk:
         self.router = Router()
         self.timers = Timers(lambda _: None)
         self.ended: list[Session] = []
+        self.acts: list[Callable[[], None]] = []
         self.registry = Registry(
             Limits(**limits),
             self.router,
@@ -30,6 +33,7 @@ class Desk:
             Interest(is_asked=False),
             self.timers,
             Ready(lambda: None),
+            soon=self.acts.append,
             ended=self.ended.append,
         )
 
@@ -181,3 +185,20 @@ def test_when_a_session_was_left_is_known_while_it_can_expire() -> None:
     assert (desk.registry.left_at(session), desk.registry.left_at(ever)) == (100.0, None)
     desk.registry.resume(session)
     assert desk.registry.left_at(session) is None
+
+
+def test_the_subscriptions_of_a_session_that_ends_go_some_in_each_turn() -> None:
+    desk = Desk()
+    session = desk.session()
+    for number in range(1000):
+        desk.subscribe(session, f"a/{number}")
+    desk.subscribe(session, "$share/g/s")
+    desk.registry.end(session)
+    assert (desk.ended, len(desk.router)) == ([session], 1000 - 134)
+    session.outbox.offer(b"a/999", b"x", 1, b"", NEVER)
+    turns = 1
+    while desk.acts:
+        desk.acts.pop(0)()
+        turns += 1
+    assert (turns, len(desk.router), desk.registry.subscription_count) == (8, 0, 0)
+    assert (session.outbox.queued, desk.registry.budget.used) == (0, 0)

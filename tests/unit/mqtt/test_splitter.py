@@ -426,3 +426,36 @@ def test_it_tells_how_much_it_holds_behind_connect() -> None:
         held.append(splitter.held_bytes())
     splitter.begin(V5, ALIAS_MAX)
     assert [*held, splitter.held_bytes()] == [4, 2, 5, 1]
+
+
+@pytest.mark.parametrize("piece", [1_000, 70_000, 500_000])
+@pytest.mark.parametrize("version", [V3, V5])
+def test_a_large_message_in_pieces_is_followed_by_what_came_with_it(
+    version: Version, piece: int
+) -> None:
+    splitter = begun(version)
+    splitter.packet_size_max = 4_000_000
+    large = Publish(topic=b"t", payload=bytes(range(250)) * 12_000, qos=1, packet_id=7)
+    small = Publish(topic=b"u", payload=b"x")
+    data = encode(version, large) + encode(version, small)
+    events = [
+        event
+        for start in range(0, len(data), piece)
+        for event in splitter.feed(data[start : start + piece])
+    ]
+    batches = [event for event in events if isinstance(event, PublishBatch)]
+    assert [topic for batch in batches for topic in batch.topics] == [b"t", b"u"]
+    payloads = [payload for batch in batches for payload in batch.payloads]
+    assert payloads == [large.payload, small.payload]
+    assert (batches[0].packet_ids[0], splitter.held_bytes()) == (7, 0)
+
+
+def test_it_tells_how_much_it_holds_of_a_large_message() -> None:
+    splitter = begun(V3)
+    splitter.packet_size_max = 4_000_000
+    data = encode(V3, Publish(topic=b"t", payload=bytes(3_000_000)))
+    held = []
+    for start in range(0, 2_000_000, 400_000):
+        splitter.feed(data[start : start + 400_000])
+        held.append(splitter.held_bytes())
+    assert held == [400_000, 800_000, 1_200_000, 1_600_000, 2_000_000]
