@@ -213,6 +213,8 @@ class ManifestKeeper:
         self._lock = Lock()
         # Whether this process may append to the journal that the manifest names.
         self._appends = False
+        # Whether no journal of an earlier process can be there.
+        self._is_clear = False
         self.current = manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -248,9 +250,12 @@ class ManifestKeeper:
             if self.current.has_journal:
                 self._appends = False
                 self._replace(replace(self.current, has_journal=False))
+            elif self._is_clear:
+                return
             for entry in self._fs.list(self._directory):
                 if is_journal(entry.name):
                     self._fs.remove(self._directory / entry.name)
+            self._is_clear = True
 
     def _replace(self, changed: Manifest) -> Manifest:
         path = self._directory / MANIFEST

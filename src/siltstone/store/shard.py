@@ -194,7 +194,7 @@ class Shard:
             self._condition.notify_all()
             thread = self._thread
         if thread is None:
-            self._end()
+            self._run()
         else:
             thread.join()
         return self._close_error
