@@ -168,6 +168,10 @@ class FaultyFileSystem:
         self.check("free_bytes", path)
         return self.inner.free_bytes(path)
 
+    def disk_bytes(self, path: PurePath) -> int:
+        self.check("disk_bytes", path)
+        return self.inner.disk_bytes(path)
+
     def list(self, path: PurePath) -> list[Entry]:
         self.check("list", path)
         return self.inner.list(path)
