@@ -35,6 +35,7 @@ Look = Literal[
     "scan",
     "lock",
     "free_bytes",
+    "disk_bytes",
 ]
 Operation = Change | NameChange | Look
 
