@@ -1,11 +1,14 @@
 """What a snapshot costs a broker that keeps all in memory: latency, memory, time.
 
-    python -m bench.snapshot [SESSIONS [ROUNDS]]
+    python -m bench.snapshot [SESSIONS [ROUNDS [RETAINED_MIB]]]
 
-A broker loads a snapshot with so many sessions, each with two subscriptions and three messages.
+A broker loads a snapshot with so many sessions, each with two subscriptions and three messages, and
+with so much in retained messages that do not compress.
 Then one client publishes with QoS 1, a message at a time, and the time to its PUBACK is taken:
 while a snapshot is written, from its first moment to its last, and before and after it, so that
-what else the machine does meets both alike. The load average says how much that was.
+what else the machine does meets both alike. The load average says how much that was. At last a
+snapshot is written while nobody sends anything; its size, its time and the processor time that it
+took say how long 1 GiB takes, on this machine now and on a processor that has nothing else to do.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
+from random import Random
 from tempfile import TemporaryDirectory
 from threading import Thread
 
@@ -41,11 +45,24 @@ ROUNDS = 5
 ROUND_SECONDS = 6.0
 PACE_SECONDS = 0.001
 MIB = 1024 * 1024
+GIB = 1024 * MIB
+LARGE_BYTES = 4096
 
 
-def records(sessions: int) -> Iterator[Record]:
+def records(sessions: int, retained_mib: int) -> Iterator[Record]:
     """Yield a state: retained messages, and sessions with subscriptions and queues."""
     now_us = SystemClock().now_us()
+    chance = Random(1)
+    for number in range(retained_mib * MIB // LARGE_BYTES):
+        yield RetainedMessage(
+            topic=b"large/%d" % number,
+            payload=chance.randbytes(LARGE_BYTES),
+            flags=5,
+            properties=b"",
+            stored_us=now_us,
+            expires_us=0,
+            publisher=b"bench",
+        )
     for number in range(sessions // 10):
         yield RetainedMessage(
             topic=b"retained/%d" % number,
@@ -119,6 +136,13 @@ class BrokerUnderTest:
         lines = Path(f"/proc/{self.process.pid}/status").read_text("ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
+    def processor_seconds(self) -> float:
+        """Return the processor time that it has taken so far."""
+        fields = (
+            Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        )
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def save(self) -> float:
         """Let one snapshot be written; return the seconds that it took."""
         written = self.count("snapshot written")
@@ -166,13 +190,13 @@ def row(name: str, times: list[float], note: str = "") -> str:
     )
 
 
-def measure(sessions: int, rounds: int, data: Path) -> None:
+def measure(sessions: int, rounds: int, retained_mib: int, data: Path) -> None:
     """Print the table."""
     keeper = Keeper(
         PosixFileSystem(), SystemClock(), PurePath(data / "snapshots"), PurePath(data / "q")
     )
     began = time.perf_counter()
-    saved = keeper.save(records(sessions), source="broker")
+    saved = keeper.save(records(sessions, retained_mib), source="broker")
     keeper.close()
     size = saved.size_bytes / MIB
     print(f"{sessions:,} sessions: {size:.1f} MiB, made in {time.perf_counter() - began:.1f} s")
@@ -204,13 +228,19 @@ def measure(sessions: int, rounds: int, data: Path) -> None:
         idle.sort()
         busy.sort()
         print(row("without a snapshot", idle))
+        worked = broker.processor_seconds()
         alone = broker.save()
+        worked = broker.processor_seconds() - worked
         growth = (broker.memory_bytes("VmHWM") - before) / MIB
         note = f"{len(took)} snapshots, {sum(took) / len(took):.1f} s each"
         print(row("while one is written", busy, note))
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"p99 ratio {at(busy, 0.99) / at(idle, 0.99):.2f}, by rounds {each}")
-        print(f"a snapshot while nobody sends anything {alone:.1f} s")
+        ratio = GIB / saved.size_bytes
+        print(
+            f"a snapshot of {size:.1f} MiB while nobody sends anything {alone:.1f} s, 1 GiB "
+            f"{alone * ratio:.0f} s; processor {worked:.1f} s, 1 GiB {worked * ratio:.0f} s"
+        )
         print(f"memory grew by {growth:.1f} MiB at most; load average {os.getloadavg()[0]:.1f}")
     finally:
         began = time.perf_counter()
@@ -222,11 +252,12 @@ def main() -> None:
     """Measure with the sessions and the rounds that are asked for."""
     sessions = int(sys.argv[1]) if len(sys.argv) > 1 else SESSIONS
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+    retained_mib = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     with TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         data.mkdir()
         (data / "VERSION").write_bytes(b"siltstone 1\n")
-        measure(sessions, rounds, data)
+        measure(sessions, rounds, retained_mib, data)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,17 @@ class Database:
 
     @property
     def reports(self) -> list[RecoveryReport]:
-        """What opening found in each shard."""
+        """What opening found in each shard that is open."""
         return self._slabs.reports if isinstance(self._slabs, WritableSlabs) else []
+
+    def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
+        """Call back for every shard that was opened, now, and for every later one when it is, on
+        the thread that needs it.
+        """
+        slabs = self._writable()
+        slabs.when_recovered = listener
+        for report in list(slabs.reports):
+            listener(report)
 
     def append(
         self,

@@ -137,3 +137,15 @@ def test_a_broker_starts_on_a_full_disk_and_all_goes_on_when_there_is_space_agai
         assert come(broker.port, "meanwhile") is Reason.SUCCESS
         assert publish_until_refused(broker.port)[0] > 0
         assert broker.mistakes() == []
+
+
+def test_a_small_disk_takes_messages_with_the_defaults_and_refuses_them_before_it_is_full(
+    disk: Path,
+) -> None:
+    with mounted(disk, 64 * MIB), broker_process(disk / "data") as broker:
+        subscribe(broker.port, "late")
+        stored, reason = publish_until_refused(broker.port)
+        assert stored > 0
+        assert reason is Reason.QUOTA_EXCEEDED
+        assert shutil.disk_usage(disk).free > 0
+        drain(broker.port, "late", min(stored, 3))

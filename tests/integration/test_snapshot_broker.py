@@ -120,6 +120,48 @@ def test_damaged_snapshots_are_passed_over_and_an_empty_start_must_be_allowed(
         broker.start(allow_empty=True)
 
 
+def test_a_link_that_leads_nowhere_is_told_when_an_older_snapshot_stands_in(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "d"
+    with broker_process(data, settings=IN_MEMORY) as broker:
+        publish(broker.port, message(b"older", retain=True))
+        broker.save()
+        publish(broker.port, message(b"newer", retain=True))
+        broker.save()
+        broker.kill()
+        _, newest = serials(data)
+        (data / "snapshots" / name_of(newest)).unlink()
+        broker.start()
+        told = broker.wait_for("the newest snapshot is missing, so an older one is loaded")
+        assert (told["level"], told["missing"]) == ("warning", name_of(newest))
+        with MqttSocket(broker.port) as device:
+            device.connect("other")
+            device.subscribe("a/#", 1)
+            assert device.expect(Publish).payload == b"older"
+        # The link leads to the older one again: the next start has nothing to tell.
+        assert (data / "snapshots" / "state").readlink() == Path(name_of(newest - 1))
+        broker.kill()
+        broker.start()
+        assert len(broker.events("the newest snapshot is missing, so an older one is loaded")) == 1
+
+
+def test_a_link_of_a_store_that_leads_nowhere_is_told_and_the_store_is_served(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "d"
+    with broker_process(data) as broker:
+        publish(broker.port, message(b"stored"))
+        broker.save()
+        broker.stop()
+        (serial,) = serials(data)
+        (data / "snapshots" / name_of(serial)).unlink()
+        broker.start()
+        told = broker.wait_for("the link to the newest snapshot leads nowhere")
+        assert (told["level"], told["missing"]) == ("warning", name_of(serial))
+        publish(broker.port, message(b"stored too"))
+
+
 def test_a_store_is_saved_while_it_is_served_and_restored_elsewhere(tmp_path: Path) -> None:
     data, copy, file = tmp_path / "d", tmp_path / "copy", tmp_path / "b.gz"
     with broker_process(data) as broker:

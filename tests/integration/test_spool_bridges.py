@@ -198,3 +198,5 @@ def test_a_full_spool_refuses_what_could_not_be_kept(tmp_path: Path) -> None:
         client.disconnect()
         client.loop_stop()
         assert answers == [0, 0, 0x97, 0]
+    # The publisher sends it again: it must not be stored twice then.
+    assert [topic for topic, _ in stored(tmp_path / "near")] == ["t/1", "t/2", "other"]

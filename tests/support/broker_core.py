@@ -174,6 +174,9 @@ class DeskShell:
 class FailingTap:
     """A mistake of ours that every message meets."""
 
+    def refused(self, *_: object) -> list[int]:
+        return []
+
     def take(self, *_: object) -> int:
         raise RuntimeError("on purpose")
 

@@ -241,7 +241,7 @@ class Intake:
         producer: Producer | None,
     ) -> None:
         broker = self._broker
-        kept = self._permitted(fresh, receipt)
+        kept = self._bridgeable(self._permitted(fresh, receipt), receipt)
         waits, kept, exchanges = self._retain(kept, receipt, settle)
         if receipt is not None:
             receipt.waits += waits
@@ -285,6 +285,17 @@ class Intake:
                 return without(batch, refused)
             return self._leave_out(batch, refused, receipt, Reason.NOT_AUTHORIZED)
         return batch
+
+    def _bridgeable(self, batch: PublishBatch, receipt: Receipt | None) -> PublishBatch:
+        """Return the messages that the bridges have room for.
+
+        The client sends the others again, so they must not be stored or delivered now.
+        """
+        refused = self._broker.taps.refused(batch, self._session.publisher)
+        if not refused:
+            return batch
+        self._tell_refused("publish refused", batch, refused, Reason.QUOTA_EXCEEDED)
+        return self._leave_out(batch, refused, receipt, Reason.QUOTA_EXCEEDED)
 
     def _retain(
         self, batch: PublishBatch, receipt: Receipt | None, settle: SettlePart | None

@@ -7,7 +7,7 @@ from functools import partial
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.outcomes import Settling
-from siltstone.errors import QuotaExceededError, SiltstoneError
+from siltstone.errors import OverloadedError, QuotaExceededError, SiltstoneError
 from siltstone.mqtt.publish import PublishBatch
 
 Done = Callable[[Exception | None], None]
@@ -20,6 +20,10 @@ def publish_here(broker: Broker, publisher: bytes, batch: PublishBatch, done: Do
     """
     outcome = Settling(done)
     broker.statistics.publishes_received += len(batch.topics)
+    if broker.taps.refused(batch, publisher):
+        # It comes again, so nothing of it may be stored or sent to anybody now.
+        outcome.settled(None, OverloadedError("the spool of a bridge is full"))
+        return
     try:
         waits, beyond, exchanges = broker.retain(batch, publisher, outcome.settled)
     except SiltstoneError as exc:

@@ -317,7 +317,7 @@ class Server:
                 self._store,
                 broker,
                 connections_max=shares.topic_logs,
-                keep_free_bytes=self._settings.storage.keep_free_bytes,
+                keep_free_bytes=self._keep_free(),
             )
         except CorruptionError as exc:
             log(
@@ -328,6 +328,9 @@ class Server:
                 remedy="stop the broker and run: siltstone verify topics --repair",
             )
             return None
+
+    def _keep_free(self) -> int:
+        return self._settings.storage.keep_free(self._fs.disk_bytes(self._store.path))
 
     def _share_descriptors(self, limit: int) -> Shares:
         """Leave descriptors for storage, and say so where that costs connections."""
@@ -361,7 +364,7 @@ class Server:
         log_database = self._store.ensure(LOG_NAME, LOG_SETTINGS)
         tell_recovered(log_database)
         retained = RetainedMessages(log_database, self._clock, settings.limits)
-        keep_free = storage.keep_free_bytes
+        keep_free = self._keep_free()
         database.leave_free(keep_free)
         log_database.leave_free(retained_free_bytes(keep_free))
         retained.load()

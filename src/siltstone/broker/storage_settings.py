@@ -24,6 +24,8 @@ from siltstone.store.settings import DatabaseSettings
 
 _DEFAULTS: Final = DatabaseSettings()
 # What is the broker's own, and no setting of the database.
+# Unless it is set, no more than this part of the disk is kept free.
+_DISK_SHARE: Final = 8
 OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
 
 
@@ -115,8 +117,16 @@ class Storage(Settings):
         default=64 * 1024 * 1024,
         ge=0,
         description="Refuse publishes when the disk has less left; the positions of sessions have"
-        " it for themselves. Also for a database that exists.",
+        " it for themselves. Also for a database that exists. Unless you set it, it is at most an"
+        " eighth of the disk.",
     )
+
+    def keep_free(self, disk_bytes: int) -> int:
+        """Return what publishers leave free on a disk of this size."""
+        if "keep_free_bytes" in self.model_fields_set:
+            return self.keep_free_bytes
+        # A small disk would else refuse the first message.
+        return min(self.keep_free_bytes, disk_bytes // _DISK_SHARE)
 
     def database_settings(self) -> DatabaseSettings:
         """Return the settings of the database, should it have to be created."""

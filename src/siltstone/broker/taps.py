@@ -17,6 +17,9 @@ class Tap(Protocol):
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         """Take messages; return how often `settle` will be called, later."""
 
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        """Return the indexes of messages that it has no room for, and that must come again."""
+
 
 class Taps:
     """All of them."""
@@ -27,6 +30,17 @@ class Taps:
     def add(self, tap: Tap) -> None:
         """Let one more have what is published from now on."""
         self._taps.append(tap)
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        """Return the indexes of messages that one of them has no room for.
+
+        Ask before a batch is stored or sent to anybody: its publisher sends these again. What is
+        left of it has room when it is given to all within the same turn of the loop.
+        """
+        found: set[int] = set()
+        for tap in self._taps:
+            found.update(tap.refused(batch, publisher))
+        return sorted(found)
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         """Give a batch to all; return how often `settle` will be called."""

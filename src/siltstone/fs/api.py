@@ -222,3 +222,7 @@ class FileSystem(Protocol):
     def free_bytes(self, path: PurePath) -> int:
         """Return the space that an ordinary user may still take on the disk of this directory."""
         ...
+
+    def disk_bytes(self, path: PurePath) -> int:
+        """Return the size of the disk of this directory, used or not."""
+        ...

@@ -35,6 +35,7 @@ Look = Literal[
     "scan",
     "lock",
     "free_bytes",
+    "disk_bytes",
 ]
 Operation = Change | NameChange | Look
 
@@ -167,6 +168,10 @@ class FaultyFileSystem:
     def free_bytes(self, path: PurePath) -> int:
         self.check("free_bytes", path)
         return self.inner.free_bytes(path)
+
+    def disk_bytes(self, path: PurePath) -> int:
+        self.check("disk_bytes", path)
+        return self.inner.disk_bytes(path)
 
     def list(self, path: PurePath) -> list[Entry]:
         self.check("list", path)

@@ -230,6 +230,11 @@ class MemoryFileSystem:
             self._directory(path, "free_bytes")
             return self._free_bytes()
 
+    def disk_bytes(self, path: PurePath) -> int:
+        with self.reading():
+            self._directory(path, "disk_bytes")
+            return self.capacity_bytes
+
     # Names
 
     def _directory(self, path: PurePath, operation: str) -> DirectoryNode:

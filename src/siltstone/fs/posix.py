@@ -402,6 +402,11 @@ class PosixFileSystem:
             status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def disk_bytes(self, path: PurePath) -> int:
+        with _translated("disk_bytes", path):
+            status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
     def list(self, path: PurePath) -> list[Entry]:
         return sorted(self.scan_entries(path), key=lambda entry: entry.name)
 

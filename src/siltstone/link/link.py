@@ -122,6 +122,10 @@ class Link:
         """Take messages that were published here; return how often `settle` will be called."""
         return self._outbound.take(batch, publisher, settle)
 
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        """Return the indexes of messages that the spool has no room for."""
+        return self._outbound.refused(batch, publisher)
+
     async def run(self) -> None:
         """Serve the link until it is cancelled; nothing that goes wrong with it ends the broker."""
         log(_LOG, logging.INFO, "bridge started", bridge=self.name, waiting=self._forwarder.waiting)

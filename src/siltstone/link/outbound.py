@@ -94,6 +94,19 @@ class Outbound:
         self._gathered = _Gathered()
         self._is_busy = False
 
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        """Return the indexes of messages that there is no room for and that must come again.
+
+        Those that are dropped instead, and those of QoS 0, are not among them.
+        """
+        if publisher == self._publisher or self._when_full == "drop":
+            return []
+        _, beyond = self._split(batch, [self._routes.find(topic) for topic in batch.topics])
+        refused = [index for index in beyond if batch.flags[index] & _QOS]
+        if refused:
+            self._tell_full(len(refused))
+        return refused
+
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         """Take what is to go to the peer; return how often `settle` will be called.
 
@@ -102,31 +115,46 @@ class Outbound:
         if publisher == self._publisher:
             return 0
         routes = [self._routes.find(topic) for topic in batch.topics]
-        indexes = [index for index, route in enumerate(routes) if route is not None]
-        if not indexes:
-            return 0
-        part = pick(batch, indexes)
-        size = self._add(part, [route for route in routes if route is not None])
-        if size == 0:
-            return self._refuse(part, settle)
+        fitting, beyond = self._split(batch, routes)
+        calls = self._refuse(pick(batch, beyond), settle) if beyond else 0
+        if not fitting:
+            return calls
+        part = pick(batch, fitting)
+        size = self._add(part, [route for index in fitting if (route := routes[index])])
         if settle is not None:
             self._gathered.waiting.append((settle, part))
+            calls += 1
         self._pace.hold(size)
         self._flush()
-        return 0 if settle is None else 1
+        return calls
 
     def freed(self, size_bytes: int) -> None:
         """Take note that entries of this size were discarded."""
         self.size_bytes -= size_bytes
 
-    def _add(self, part: PublishBatch, routes: list[Route]) -> int:
-        """Gather messages under their names at the peer; return their size, 0 where it is too
-        much.
+    def _split(
+        self, batch: PublishBatch, routes: list[Route | None]
+    ) -> tuple[list[int], list[int]]:
+        """Return the indexes of the messages that have a route: those that there is room for, and
+        those beyond it.
         """
-        size = sum(map(len, part.payloads)) + sum(map(len, part.properties))
-        size += sum(len(route.topic) + _OVERHEAD_BYTES for route in routes)
-        if self.size_bytes + size > self._size_bytes_max:
-            return 0
+        fitting: list[int] = []
+        beyond: list[int] = []
+        room = self._size_bytes_max - self.size_bytes
+        for index, route in enumerate(routes):
+            if route is None:
+                continue
+            size = _size_of(batch, index, route)
+            if size <= room:
+                room -= size
+                fitting.append(index)
+            else:
+                beyond.append(index)
+        return fitting, beyond
+
+    def _add(self, part: PublishBatch, routes: list[Route]) -> int:
+        """Gather messages under their names at the peer; return their size."""
+        size = sum(_size_of(part, index, route) for index, route in enumerate(routes))
         self.size_bytes += size
         gathered = self._gathered
         batch = gathered.batch
@@ -147,9 +175,22 @@ class Outbound:
 
     def _refuse(self, part: PublishBatch, settle: SettlePart | None) -> int:
         """Answer messages that there is no room for; return how often `settle` is called."""
+        self._tell_full(len(part.topics))
+        if (
+            settle is None
+            or self._when_full == "drop"
+            or not any(flags & _QOS for flags in part.flags)
+        ):
+            return 0
         error = OverloadedError(
             f"the spool of bridge {self._name!r} is full: size_bytes={self.size_bytes}"
         )
+        # Who publishes counts its answers first.
+        self._in_thread(lambda: None, partial(settle, part, error))
+        return 1
+
+    def _tell_full(self, count: int) -> None:
+        """Count messages that there is no room for, and log some of them."""
         if self.dropped % 1000 == 0:
             log(
                 _LOG,
@@ -159,12 +200,7 @@ class Outbound:
                 size_bytes=self.size_bytes,
                 policy=self._when_full,
             )
-        self.dropped += len(part.topics)
-        if settle is None or self._when_full == "drop":
-            return 0
-        # Who publishes counts its answers first.
-        self._in_thread(lambda: None, partial(settle, part, error))
-        return 1
+        self.dropped += count
 
     def _flush(self) -> None:
         if self._is_busy or not self._gathered.batch.topics:
@@ -197,3 +233,9 @@ class Outbound:
             contain(partial(settle, part, error))
         self._added(written.entries)
         self._flush()
+
+
+def _size_of(batch: PublishBatch, index: int, route: Route) -> int:
+    """Return what a message takes in an entry, at most."""
+    properties = len(batch.properties[index]) if batch.properties else 0
+    return len(batch.payloads[index]) + properties + len(route.topic) + _OVERHEAD_BYTES

@@ -40,6 +40,7 @@ from siltstone.snapshot.records import (
     StoredFile,
 )
 from siltstone.snapshot.stream import PART_BYTES
+from siltstone.store.added import is_journal
 from siltstone.store.manifest import (
     MANIFEST,
     RESERVE,
@@ -185,7 +186,7 @@ class StoreSource:
             if entry.kind is EntryKind.FILE and not _is_ours_alone(entry.name):
                 yield from self._file(path / entry.name)
         yield from self._tree(path / MARKS)
-        data = replace(manifest, slabs=tuple(kept), dropping=()).encode()
+        data = replace(manifest, slabs=tuple(kept), dropping=(), has_journal=False).encode()
         yield StoredFile(path=str(path / MANIFEST), size_bytes=len(data))
         yield FilePart(offset=0, data=data)
 
@@ -260,7 +261,9 @@ class StoreSource:
 
 def _is_ours_alone(name: str) -> bool:
     """Tell whether a file has no meaning elsewhere: a lock, a reserve, something half written."""
-    return name in {"LOCK", MANIFEST, RESERVE} or name.endswith(TEMPORARY_SUFFIX)
+    return (
+        name in {"LOCK", MANIFEST, RESERVE} or name.endswith(TEMPORARY_SUFFIX) or is_journal(name)
+    )
 
 
 def _engine_records(engine: Engine, database: str) -> Iterator[Record]:

@@ -95,7 +95,7 @@ class BlockLog:
 
     def bounds(self) -> range:
         """Return the offsets that are there: from the oldest row left to behind the newest."""
-        slabs = self._of_shard()
+        slabs = self._slabs.of_shard(self.number)
         return range(slabs[0].record.first_serial, slabs[-1].next_serial())
 
     def length(self, offset: int) -> int:
@@ -110,7 +110,7 @@ class BlockLog:
         there is nothing yet. Rows that damage took are passed over. Raises: CorruptionError.
         """
         runs: list[Run] = []
-        for slab in self._of_shard():
+        for slab in self._slabs.of_shard(self.number):
             until = slab.record.until_serial
             if until is not None and until <= offset:
                 continue
@@ -128,9 +128,6 @@ class BlockLog:
             except SlabDroppedError:
                 continue
         return runs
-
-    def _of_shard(self) -> list[Slab]:
-        return [slab for slab in self._slabs.all() if slab.id.shard == self.number]
 
 
 class BlockLogs:

@@ -3,7 +3,8 @@
 Headers say which database, shard and generation a segment is of, and with which seed its frames are
 checked; those of this version also the salt, which is the identity of the database, and the topic
 of a topic log. The first frame says when a slab began. Only the settings are lost: they are the
-defaults, but for what the segments show.
+defaults, but for what the segments show. Where the journal beside a sound manifest is damaged,
+they are known, and only the topic logs are made anew.
 
 Needs every shard, from the first on: where one has no segment left, a manifest would say that its
 rows never were.
@@ -19,14 +20,22 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
-from siltstone.errors import CorruptionError, SiltstoneError
+from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import quarantine_file, replace_file
 from siltstone.segment.frame import ROWS
 from siltstone.segment.segment import Segment, open_segment
 from siltstone.segment.sift import list_segments
+from siltstone.store.added import journal_path
 from siltstone.store.findings import Finding
-from siltstone.store.manifest import MANIFEST, Manifest, SlabId, SlabRecord, SlabState
+from siltstone.store.manifest import (
+    MANIFEST,
+    Manifest,
+    SlabId,
+    SlabRecord,
+    SlabState,
+    read_manifest_alone,
+)
 from siltstone.store.opening import seed_of, slab_directory
 from siltstone.store.settings import DatabaseSettings
 
@@ -65,13 +74,20 @@ def remake_manifest(
         return None
     path = directory / MANIFEST
     manifest = _manifest_of(directory.name, slabs)
-    kept = ""
-    if fs.exists(path):
-        kept = f"; kept as {quarantine_file(fs, path, quarantine, f'{path}: {cause}')}"
+    done = "made anew from the segments, with the default settings: set yours again"
+    damaged = path
+    with suppress(NotFoundError, CorruptionError):
+        # Then it is the journal beside it that is damaged.
+        sound = read_manifest_alone(fs, directory)
+        damaged = journal_path(directory, sound.journal)
+        settings = replace(sound.settings, shards=manifest.settings.shards)
+        manifest = replace(manifest, settings=settings, journal=sound.journal)
+        done = "the topic logs are those of the segments"
+    if fs.exists(damaged):
+        done += f"; kept as {quarantine_file(fs, damaged, quarantine, f'{damaged}: {cause}')}"
     replace_file(fs, path, manifest.encode())
     problem = cause.reason if isinstance(cause, CorruptionError) else "manifest is missing"
-    done = f"made anew from the segments, with the default settings: set yours again{kept}"
-    return manifest, Finding(path=path, offset=0, problem=problem, repaired=done)
+    return manifest, Finding(path=damaged, offset=0, problem=problem, repaired=done)
 
 
 def _slabs_in(fs: FileSystem, directory: PurePath) -> Iterable[SlabId]:

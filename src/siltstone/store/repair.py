@@ -107,10 +107,7 @@ def slabs_of(manifest: Manifest, shard: int) -> list[tuple[SlabRecord, int | Non
     """Return the slabs of a shard, the oldest first, each with the serial at which the generation
     after it begins; None where that was dropped or is yet to come.
     """
-    records = sorted(
-        (record for record in manifest.slabs if record.shard == shard),
-        key=lambda record: record.generation,
-    )
+    records = manifest.slabs_of(shard)
     serials = {record.generation: record.first_serial for record in records}
     return [(record, serials.get(record.generation + 1)) for record in records]
 

@@ -79,8 +79,10 @@ class Shard:
         self._written_at = 0.0
         # What kept the last housekeeping from its end.
         self._trouble: type[SiltstoneError] | None = None
-        self._thread = Thread(target=self._run, name=f"siltstone-shard-{number}", daemon=True)
-        self._thread.start()
+        # Started by the first work: a database may have thousands of shards that rest.
+        self._thread: Thread | None = None
+        if self._idle_seconds() is not None:
+            self._start()
 
     def submit(self, call: Call, ticket: Ticket, rows: Rows, timeout: float | None) -> None:
         """Queue a call; wait while too much is pending.
@@ -104,7 +106,7 @@ class Shard:
             self._pending.append((call, ticket, rows))
             self._pending_bytes += call.size_bytes
             self._pending_rows += call.row_count
-            self._condition.notify_all()
+            self._wake()
 
     def owe(self, call: Call) -> None:
         """Keep in mind that a producer must send this call again, unless it is stored already,
@@ -210,7 +212,11 @@ class Shard:
         with self._condition:
             self._closing = True
             self._condition.notify_all()
-        self._thread.join()
+            thread = self._thread
+        if thread is None:
+            self._run()
+        else:
+            thread.join()
         return self._close_error
 
     def _order(self, act: Callable[[], None]) -> None:
@@ -221,8 +227,19 @@ class Shard:
         with self._condition:
             self._check_open()
             self._orders.append((act, ticket))
-            self._condition.notify_all()
+            self._wake()
         return ticket
+
+    def _wake(self) -> None:
+        """Let the thread look at its work, under the condition."""
+        if self._thread is None:
+            self._start()
+        self._condition.notify_all()
+
+    def _start(self) -> None:
+        name = f"siltstone-shard-{self.number}"
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def _check_open(self) -> None:
         self.committer.check()

@@ -23,6 +23,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import remove_tree, sweep_temporaries
 from siltstone.guard import contain
 from siltstone.segment.chain import directory_bytes
+from siltstone.store.added import AddedLog
 from siltstone.store.birth import begin_in_place, first_slab
 from siltstone.store.committer import Committer, OnStored
 from siltstone.store.cook import Cooked
@@ -51,12 +52,14 @@ from siltstone.store.retention import (
 )
 from siltstone.store.settings import DatabaseSettings
 from siltstone.store.shard import Shard
+from siltstone.store.shards import Shards
 from siltstone.store.slab import Slab
 from siltstone.store.slab_names import check_open, find_slab, open_slab, ordered
 from siltstone.store.space import Space
 from siltstone.topic.structure import Structure
 
-# So many shards hold a file descriptor all the time; each further one only while it stores.
+# So many shards are opened at once and hold a file descriptor all the time. Each further one is
+# opened when it is first used, and holds a descriptor only while it stores.
 _WARM_SHARDS: Final = 64
 # Above every serial.
 _END: Final = 1 << 64
@@ -83,38 +86,54 @@ class WritableSlabs:
         self._drop_lock = Lock()
         self._checked_at = clock.monotonic()
         self.reports: list[RecoveryReport] = []
+        self.when_recovered: Callable[[RecoveryReport], None] | None = None
         sweep_temporaries(fs, directory)
         self._keeper = ManifestKeeper(fs, directory, read_manifest(fs, directory))
+        self._keeper.fold()
         self._finish_drops()
         self._keeper.keep_reserve()
         self._slabs: dict[SlabId, Slab] = {}
+        self._of_shard: dict[int, tuple[Slab, ...]] = {}
+        self._names_lock = Lock()
         self._sealed_bytes: dict[SlabId, int] = {}
         self._space = Space(fs, directory)
         self.closed = False
         self._closing = False
         self._close_lock = Lock()
         self._configure_lock = Lock()
-        self._shards: list[Shard] = []
         self._listeners: tuple[OnStored, ...] = ()
         self.drops = DropLog(self.manifest.database)
-        self._shards = [self._start(committer) for committer in self._reopen_all()]
+        self._topics = set(self.manifest.logs)
+        self._shards = Shards(self.manifest.settings.shards, self._open_shard)
+        self._open_shards()
         with suppress(CorruptionError):
             # Retention tells of a damaged mark, and drops nothing.
             self.adopt_tiered()
 
-    def _reopen_all(self) -> list[Committer]:
-        """Come back to every shard; where one cannot be opened the others are closed again."""
-        committers: list[Committer] = []
+    def _open_shards(self) -> None:
+        """Open the shards that are needed from the start; where one cannot be opened, close the
+        others again.
+        """
         try:
-            for number in range(self.manifest.settings.shards):
-                committers.append(self._reopen(number))
-                self._attend(committers[-1])
+            self._shards.open_first(_WARM_SHARDS)
+            self._open_measured()
         except BaseException:
-            for committer in committers:
-                with suppress(SiltstoneError):
-                    committer.close()
+            for shard in self._shards.opened():
+                shard.close()
             raise
-        return committers
+
+    def _open_measured(self) -> None:
+        """Open every shard where the age or the size of each one matters."""
+        settings = self.manifest.settings
+        limits = (
+            settings.rotate_seconds,
+            settings.rotate_bytes,
+            settings.retain_seconds,
+            settings.retain_bytes,
+            settings.quota_bytes,
+        )
+        if settings.reclaim != "none" or any(limit is not None for limit in limits):
+            self._shards.open_first(len(self._shards))
 
     @property
     def manifest(self) -> Manifest:
@@ -124,19 +143,27 @@ class WritableSlabs:
     def all(self) -> list[Slab]:
         """Return the slabs by generation, then shard. Raises: ClosedError."""
         check_open(closed=self._closing)
+        self._shards.open_first(len(self._shards))
         return ordered(self._slabs)
+
+    def of_shard(self, number: int) -> tuple[Slab, ...]:
+        """Return the slabs of a shard by generation. Raises: ClosedError, CorruptionError."""
+        self.shard(number)
+        return self._of_shard[number]
 
     def slab(self, slab: SlabId) -> Slab:
         """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
         check_open(closed=self._closing)
+        if slab not in self._slabs and slab.shard < len(self._shards):
+            self._shards.get(slab.shard)
         return find_slab(self._slabs, slab)
 
     def shard(self, number: int) -> Shard:
-        """Return a shard. Raises: ClosedError."""
+        """Return a shard. Raises: ClosedError, and CorruptionError where it is opened for this."""
         shards = self._shards
         # In this order: once they are let go of we are closing.
         check_open(closed=self._closing)
-        return shards[number]
+        return shards.get(number)
 
     def ended(self, slab: SlabId) -> bool:
         """Say whether a slab takes no more rows."""
@@ -149,9 +176,9 @@ class WritableSlabs:
 
     def slab_bytes(self, slab: SlabId) -> int:
         """Return the disk space a slab takes."""
-        for shard in self._shards:
-            if shard.committer.slab.id == slab:
-                return shard.committer.size_bytes()
+        shard = self._shards.find(slab.shard)
+        if shard is not None and shard.committer.slab.id == slab:
+            return shard.committer.size_bytes()
         if slab in self._sealed_bytes:
             return self._sealed_bytes[slab]
         try:
@@ -163,7 +190,8 @@ class WritableSlabs:
     def seal(self) -> None:
         """Turn the generation of every shard over."""
         check_open(closed=self._closing)
-        for shard in self._shards:
+        self._shards.open_first(len(self._shards))
+        for shard in self._shards.opened():
             shard.seal()
 
     def restart_times(self) -> int:
@@ -172,21 +200,26 @@ class WritableSlabs:
         """
         check_open(closed=self._closing)
         now_us = self._clock.now_us()
-        ahead = [each for each in self._shards if each.committer.last_timestamp_us >= now_us]
+        self._shards.open_first(len(self._shards))
+        shards = self._shards.opened()
+        ahead = [each for each in shards if each.committer.last_timestamp_us >= now_us]
         for shard in ahead:
             shard.seal(self._restart_times)
         return len(ahead)
 
     def newest_us(self) -> int:
-        """Return the latest time in a current slab: of its last row, or before its first one."""
-        shards = self._shards
+        """Return the latest time in a current slab: of its last row, or before its first one. Of a
+        shard that is not open yet only the beginning of its slab is known.
+        """
+        shards = self._shards.opened()
         check_open(closed=self._closing)
-        return max(shard.committer.last_timestamp_us for shard in shards)
+        begun = max(slab.since_us for slab in self.manifest.slabs)
+        return max([begun, *(shard.committer.last_timestamp_us for shard in shards)])
 
     def sync(self) -> None:
         """Make all that was appended durable."""
         check_open(closed=self._closing)
-        for shard in self._shards:
+        for shard in self._shards.opened():
             shard.sync()
 
     def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
@@ -196,7 +229,8 @@ class WritableSlabs:
             settings = self._keeper.update(
                 lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
             ).settings
-            for shard in self._shards:
+            self._open_measured()
+            for shard in self._shards.opened():
                 shard.configure(settings)
         return settings
 
@@ -209,13 +243,17 @@ class WritableSlabs:
         with self._configure_lock:
             manifest = self.manifest
             number, shards = len(manifest.logs), manifest.settings.shards
-            if topic in manifest.logs:
+            if topic in self._topics:
                 raise ExistsError(f"topic {topic!r} exists already")
             if not number and shards > 1:
                 raise UsageError(f"database {manifest.database!r} holds no topic logs")
             if number == shards:
-                self._add_shard(replace(manifest.settings, shards=shards + 1), number, topic)
-            self._keeper.update(lambda manifest: replace(manifest, logs=(*manifest.logs, topic)))
+                self._add_shard(number, topic)
+            else:
+                self._keeper.update(
+                    lambda manifest: replace(manifest, logs=(*manifest.logs, topic))
+                )
+            self._topics.add(topic)
             return number
 
     def hold_logs(self) -> None:
@@ -226,27 +264,46 @@ class WritableSlabs:
         manifest = self.manifest
         if manifest.holds_logs or manifest.settings.shards > 1:
             return
-        if self._shards[0].committer.rows:
+        if self._shards.get(0).committer.rows:
             raise UsageError(
                 f"database {manifest.database!r} holds rows that are not of topic logs, "
                 "move them to another database"
             )
         self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
 
-    def _add_shard(self, settings: DatabaseSettings, number: int, topic: str) -> None:
-        """Begin a shard; the manifest makes it so. A crash may leave it without its topic."""
+    def _add_shard(self, number: int, topic: str) -> None:
+        """Begin a shard that is the log of a topic; the manifest or its journal makes it so."""
         # Its segments name the topic before the manifest does.
         named = replace(self.manifest, logs=(*self.manifest.logs, topic))
         record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
-        with self._lock:
-            self._keeper.update(
-                lambda manifest: replace(manifest.with_slab(record), settings=settings)
-            )
-            self._slabs = self._slabs | {record.id: committer.slab}
-            self._shards = [*self._shards, self._start(committer)]
+        added = AddedLog(
+            shard=number, topic=topic, since_us=record.since_us, created_us=record.created_us
+        )
+        try:
+            self._keeper.add_log(added)
+        except BaseException:
+            committer.close()
+            raise
+        self._name(committer.slab)
+        self._shards.add(self._start(committer))
+
+    def _name(self, *slabs: Slab) -> None:
+        """Let slabs of one shard be found, the newest last."""
+        with self._names_lock:
+            # Others go through the names meanwhile: a dict that is there does not change.
+            self._slabs = self._slabs | {slab.id: slab for slab in slabs}
+            number = slabs[0].id.shard
+            self._of_shard[number] = (*self._of_shard.get(number, ()), *slabs)
+
+    def _forget(self, slab: SlabId) -> None:
+        with self._names_lock:
+            self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
+            others = (known for known in self._of_shard[slab.shard] if known.id != slab)
+            self._of_shard[slab.shard] = tuple(others)
 
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: out of the manifest first, then off the disk."""
+        self.slab(slab)
         with self._lock:
             self._drop(slab, "command")
         self._finish_drops()
@@ -269,7 +326,7 @@ class WritableSlabs:
                 ),
             )
         )
-        self._slabs = {other: self._slabs[other] for other in self._slabs if other != slab}
+        self._forget(slab)
         size_bytes = self._sealed_bytes.pop(slab)
         rows = until - known.record.first_serial
         self.drops.tell(Dropped(slab, why, rows, size_bytes))
@@ -312,7 +369,7 @@ class WritableSlabs:
             sealed.setdefault(record.shard, []).append(record.until_serial)
         current: dict[int, int] = {}
         if not sets_rotation(self.manifest.settings):
-            for shard in self._shards:
+            for shard in self._shards.opened():
                 committer = shard.committer
                 if committer.rows and committer.size_bytes() >= RECLAIM_SEAL_BYTES:
                     current[shard.number] = committer.next_serial
@@ -343,7 +400,7 @@ class WritableSlabs:
             return False
         sealed = [
             shard.seal_before(needed[shard.number], RECLAIM_SEAL_BYTES)
-            for shard in self._shards
+            for shard in self._shards.opened()
             if shard.number in needed
         ]
         return any(sealed)
@@ -360,12 +417,14 @@ class WritableSlabs:
         if records:
             self._keeper.update(lambda manifest: reduce(Manifest.with_slab, records, manifest))
             for record in records:
-                self._slabs[record.id].record = record
+                # One that is not open yet gets its record from the manifest.
+                if record.id in self._slabs:
+                    self._slabs[record.id].record = record
         return serials is not None
 
     def failure(self) -> Exception | None:
         """Return what has failed so that a shard stores nothing more; None: nothing did."""
-        found = (shard.committer.poisoned_by for shard in self._shards)
+        found = (shard.committer.poisoned_by for shard in self._shards.opened())
         return next((cause for cause in found if cause is not None), None)
 
     def close(self) -> None:
@@ -374,11 +433,13 @@ class WritableSlabs:
         with self._close_lock:
             if self.closed:
                 return
-            errors = [error for shard in self._shards if (error := shard.close()) is not None]
+            opened = self._shards.close()
+            errors = [error for shard in opened if (error := shard.close()) is not None]
+            self._keeper.fold()
             # Only now may the files be opened again.
             self.closed = True
             # The shards know us and we know them: their maps would stay until they are collected.
-            self._slabs, self._shards = {}, []
+            self._slabs, self._of_shard = {}, {}
         if errors:
             raise errors[0]
 
@@ -401,15 +462,15 @@ class WritableSlabs:
             )
             self._keeper.keep_reserve()
 
-    def _reopen(self, number: int) -> Committer:
+    def _open_shard(self, number: int) -> Shard:
         """Come back to a shard: its sealed slabs are opened when read, its current one is
         recovered.
         """
         manifest = self._keeper.current
-        records = [record for record in manifest.slabs if record.shard == number]
-        *sealed, current = sorted(records, key=lambda record: record.generation)
+        *sealed, current = manifest.slabs_of(number)
+        slabs = []
         for record in sealed:
-            self._slabs[record.id] = open_slab(self._fs, self._directory, record, manifest.settings)
+            slabs.append(open_slab(self._fs, self._directory, record, manifest.settings))
             self._sealed_bytes[record.id] = directory_bytes(
                 self._fs, slab_directory(self._directory, record.id)
             )
@@ -421,9 +482,11 @@ class WritableSlabs:
             identity_of(manifest, current.id),
             manifest.settings,
         )
-        self._slabs[current.id] = committer.slab
+        self._name(*slabs, committer.slab)
         self.reports.append(report)
-        return committer
+        if self.when_recovered is not None:
+            contain(partial(self.when_recovered, report))
+        return self._start(committer)
 
     def on_stored(self, listener: OnStored) -> Callable[[], None]:
         """Call back for every frame from now on, on its shard's thread, when readers can see it and
@@ -537,7 +600,7 @@ class WritableSlabs:
                 )
             )
             self._sealed_bytes[old.id] = committer.size_bytes()
-            self._slabs = self._slabs | {record.id: successor.slab}
+            self._name(successor.slab)
             for each in ended:
                 self._slabs[each.id].record = each
         return successor
@@ -572,17 +635,17 @@ class WritableSlabs:
         """Return why so much more may not be stored, None when it may."""
         manifest = self.manifest
         used = sum(self._sealed_bytes.values())
-        used += sum(shard.committer.size_bytes() for shard in self._shards)
+        used += sum(shard.committer.size_bytes() for shard in self._shards.opened())
         return self._space.refusal(
             manifest.database, manifest.settings, used_bytes=used, size_bytes=size_bytes
         )
 
     def _look_after(self, number: int) -> None:
         """Turn over what is due, and now and then drop what is."""
-        if number >= len(self._shards):
-            # The others are still being started.
+        shard = self._shards.find(number)
+        if shard is None:
+            # It is being opened.
             return
-        shard = self._shards[number]
         settings = self.manifest.settings
         turned = due_for_turn(
             settings,

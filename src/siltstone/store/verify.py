@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
+from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, FileSystem
@@ -19,6 +20,7 @@ from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.segment.chain import lost_segments, order_problem
 from siltstone.segment.segment import segment_path
 from siltstone.segment.sift import index_path, list_segments
+from siltstone.store.added import is_journal, journal_path
 from siltstone.store.findings import End, Expected, Finding, Severity
 from siltstone.store.manifest import (
     MANIFEST,
@@ -35,6 +37,8 @@ from siltstone.store.repair import mend_database, slabs_of
 from siltstone.store.slab import bounds_of
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import survey_segment
+
+_LEFT_BY_A_CRASH: Final = "left by a crash, removed at the next start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ class _Check:
         try:
             manifest = read_manifest(self._fs, self._directory)
         except CorruptionError as exc:
-            self._find(path, f"{exc.reason}; repair it or restore it from a copy")
+            self._find(exc.path, f"{exc.reason}; repair it or restore it from a copy")
             return
         except NotFoundError:
             self._find(path, "manifest is missing; repair it or restore it from a copy")
@@ -214,11 +218,15 @@ class _Check:
         """Tell of names that the manifest does not account for."""
         named = {record.id for record in manifest.slabs}
         dropping = set(manifest.dropping)
+        journal = journal_path(self._directory, manifest.journal)
         shards = {str(slab.shard) for slab in named | dropping}
         for entry in self._fs.list(self._directory):
             path = self._directory / entry.name
             if entry.kind is EntryKind.DIRECTORY and entry.name in shards:
                 self._shard_strangers(path, named, dropping)
+            elif is_journal(entry.name):
+                if not manifest.has_journal or path != journal:
+                    self._find(path, _LEFT_BY_A_CRASH, "note")
             elif entry.name not in (MANIFEST, RESERVE, MARKS):
                 self._stranger(path)
 
@@ -238,6 +246,6 @@ class _Check:
 
     def _stranger(self, path: PurePath) -> None:
         if path.name.endswith(TEMPORARY_SUFFIX):
-            self._find(path, "left by a crash, removed at the next start", "note")
+            self._find(path, _LEFT_BY_A_CRASH, "note")
         else:
             self._find(path, "not a file of this store, left alone", "note")

@@ -343,6 +343,9 @@ class SlowTap:
     def __init__(self) -> None:
         self.settles: list[Callable[[], None]] = []
 
+    def refused(self, _batch: PublishBatch, _publisher: bytes) -> list[int]:
+        return []
+
     def take(self, batch: PublishBatch, _publisher: bytes, settle: SettlePart | None) -> int:
         if settle is None:
             return 0

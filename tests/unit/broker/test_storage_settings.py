@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage, StoreRule
 from siltstone.store.settings import DatabaseSettings
 
+MIB = 1024 * 1024
+
 
 def test_without_a_word_everything_is_stored_and_synced_and_sessions_are_durable() -> None:
     assert (StoreRule(filter="#").store, StoreRule(filter="#").durability) == ("always", "synced")
@@ -52,3 +54,19 @@ def test_a_backlog_has_no_limits_unless_it_is_given_some() -> None:
 def test_what_makes_no_sense_is_refused(kind: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         kind(**fields)
+
+
+@pytest.mark.parametrize(
+    ("said", "disk_bytes", "kept"),
+    [
+        ({}, 1 << 40, 64 * MIB),
+        ({}, 512 * MIB, 64 * MIB),
+        ({}, 64 * MIB, 8 * MIB),
+        ({"keep_free_bytes": "64 MiB"}, 64 * MIB, 64 * MIB),
+        ({"keep_free_bytes": 0}, 1 << 40, 0),
+    ],
+)
+def test_a_small_disk_keeps_an_eighth_of_it_free_unless_another_size_is_set(
+    said: dict[str, object], disk_bytes: int, kept: int
+) -> None:
+    assert Storage.model_validate(said).keep_free(disk_bytes) == kept

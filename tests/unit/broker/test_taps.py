@@ -11,6 +11,10 @@ class OneTap:
     def __init__(self) -> None:
         self.taken: list[tuple[list[bytes], bytes]] = []
         self.settles: list[SettlePart] = []
+        self.full_for: list[int] = []
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        return self.full_for
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         self.taken.append((batch.topics, publisher))
@@ -31,6 +35,15 @@ def test_every_tap_gets_every_batch_and_is_waited_for() -> None:
     assert taps.take(BATCH, b"c", lambda part, error: None) == 2
     assert taps.take(BATCH, b"c", None) == 0
     assert one.taken == other.taken == [([b"a"], b"c")] * 2
+
+
+def test_what_one_of_them_has_no_room_for_is_refused() -> None:
+    taps, one, other = Taps(), OneTap(), OneTap()
+    assert taps.refused(BATCH, b"c") == []
+    taps.add(one)
+    taps.add(other)
+    one.full_for, other.full_for = [2, 1], [1, 0]
+    assert taps.refused(BATCH, b"c") == [0, 1, 2]
 
 
 def test_what_may_have_been_missed_is_given_again_before_it_goes_on() -> None:

@@ -46,6 +46,7 @@ LOOKS: dict[Operation, Callable[[FaultyFileSystem], object]] = {
     "list": lambda fs: fs.list(D),
     "lock": lambda fs: fs.lock(A),
     "free_bytes": lambda fs: fs.free_bytes(D),
+    "disk_bytes": lambda fs: fs.disk_bytes(D),
 }
 CHANGES: dict[Operation, Callable[[FaultyFileSystem], object]] = {
     "create": lambda fs: fs.create(B),

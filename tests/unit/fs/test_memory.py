@@ -217,6 +217,7 @@ def test_replacing_a_file_frees_its_space() -> None:
     write(fs, B, b"1234")
     fs.rename(B, A)
     assert fs.free_bytes(PurePath("/")) == 12
+    assert fs.disk_bytes(PurePath("/")) == fs.capacity_bytes
 
 
 def test_a_store_into_a_hole_is_found_out_by_sync() -> None:

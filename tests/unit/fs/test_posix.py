@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -305,6 +306,10 @@ def test_free_bytes_is_what_an_ordinary_user_may_take(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=512))
     assert FS.free_bytes(tmp_path) == 1536
+
+
+def test_the_size_of_a_disk_counts_what_is_used(tmp_path: Path) -> None:
+    assert FS.disk_bytes(tmp_path) == shutil.disk_usage(tmp_path).total
 
 
 def test_stores_through_a_map_reach_the_file(tmp_path: Path) -> None:

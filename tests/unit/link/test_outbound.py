@@ -12,6 +12,7 @@ from siltstone.link.entries import decode_entry
 from siltstone.link.mapping import outward
 from siltstone.link.outbound import Act, Outbound, Pace
 from siltstone.link.settings import LinkTopic, WhenFull
+from siltstone.mqtt.flow import without
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Entry, Spool, UnableToCommitError
 from tests.support.links import batch_of, rows, spool_on
@@ -124,6 +125,32 @@ def test_a_full_spool_refuses_until_something_is_sent() -> None:
     assert desk.take(("s/2", bytes(200), 1)) == 1
     desk.turn()
     assert desk.settled[2] == ([b"s/2"], None)
+
+
+def test_it_says_before_which_messages_it_has_no_room_for() -> None:
+    desk = Desk(size_bytes_max=300)
+    batch = batch_of(
+        ("s/1", bytes(100), 1),
+        ("other", bytes(900), 1),
+        ("s/2", bytes(900), 2),
+        ("s/3", bytes(900), 0),
+        ("s/4", bytes(100), 1),
+        ("s/5", bytes(100), 1),
+    )
+    assert desk.outbound.refused(batch, b"c") == [2, 5]
+    assert desk.outbound.refused(batch, b"bridge:peer") == []
+    # What is left of the batch has room, but for what its publisher does not send again.
+    rest = without(batch, [2, 5])
+    assert desk.outbound.refused(rest, b"c") == []
+    assert desk.outbound.take(rest, b"c", desk.settle) == 1
+    desk.turn()
+    assert desk.settled == [([b"s/1", b"s/4"], None)]
+    assert desk.outbound.dropped == 3
+
+
+def test_a_spool_that_drops_refuses_nothing() -> None:
+    desk = Desk(size_bytes_max=100, when_full="drop")
+    assert desk.outbound.refused(batch_of(("s/2", bytes(200), 1)), b"c") == []
 
 
 def test_a_full_spool_may_drop_instead() -> None:

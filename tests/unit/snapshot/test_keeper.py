@@ -308,6 +308,16 @@ def test_without_a_valid_snapshot_nothing_starts_empty_unless_that_is_allowed(le
     assert loaded(fs)[0] == state(2)
 
 
+def test_where_the_link_leads_nowhere_the_newest_other_one_is_loaded_and_that_is_told() -> None:
+    fs = MemoryFileSystem()
+    save(fs, 1, 2)
+    fs.remove(DIRECTORY / SECOND)
+    records, result = loaded(fs)
+    assert (records, result.missing, result.bad) == (state(1), SECOND, [])
+    assert fs.readlink(DIRECTORY / "state") == PurePath(FIRST)
+    assert loaded(fs)[1].missing == ""
+
+
 def test_a_snapshot_of_a_newer_version_is_neither_passed_over_nor_moved() -> None:
     fs = MemoryFileSystem()
     save(fs, 1, 2)

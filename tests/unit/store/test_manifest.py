@@ -11,6 +11,7 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError, DiskError, NotFoundError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.added import AddedLog, append_log
 from siltstone.store.manifest import (
     RESERVE_BYTES,
     Manifest,
@@ -40,6 +41,16 @@ MANIFEST = Manifest(
     dropping=(SlabId(0, 0), SlabId(1, 3)),
 )
 
+LOGS = Manifest(
+    database="plant",
+    salt=7,
+    settings=DatabaseSettings(shard_by="topic"),
+    slabs=(replace(CURRENT, generation=1),),
+    logs=("t0",),
+    holds_logs=True,
+)
+JOURNAL = DIRECTORY / "added.1"
+
 
 def new_fs(capacity_bytes: int = 1 << 60) -> MemoryFileSystem:
     fs = MemoryFileSystem(page_bytes=4096, capacity_bytes=capacity_bytes)
@@ -55,6 +66,19 @@ def renamed(name: str) -> Manifest:
 def known_before(manifest: Manifest) -> dict[str, object]:
     """Return the settings without one that earlier readers do not know, where it says nothing."""
     return {name: value for name, value in manifest.settings.to_json().items() if name != "reclaim"}
+
+
+def added(shard: int) -> AddedLog:
+    return AddedLog(shard=shard, topic=f"t{shard}", since_us=10 + shard, created_us=shard)
+
+
+def new_fs_with(
+    manifest: Manifest, *, capacity_bytes: int = 1 << 60
+) -> tuple[MemoryFileSystem, ManifestKeeper]:
+    fs = new_fs(capacity_bytes)
+    keeper = ManifestKeeper(fs, DIRECTORY, manifest)
+    keeper.update(lambda manifest: manifest)
+    return fs, keeper
 
 
 def fill(fs: MemoryFileSystem) -> None:
@@ -208,7 +232,95 @@ class TestUpdate:
         assert keeper.current == read_manifest(fs, DIRECTORY) == MANIFEST
 
 
+class TestAddedLogs:
+    """Topic logs that are in the journal, and not yet in the manifest."""
+
+    def test_the_first_begins_a_journal_and_the_others_are_lines_of_it(self) -> None:
+        fs, keeper = new_fs_with(LOGS)
+        keeper.add_log(added(1))
+        before = fs.read(PATH)
+        for shard in (2, 3):
+            keeper.add_log(added(shard))
+        assert fs.read(PATH) == before
+        assert before.startswith(b"siltstone-manifest 2 ")
+        assert fs.read(JOURNAL).count(b"\n") == 3
+        found = read_manifest(fs.crash_clone(), DIRECTORY)
+        assert found == keeper.current
+        assert found.logs == ("t0", "t1", "t2", "t3")
+        assert (found.settings.shards, [slab.shard for slab in found.slabs]) == (4, [0, 1, 2, 3])
+
+    def test_an_update_between_leaves_the_journal_in_use(self) -> None:
+        fs, keeper = new_fs_with(LOGS)
+        for shard in (1, 2):
+            keeper.add_log(added(shard))
+        keeper.update(lambda manifest: replace(manifest, dropping=(SlabId(0, 9),)))
+        keeper.add_log(added(3))
+        found = read_manifest(fs.crash_clone(), DIRECTORY)
+        assert (found.logs, found.dropping) == (("t0", "t1", "t2", "t3"), (SlabId(0, 9),))
+
+    def test_folded_it_is_a_manifest_of_version_1_and_the_journal_is_gone(self) -> None:
+        fs, keeper = new_fs_with(LOGS)
+        for shard in (1, 2):
+            keeper.add_log(added(shard))
+        keeper.fold()
+        assert fs.read(PATH).startswith(b"siltstone-manifest 1 ")
+        assert [entry.name for entry in fs.list(DIRECTORY)] == ["manifest"]
+        assert read_manifest(fs, DIRECTORY).logs == ("t0", "t1", "t2")
+
+    def test_a_journal_has_another_number_than_those_before_it(self) -> None:
+        fs, keeper = new_fs_with(LOGS)
+        keeper.add_log(added(1))
+        keeper.fold()
+        ManifestKeeper(fs, DIRECTORY, read_manifest(fs, DIRECTORY)).add_log(added(2))
+        assert fs.exists(DIRECTORY / "added.2")
+        assert read_manifest(fs, DIRECTORY).logs == ("t0", "t1", "t2")
+
+    @pytest.mark.parametrize("operation", ["write", "sync"])
+    def test_a_log_that_could_not_be_added_gives_its_number_to_the_next(
+        self, operation: str
+    ) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk)
+        keeper = ManifestKeeper(fs, DIRECTORY, LOGS)
+        keeper.add_log(added(1))
+        fs.add(Fault(operation=operation, errno=errno.EIO, path_suffix="added.1"))
+        with pytest.raises(DiskError):
+            keeper.add_log(replace(added(2), topic="lost"))
+        assert keeper.current.logs == ("t0", "t1")
+        keeper.add_log(added(2))
+        keeper.add_log(added(3))
+        assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "t2", "t3")
+
+    def test_on_a_full_disk_what_is_in_the_journal_stays_there(self) -> None:
+        fs, keeper = new_fs_with(LOGS, capacity_bytes=40 * 4096)
+        for shard in (1, 2):
+            keeper.add_log(added(shard))
+        fill(fs)
+        keeper.fold()
+        assert read_manifest(fs.crash_clone(), DIRECTORY).logs == ("t0", "t1", "t2")
+
+    def test_a_journal_that_is_missing_or_has_a_gap_is_told(self) -> None:
+        fs, keeper = new_fs_with(LOGS)
+        keeper.add_log(added(1))
+        append_log(fs, JOURNAL, added(7))
+        with pytest.raises(CorruptionError, match="journal of topic logs has a gap"):
+            read_manifest(fs, DIRECTORY)
+        fs.remove(JOURNAL)
+        with pytest.raises(CorruptionError, match="journal of topic logs is missing"):
+            read_manifest(fs, DIRECTORY)
+
+
 class TestReserve:
+    def test_thousands_of_topic_logs_have_a_reserve_that_is_as_large_as_their_manifest(
+        self,
+    ) -> None:
+        fs = new_fs()
+        many = LOGS.with_logs([added(shard) for shard in range(1, 5000)])
+        keeper = ManifestKeeper(fs, DIRECTORY, many)
+        keeper.keep_reserve()
+        (entry,) = fs.list(DIRECTORY)
+        assert len(many.encode()) <= entry.allocated_bytes <= 4 * len(many.encode())
+
     def test_the_reserve_takes_its_space(self) -> None:
         fs = new_fs()
         ManifestKeeper(fs, DIRECTORY, MANIFEST).keep_reserve()

@@ -95,6 +95,34 @@ def test_topics_have_their_names_and_messages_again(kind: str) -> None:
         append(logs.add("new"), b"1")
 
 
+@pytest.mark.parametrize("kind", ["missing", "damaged"])
+def test_where_only_the_journal_is_damaged_the_settings_stay(kind: str) -> None:
+    world = LogWorld()
+    journal = PLACE / "added.1"
+    with world.blocks() as logs:
+        for topic in ("a", "b", "c", "d"):
+            append(logs.add(topic), topic.encode())
+        # The process that had it open is killed.
+        world = LogWorld(fs=world.fs.kill_clone())
+    settings = read_manifest(world.fs, PLACE).settings
+    if kind == "missing":
+        world.fs.remove(journal)
+    else:
+        with world.fs.open(journal, writable=True) as file:
+            file.write_at(30, b"X")
+    with pytest.raises(CorruptionError, match="journal of topic logs"):
+        read_manifest(world.fs, PLACE)
+    (finding,) = repair(world).findings
+    kept = "" if kind == "missing" else f"; kept as {QUARANTINE / journal.name}"
+    assert finding.path == journal
+    assert finding.repaired == "the topic logs are those of the segments" + kept
+    assert read_manifest(world.fs, PLACE).settings == settings
+    with world.blocks() as logs:
+        assert logs.topics() == ["a", "b", "c", "d"]
+        values = [all_values(log) for topic in logs.topics() if (log := logs.find(topic))]
+        assert values == [[b"a"], [b"b"], [b"c"], [b"d"]]
+
+
 def test_segments_of_an_earlier_version_tell_the_names_by_their_rows() -> None:
     world = topic_world()
     forget_origin(world.fs, PLACE, 4)

@@ -1,0 +1,93 @@
+"""The journal of topic logs that were added since the manifest was replaced.
+
+    added.<number>    line 1  `siltstone-added 1`
+                      others  <CRC-32C of the rest of the line, 8 hex digits> <JSON>
+
+A line holds the shard, the topic and the times of one log. It is synced before the log counts as
+created, so creating a log costs the same however many there are. A manifest of version 2 names its
+journal; one of version 1 has none.
+
+Invariant: only the last line may be torn. After a failed write nothing is appended to a journal any
+more, and no process appends to the journal of another one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import replace_file
+
+_PREFIX: Final = "added."
+_TITLE: Final = b"siltstone-added 1\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedLog:
+    """A topic log with the times of its first slab, in µs."""
+
+    shard: int
+    topic: str
+    since_us: int
+    created_us: int
+
+
+def journal_path(directory: PurePath, number: int) -> PurePath:
+    """Return where a journal of the database in this directory is."""
+    return directory / f"{_PREFIX}{number}"
+
+
+def is_journal(name: str) -> bool:
+    """Tell by its name whether a file in the directory of a database is a journal."""
+    return name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()
+
+
+def begin_journal(fs: FileSystem, path: PurePath) -> None:
+    """Create a journal without logs, durably. Raises: StorageFullError."""
+    replace_file(fs, path, _TITLE)
+
+
+def append_log(fs: FileSystem, path: PurePath, added: AddedLog) -> None:
+    """Add a log, durably. After an error, never append to this journal again.
+
+    Raises: StorageFullError, DiskError.
+    """
+    data = json.dumps(asdict(added)).encode()
+    with fs.open(path, writable=True) as file:
+        file.write(b"%08x %b\n" % (crc32c(data), data))
+        file.sync()
+
+
+def read_journal(fs: FileSystem, path: PurePath) -> list[AddedLog]:
+    """Return the logs of a journal, in order. Raises: NotFoundError, CorruptionError."""
+    data = fs.read(path)
+    if not data.startswith(_TITLE):
+        raise CorruptionError("a journal of topic logs has no title", path=path)
+    found: list[AddedLog] = []
+    offset = len(_TITLE)
+    torn_at: int | None = None
+    for line in data[offset:].split(b"\n"):
+        added = _decode_line(line)
+        if added is None:
+            torn_at = offset if torn_at is None else torn_at
+        elif torn_at is not None:
+            raise CorruptionError("a journal of topic logs is damaged", path=path, offset=torn_at)
+        else:
+            found.append(added)
+        offset += len(line) + 1
+    return found
+
+
+def _decode_line(line: bytes) -> AddedLog | None:
+    """Return the log of a line; None for a torn one, and for what stands behind the last."""
+    checksum, _, content = line.partition(b" ")
+    if not content or checksum != b"%08x" % crc32c(content):
+        return None
+    values: dict[str, Any] = json.loads(content)
+    return AddedLog(**values)
