@@ -70,7 +70,7 @@ def guess_format(name: str) -> Format:
         return Format.JSONL
     found = _SUFFIXES.get(Path(name).suffix.lower())
     if found is None:
-        raise UsageError(f"the format of {name!r} is not clear; pass --format jsonl or csv")
+        raise UsageError(f"the suffix of {name!r} names no known format; pass --format jsonl or csv")
     return found
 
 
@@ -144,34 +144,40 @@ def _settle(ticket: Ticket, rows: int, done: Load) -> None:
 def append(
     name: Name,
     source: Annotated[
-        str, typer.Argument(metavar="[FILE|-]", help="Where the rows are.", show_default="stdin")
+        str, typer.Argument(metavar="[FILE|-]", help="File with the rows.", show_default="standard input")
     ] = "-",
     input_format: Annotated[
         Format | None,
-        typer.Option("--format", help="JSON lines, or CSV with a header.", show_default="by name"),
+        typer.Option("--format", help="Input format. CSV needs a header line.", show_default="by suffix"),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=1_000_000, help="Rows a call.")
+        int, typer.Option("--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch.")
     ] = 10_000,
     durability: Annotated[
-        DurabilityChoice, typer.Option("--durability", help="What to wait for.")
+        DurabilityChoice, typer.Option("--durability", help="What a stored row survives: synced a power cut, written a crash of the process.")
     ] = DurabilityChoice.SYNCED,
     producer: Annotated[
         str | None,
         typer.Option(
             "--producer",
             metavar="ID",
-            help="Store each batch once: the same load in the same batches, run again, goes on.",
+            help="Name of this load. Repeat a load under its name to continue it without duplicates.",
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines, and count them.")
+        bool, typer.Option("--skip-bad", help="Skip invalid lines, and report their number.")
     ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Append rows from JSON lines or CSV. Each row gets a time and a serial of its own: those that
-    `siltstone read` prints are passed over.
+    """Append rows from JSON lines or CSV to a database.
+
+    Timestamps and serials in the input are ignored: each row gets new ones. Stop the broker first:
+    the command needs the data directory for itself.
+
+    $ siltstone append sensors rows.jsonl
+    $ siltstone append sensors --format csv < rows.csv
+    $ siltstone append sensors rows.jsonl --producer load-1 --skip-bad
     """
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
@@ -205,7 +211,7 @@ def _told(done: Load) -> Iterator[None]:
         stored = f"{counted(done.rows, 'row')} before it {were(done.rows)} stored"
         raise UsageError(f"{exc}; {stored}") from exc
     except BaseException:
-        note(f"stopped after {counted(done.rows, 'row')}, which {were(done.rows)} stored")
+        note(f"stopped; {counted(done.rows, 'row')} {were(done.rows)} stored")
         raise
 
 
@@ -227,7 +233,7 @@ def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
     for line in bad.first:
         note(str(line))
     if bad.count:
-        note(f"{counted(bad.count, 'bad line')} passed over")
+        note(f"skipped {counted(bad.count, 'invalid line')}")
 
 
 @contextmanager

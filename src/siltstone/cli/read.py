@@ -64,13 +64,13 @@ def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> 
     Without --format and --json the name of the file decides, if its suffix is one of a format.
     """
     if json and wanted not in (None, Format.JSONL, Format.NDJSON):
-        raise UsageError("--json means --format ndjson; pass one of the two")
+        raise UsageError("--json means --format ndjson; leave one of them out")
     named = _SUFFIXES.get(output.suffix.lower(), Format.TABLE) if output else Format.TABLE
     chosen = wanted or (Format.JSONL if json else named)
     if chosen is Format.PARQUET and output is None:
-        raise UsageError("a Parquet file cannot be streamed; name it with --output")
+        raise UsageError("Parquet needs a file; name it with --output")
     if chosen is Format.ARROW and output is None and sys.stdout.isatty():
-        raise UsageError("Arrow is not text: name a file with --output, or pipe it to a program")
+        raise UsageError("Arrow is a binary format; name a file with --output, or use a pipe")
     return chosen
 
 
@@ -80,7 +80,7 @@ def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
         return TABLE_COLUMNS if chosen is Format.TABLE else COLUMNS
     columns = tuple(name.strip() for name in text.split(","))
     if len(set(columns)) < len(columns):
-        raise UsageError(f"a column is named twice: columns={text!r}")
+        raise UsageError(f"--columns names a column twice: {text!r}")
     schema_of(columns)
     return columns
 
@@ -100,49 +100,81 @@ def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator
 def read(
     name: Name,
     topic_filter: Annotated[
-        str, typer.Option("--filter", metavar="FILTER", help="Topics, with + and # as in MQTT.")
+        str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
     ] = "#",
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="ISO 8601, seconds since 1970, now, -1h."),
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
+            show_default="the beginning",
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="The end, not included.")
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="End of the time range, not included.",
+            show_default="no end",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
     ] = None,
     follow_on: Annotated[
-        bool, typer.Option("--follow", help="Go on with the rows that come; Ctrl-C ends it.")
+        bool, typer.Option("--follow", help="Wait for new rows and print them, until Ctrl-C.")
     ] = False,
     output_format: Annotated[
         Format | None,
         typer.Option(
             "--format",
-            help="The output format. Without it, the suffix of --output decides.",
-            show_default="table",
+            help="Output format.",
+            show_default="the suffix of --output, or table",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", dir_okay=False, help="Where to write."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            dir_okay=False,
+            help="Write to a file.",
+            show_default="standard output",
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B…", help=f"Of {', '.join(COLUMNS)}.")
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="A,B…",
+            help=f"Columns to print: {', '.join(COLUMNS)}. The name payload means value.",
+            show_default="all; in a table, some",
+        ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Read rows in order of time, also while another process writes."""
+    """Read stored rows in order of time.
+
+    The command works beside a running broker. The broker stores messages in the database named
+    messages.
+
+    $ siltstone read messages --filter 'plant/#' --since -1h
+    $ siltstone read messages --follow --format ndjson
+    $ siltstone read messages -o rows.parquet
+    """
     chosen = choose_format(output_format, output, json=json)
     names = choose_columns(columns, chosen)
     if follow_on and (until is not None or chosen in (Format.PARQUET, Format.JSON)):
-        raise UsageError("--follow has no end: leave out --until, and --format parquet or json")
+        raise UsageError("--follow never ends; leave out --until, and --format parquet or json")
     since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with open_reading(data) as store:
         database = store.database(name)
         for hole in database.holes(since_us=since_us, until_us=until_us):
-            note(f"lost to damage: {hole}; 'siltstone verify' tells of it")
+            note(f"rows were lost to damage: {hole}; run 'siltstone verify'")
         if follow_on:
             follower = Follower(database, topic_filter, since_us=since_us, columns=names)
             _follow(follower, limit, chosen, output, names)

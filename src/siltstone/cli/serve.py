@@ -37,14 +37,23 @@ def serve(
     log_format: LogFormatFlag = None,
     assignments: SetFlag = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only check the settings, and print them as TOML.")
+        bool, typer.Option("--check", help="Check the settings, print them as TOML, and exit.")
     ] = False,
     allow_empty: Annotated[
         bool,
-        typer.Option("--allow-empty", help="Start without state if no snapshot can be loaded."),
+        typer.Option("--allow-empty", help="Start with empty state if no snapshot can be loaded."),
     ] = False,
 ) -> None:
-    """Run the MQTT broker. SIGTERM ends it in good order, SIGHUP reloads users and certificates."""
+    """Run the MQTT broker.
+
+    The broker listens on 127.0.0.1:1883 and stores messages in ./siltstone-data, unless options,
+    the environment or siltstone.toml say otherwise. Ctrl-C or SIGTERM stops it. SIGHUP reloads
+    users, rights and certificates. SIGUSR1 writes a snapshot.
+
+    $ siltstone serve
+    $ siltstone serve --data /var/lib/siltstone --host 0.0.0.0 --set allow_anonymous=true
+    $ siltstone serve --config siltstone.toml --check
+    """
     settings = settings_from(
         config,
         assignments,
@@ -55,7 +64,7 @@ def serve(
         log_format=log_format,
     ).settings
     if (place := Path(settings.data)).exists() and not place.is_dir():
-        raise UsageError(f"the data directory is a file: {place}")
+        raise UsageError(f"data directory {place} is a file; choose another path with --data")
     if check:
         check_files(settings)
         sys.stdout.write(effective_toml(settings))
