@@ -70,7 +70,9 @@ def guess_format(name: str) -> Format:
         return Format.JSONL
     found = _SUFFIXES.get(Path(name).suffix.lower())
     if found is None:
-        raise UsageError(f"the suffix of {name!r} names no known format; pass --format jsonl or csv")
+        raise UsageError(
+            f"the suffix of {name!r} names no known format; pass --format jsonl or csv"
+        )
     return found
 
 
@@ -144,24 +146,36 @@ def _settle(ticket: Ticket, rows: int, done: Load) -> None:
 def append(
     name: Name,
     source: Annotated[
-        str, typer.Argument(metavar="[FILE|-]", help="File with the rows.", show_default="standard input")
+        str,
+        typer.Argument(
+            metavar="[FILE|-]", help="File with the rows.", show_default="standard input"
+        ),
     ] = "-",
     input_format: Annotated[
         Format | None,
-        typer.Option("--format", help="Input format. CSV needs a header line.", show_default="by suffix"),
+        typer.Option(
+            "--format", help="Input format. CSV needs a header line.", show_default="by suffix"
+        ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch.")
+        int,
+        typer.Option(
+            "--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch."
+        ),
     ] = 10_000,
     durability: Annotated[
-        DurabilityChoice, typer.Option("--durability", help="What a stored row survives: synced a power cut, written a crash of the process.")
+        DurabilityChoice,
+        typer.Option(
+            "--durability",
+            help="What a stored row survives: synced a power cut, written a crash of the process.",
+        ),
     ] = DurabilityChoice.SYNCED,
     producer: Annotated[
         str | None,
         typer.Option(
             "--producer",
             metavar="ID",
-            help="Name of this load. Repeat a load under its name to continue it without duplicates.",
+            help="Name of this load. Run it again under its name to continue without duplicates.",
         ),
     ] = None,
     skip_bad: Annotated[

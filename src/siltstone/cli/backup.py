@@ -42,17 +42,23 @@ def about_store(serial: int = 0) -> About:
 
 def backup(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="File to write.", show_default=False)
     ],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Write everything of a data directory to one gzip file, also while a broker uses it."""
+    """Write a backup of the whole data directory to one file.
+
+    The command works beside a running broker. The file is compressed with gzip.
+
+    $ siltstone backup backup.gz
+    $ siltstone backup backup.gz --data /var/lib/siltstone --force
+    """
     fs = PosixFileSystem()
     target = absolute_path(file)
     if fs.exists(target) and not force:
-        raise ExistsError(f"{file} exists already; pass --force to replace it")
+        raise ExistsError(f"{file} exists; pass --force to replace it")
     open_reading(data).close()
     spill = target.with_name(target.name + ".contents.tmp")
     for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
@@ -90,13 +96,15 @@ def _cut(data: Path, source: StoreSource) -> None:
     for _ in range(_CUTS_MAX):
         if while_still(data, source.cut):
             return
-    note("messages were stored while the backup began; its databases may differ by some of them")
+    note("messages were stored while the backup started; its databases may differ by some of them")
 
 
 def restore(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="A file that backup wrote.", show_default=False),
+        typer.Argument(
+            metavar="FILE", help="File that 'siltstone backup' wrote.", show_default=False
+        ),
     ],
     size_max: Annotated[
         int | None,
@@ -104,14 +112,19 @@ def restore(
             "--size-max",
             metavar="SIZE",
             parser=converted(parse_size),
-            help="Refuse a backup with more data than this; by default, than the disk has room.",
-            show_default=False,
+            help="Refuse a backup with more data than this, as 10GiB.",
+            show_default="the free space of the disk",
         ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Make a data directory of a backup, where there is none or an empty one."""
+    """Create a data directory from a backup.
+
+    The data directory must not exist, or must be empty.
+
+    $ siltstone restore backup.gz --data restored
+    """
     fs = PosixFileSystem()
     directory = absolute_path(data)
     with fs.open(absolute_path(file), writable=False) as source:

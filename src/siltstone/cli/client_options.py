@@ -112,7 +112,11 @@ class ClientOptions:
     host: Annotated[
         str | None,
         typer.Option(
-            "--host", "-h", help="Host name or address of the broker.", show_default="localhost", rich_help_panel=_SERVER
+            "--host",
+            "-h",
+            help="Host name or address of the broker.",
+            show_default="localhost",
+            rich_help_panel=_SERVER,
         ),
     ] = None
     port: Annotated[
@@ -130,7 +134,10 @@ class ClientOptions:
     unix: Annotated[
         str | None,
         typer.Option(
-            "--unix", metavar="PATH", help="Connect to a Unix socket instead.", rich_help_panel=_SERVER
+            "--unix",
+            metavar="PATH",
+            help="Connect to a Unix socket instead.",
+            rich_help_panel=_SERVER,
         ),
     ] = None
     url: Annotated[
@@ -145,7 +152,8 @@ class ClientOptions:
         ),
     ] = None
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help="Name of the user.", rich_help_panel=_SERVER)
+        str | None,
+        typer.Option("--username", "-u", help="Name of the user.", rich_help_panel=_SERVER),
     ] = None
     password: Annotated[
         str | None,
@@ -243,10 +251,12 @@ class ClientOptions:
         ),
     ] = None
     will_message: Annotated[
-        str | None, typer.Option("--will-message", help="Payload of the will.", rich_help_panel=_WILL)
+        str | None,
+        typer.Option("--will-message", help="Payload of the will.", rich_help_panel=_WILL),
     ] = None
     will_qos: Annotated[
-        int, typer.Option("--will-qos", min=0, max=2, help="QoS of the will.", rich_help_panel=_WILL)
+        int,
+        typer.Option("--will-qos", min=0, max=2, help="QoS of the will.", rich_help_panel=_WILL),
     ] = 0
     will_retain: Annotated[
         bool, typer.Option("--will-retain", help="Retain the will.", rich_help_panel=_WILL)
@@ -280,11 +290,15 @@ class ClientOptions:
     ] = None
     cert: Annotated[
         Path | None,
-        typer.Option("--cert", metavar="FILE", help="Certificate of this client.", rich_help_panel=_TLS),
+        typer.Option(
+            "--cert", metavar="FILE", help="Certificate of this client.", rich_help_panel=_TLS
+        ),
     ] = None
     key: Annotated[
         Path | None,
-        typer.Option("--key", metavar="FILE", help="Private key of the certificate.", rich_help_panel=_TLS),
+        typer.Option(
+            "--key", metavar="FILE", help="Private key of the certificate.", rich_help_panel=_TLS
+        ),
     ] = None
     insecure: Annotated[
         bool,

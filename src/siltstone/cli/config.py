@@ -41,18 +41,27 @@ def _option(flag: str, metavar: str, text: str) -> Any:
 
 
 DataFlag = Annotated[str | None, _option("--data", "DIR", "Directory that holds all databases.")]
-HostFlag = Annotated[str | None, _option("--host", "HOST", "Address that the first listener binds to.")]
+HostFlag = Annotated[
+    str | None, _option("--host", "HOST", "Address that the first listener binds to.")
+]
 PortFlag = Annotated[str | None, _option("--port", "PORT", "Port of the first listener.")]
 LogLevelFlag = Annotated[
     str | None, _option("--log-level", "LEVEL", "Log level: debug, info, warning or error.")
 ]
-LogFormatFlag = Annotated[str | None, _option("--log-format", "FORMAT", "Log format: human or json.")]
+LogFormatFlag = Annotated[
+    str | None, _option("--log-format", "FORMAT", "Log format: human or json.")
+]
 ConfigFlag = Annotated[
     Path | None,
-    _option("--config", "FILE", "Settings file. Default: $SILTSTONE_CONFIG, then ./siltstone.toml if it exists."),
+    _option(
+        "--config",
+        "FILE",
+        "Settings file. Default: $SILTSTONE_CONFIG, then ./siltstone.toml if it exists.",
+    ),
 ]
 SetFlag = Annotated[
-    list[str] | None, _option("--set", "KEY=VALUE", "Any setting, as in limits.receive_max=100. Repeatable.")
+    list[str] | None,
+    _option("--set", "KEY=VALUE", "Any setting, as in limits.receive_max=100. Repeatable."),
 ]
 
 

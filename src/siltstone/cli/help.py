@@ -40,7 +40,7 @@ _NAME: Final = "cyan"
 class Command(TyperCommand):
     """A command whose help is laid out here."""
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help on stdout; typer prints what is left in the formatter, which is empty."""
         del formatter
         _show(_page(self, ctx))
@@ -49,7 +49,7 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group of commands whose help is laid out here."""
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help on stdout, the commands by their panels."""
         del formatter
         _show(_page(self, ctx))
@@ -95,7 +95,7 @@ def _width() -> int:
     return min(Console(file=sys.stdout).width, _WIDTH_MAX) - 1
 
 
-def _page(command: TyperCommand | TyperGroup, ctx: typer.Context) -> Iterator[Text]:
+def _page(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[Text]:
     usage = " ".join([ctx.command_path, *_usage(command, ctx)])
     yield from _wrapped(f"Usage: {usage}", hang=len("Usage: "))
     for paragraph in paragraphs(command.help or ""):
@@ -118,7 +118,7 @@ def _page(command: TyperCommand | TyperGroup, ctx: typer.Context) -> Iterator[Te
         yield from _commands(command, ctx)
 
 
-def _usage(command: TyperCommand | TyperGroup, ctx: typer.Context) -> Iterator[str]:
+def _usage(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[str]:
     yield "[OPTIONS]"
     for parameter in command.get_params(ctx):
         if isinstance(parameter, TyperArgument):
@@ -128,7 +128,7 @@ def _usage(command: TyperCommand | TyperGroup, ctx: typer.Context) -> Iterator[s
         yield "COMMAND"
 
 
-def _commands(group: TyperGroup, ctx: typer.Context) -> Iterator[Text]:
+def _commands(group: TyperGroup, ctx: Any) -> Iterator[Text]:
     panels: dict[str, list[tuple[str, str]]] = {}
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
@@ -173,7 +173,7 @@ def _wrapped(text: str, hang: int = 0) -> Iterator[Text]:
         yield Text(line)
 
 
-def _name(parameter: Parameter, ctx: typer.Context) -> str:
+def _name(parameter: Parameter, ctx: Any) -> str:
     """Return how a parameter is written: its names, and its value unless it is a flag."""
     if isinstance(parameter, TyperArgument):
         return parameter.display_name_raw.strip("[]")
@@ -182,14 +182,14 @@ def _name(parameter: Parameter, ctx: typer.Context) -> str:
     return forms if parameter.is_flag else f"{forms} {_value(parameter, ctx)}"
 
 
-def _value(option: TyperOption, ctx: typer.Context) -> str:
+def _value(option: TyperOption, ctx: Any) -> str:
     if option.metavar is not None:
         return option.metavar
     kind = option.display_type(ctx).strip("<>")
     return kind if "|" in kind else "N" if "int" in kind else "TEXT"
 
 
-def _description(parameter: Parameter, ctx: typer.Context) -> str:
+def _description(parameter: Parameter, ctx: Any) -> str:
     facts = [
         _range(parameter),
         f"env: {parameter.envvar}" if parameter.envvar else "",
@@ -201,7 +201,7 @@ def _description(parameter: Parameter, ctx: typer.Context) -> str:
     return " ".join([parameter.help or "", *shown])
 
 
-def _default(parameter: Parameter, ctx: typer.Context) -> str:
+def _default(parameter: Parameter, ctx: Any) -> str:
     """Return the value that holds where a user gives none."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default

@@ -72,21 +72,26 @@ def create(
     plain: Annotated[
         bool, typer.Option("--map", help="Keep one value per topic, without time.")
     ] = False,
-    shards: Annotated[int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")] = None,
-    threshold: Annotated[
-        Any, _option("thresholds", "N,N…", THRESHOLD_HELP)
+    shards: Annotated[
+        int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
     ] = None,
+    threshold: Annotated[Any, _option("thresholds", "N,N…", THRESHOLD_HELP)] = None,
     rotate: Annotated[
         float | None, _option("rotate_seconds", "TIME", "Time between generations, as 1d.")
     ] = None,
     rotate_bytes: Annotated[
-        int | None, _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB.")
+        int | None,
+        _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB."),
     ] = None,
     retain: Annotated[
-        float | None, _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d.")
+        float | None,
+        _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
     ] = None,
     retain_bytes: Annotated[
-        int | None, _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped.")
+        int | None,
+        _option(
+            "retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."
+        ),
     ] = None,
     quota: Annotated[
         int | None, _option("quota_bytes", "SIZE", "Size beyond which writes are refused.")
@@ -193,7 +198,8 @@ def _summary(name: str, reader: KeyValueReader) -> dict[str, Any]:
 def read(
     name: Name,
     topic_filter: Annotated[
-        str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
+        str,
+        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
     ] = "#",
     since: Annotated[
         str | None,
@@ -221,7 +227,8 @@ def read(
 ) -> None:
     """Read the rows of a key-value database.
 
-    The rows of a stream come in order of topic, then of time. The command works beside a running broker.
+    The rows of a stream come in order of topic, then of time. The command works beside a running
+    broker.
 
     $ siltstone kv read history --filter 'plant/#' --since -1h
     """
@@ -244,7 +251,9 @@ def read(
 @app.command("get")
 def get(
     name: Name,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)
+    ],
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -112,7 +112,7 @@ _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.E
 class Siltstone(Group):
     """The command itself: what it offers stands by purpose."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of their panels."""
         return sorted(super().list_commands(ctx), key=COMMANDS.index)
 

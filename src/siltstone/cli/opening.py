@@ -15,8 +15,8 @@ def open_reading(data: Path) -> siltstone.Store:
         return siltstone.open(data, read_only=True)
     except NotFoundError as exc:
         raise UsageError(
-            f"there is no Siltstone data directory at {data}; "
-            f"name one with --data, or begin one with 'siltstone db create'"
+            f"no Siltstone data directory at {data}; "
+            f"name one with --data, or create one with 'siltstone db create'"
         ) from exc
 
 
@@ -34,6 +34,6 @@ def note_recovery(database: siltstone.Database) -> None:
     for report in database.reports:
         if report.torn_bytes:
             note(
-                f"a torn end of {report.torn_bytes} bytes was cut off: "
+                f"recovery removed {report.torn_bytes} bytes of an incomplete write: "
                 f"database={database.name} slab={report.slab}"
             )

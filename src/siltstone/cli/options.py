@@ -26,7 +26,9 @@ Data = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the database.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the database.", show_default=False)
+]
 
 
 def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:

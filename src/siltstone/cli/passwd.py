@@ -62,7 +62,12 @@ class PrivateFileSystem(PosixFileSystem):
 
 def passwd(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Password file. It is created if it does not exist.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Password file. It is created if it does not exist.",
+            show_default=False,
+        ),
     ],
     user: Annotated[
         str | None, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)
@@ -123,7 +128,9 @@ def _delete(fs: FileSystem, file: Path, user: str) -> None:
     with _locked(fs, file):
         lines = _read_lines(fs, file)
         if user not in parse_passwords(lines, file):
-            raise UsageError(f"{file} has no user {user!r}; 'siltstone passwd {file} --list' shows all")
+            raise UsageError(
+                f"{file} has no user {user!r}; 'siltstone passwd {file} --list' shows all"
+            )
         _write_lines(fs, file, without_user(lines, user))
     say(f"deleted {user} from {file}")
 
@@ -173,7 +180,9 @@ def _read_password() -> bytes:
 
 def _ask_password(user: str) -> bytes:
     if not is_terminal():
-        raise UsageError("standard input is not a terminal; pass --stdin to read the password there")
+        raise UsageError(
+            "standard input is not a terminal; pass --stdin to read the password there"
+        )
     try:
         password = getpass(f"Password for {user}: ")
         again = getpass("Again: ")

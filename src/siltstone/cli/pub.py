@@ -130,15 +130,33 @@ def pub(
     topic: Annotated[
         str | None, typer.Option("--topic", "-t", help="Topic to publish to.", show_default=False)
     ] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Payload, as text.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Send the contents of a file as the payload.")
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Payload, as text.")
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", "-s", help="Send all of standard input as one message.")] = False,
-    lines: Annotated[bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-n", help="Send an empty payload. With --retain it clears a retained message.")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Send the contents of a file as the payload."
+        ),
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "-s", help="Send all of standard input as one message.")
+    ] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")
+    ] = False,
+    null: Annotated[
+        bool,
+        typer.Option(
+            "--null",
+            "-n",
+            help="Send an empty payload. With --retain it clears a retained message.",
+        ),
+    ] = False,
     qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Quality of service.")] = 0,
-    retain: Annotated[bool, typer.Option("--retain", "-r", help="Ask the broker to retain the message.")] = False,
+    retain: Annotated[
+        bool, typer.Option("--retain", "-r", help="Ask the broker to retain the message.")
+    ] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,7 +177,12 @@ def pub(
             show_default=f"{WINDOW_DEFAULT}; {WINDOW_CAUTIOUS} with MQTT 3.1.1 and QoS 2",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the number of messages and the rate at the end.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print the number of messages and the rate at the end."
+        ),
+    ] = False,
 ) -> None:
     """Publish messages to an MQTT broker.
 

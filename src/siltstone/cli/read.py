@@ -100,7 +100,8 @@ def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator
 def read(
     name: Name,
     topic_filter: Annotated[
-        str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
+        str,
+        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
     ] = "#",
     since: Annotated[
         str | None,

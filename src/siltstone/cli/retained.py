@@ -37,7 +37,8 @@ from siltstone.topic.grammar import TopicFilter
 app = App("List and clear retained messages.", "siltstone retained list 'plant/#'")
 
 Filter = Annotated[
-    str, typer.Argument(metavar="FILTER", help="Topics, with + and # as in MQTT.", show_default=False)
+    str,
+    typer.Argument(metavar="FILTER", help="Topics, with + and # as in MQTT.", show_default=False),
 ]
 
 

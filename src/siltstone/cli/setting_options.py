@@ -9,7 +9,6 @@ import typer
 from siltstone.cli.options import converted
 from siltstone.cli.settings import SETTINGS, shown_default
 
-
 THRESHOLD_HELP: Final = (
     "Number of distinct words per topic level before the level is treated as variable. The last "
     "number applies to deeper levels."
@@ -27,7 +26,9 @@ def _option(field: str, metavar: str, text: str) -> Any:
     )
 
 
-Shards = Annotated[int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")]
+Shards = Annotated[
+    int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
+]
 ShardBy = Annotated[
     str | None, _option("shard_by", "publisher|topic", "Column that selects the shard of a row.")
 ]
@@ -41,17 +42,29 @@ Compression = Annotated[
     str | None, _option("compression", "none|zstd|lz4", "Compression of the rows.")
 ]
 FlushInterval = Annotated[
-    float | None, _option("flush_interval", "TIME", "Longest time that a row waits before it is written, as 10ms.")
+    float | None,
+    _option(
+        "flush_interval", "TIME", "Longest time that a row waits before it is written, as 10ms."
+    ),
 ]
 IdleFlushInterval = Annotated[
-    float | None, _option("idle_flush_interval", "TIME", "Write waiting rows when no row arrives for this long, as 1ms.")
+    float | None,
+    _option(
+        "idle_flush_interval",
+        "TIME",
+        "Write waiting rows when no row arrives for this long, as 1ms.",
+    ),
 ]
-MaxItems = Annotated[int | None, _option("max_items", "N", "Number of waiting rows that starts a write at once.")]
+MaxItems = Annotated[
+    int | None, _option("max_items", "N", "Number of waiting rows that starts a write at once.")
+]
 SyncInterval = Annotated[
-    float | None, _option("sync_interval", "TIME", "Time between syncs of rows with durability written or none.")
+    float | None,
+    _option("sync_interval", "TIME", "Time between syncs of rows with durability written or none."),
 ]
 PendingBytes = Annotated[
-    int | None, _option("pending_bytes_max", "SIZE", "Size of waiting rows beyond which appends block.")
+    int | None,
+    _option("pending_bytes_max", "SIZE", "Size of waiting rows beyond which appends block."),
 ]
 TopicCache = Annotated[
     int | None, _option("topic_cache", "N", "Number of topics that a shard keeps in memory.")
@@ -63,10 +76,12 @@ RotateBytes = Annotated[
     int | None, _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB.")
 ]
 Retain = Annotated[
-    float | None, _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d.")
+    float | None,
+    _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
 ]
 RetainBytes = Annotated[
-    int | None, _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped.")
+    int | None,
+    _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."),
 ]
 Quota = Annotated[
     int | None,

@@ -121,7 +121,12 @@ def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def drop(
     name: Name,
     slab: Annotated[
-        str, typer.Argument(metavar="SHARD/GENERATION", help="Sealed slab, as listed by 'siltstone slabs'.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SHARD/GENERATION",
+            help="Sealed slab, as listed by 'siltstone slabs'.",
+            show_default=False,
+        ),
     ],
     yes: Yes = False,
     data: Data = DATA_DEFAULT,

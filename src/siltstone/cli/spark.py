@@ -18,19 +18,31 @@ from siltstone.errors import UsageError
 MASTER_DEFAULT: Final = "local[*]"
 Master = Annotated[
     str,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[N], or spark://…."),
+    typer.Option(
+        "--master", metavar="URL", help="Where Spark runs: local[N] or spark://host:port."
+    ),
 ]
-Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory of Spark's driver.")]
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="Memory of the Spark driver, as 1g.")
+]
 Continuous = Annotated[
-    bool, typer.Option("--continuous/--once", help="Go on as rows come, or end with what is there.")
+    bool,
+    typer.Option(
+        "--continuous/--once",
+        help="Run until Ctrl-C as rows arrive, or stop after the stored rows.",
+    ),
 ]
 Interval = Annotated[
     float,
-    typer.Option("--interval", metavar="SECONDS", help="How long to wait for rows.", min=0.05),
+    typer.Option(
+        "--interval", metavar="SECONDS", help="Time between looks for new rows.", min=0.05
+    ),
 ]
 DatabaseName = Annotated[
     str,
-    typer.Option("--database", metavar="NAME", help="The database.", show_default="the only one"),
+    typer.Option(
+        "--database", metavar="NAME", help="Name of the database.", show_default="the only one"
+    ),
 ]
 
 
@@ -38,7 +50,9 @@ def pipeline(module: str) -> Any:
     """Import a module of the pipeline. Raises: UsageError where Spark is not installed."""
     for needed in ("pyspark", "deltalake"):
         if find_spec(needed) is None:
-            raise UsageError(f"this needs {needed}: pip install 'siltstone[spark]'")
+            raise UsageError(
+                f"package {needed} is not installed; install it with pip install 'siltstone[spark]'"
+            )
     return import_module(f"siltstone.pipeline.{module}")
 
 

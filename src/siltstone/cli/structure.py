@@ -99,7 +99,9 @@ def structure(
     name: Name,
     generation: Annotated[
         int | None,
-        typer.Option("--generation", metavar="N", help="Show only this generation.", show_default="all"),
+        typer.Option(
+            "--generation", metavar="N", help="Show only this generation.", show_default="all"
+        ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,

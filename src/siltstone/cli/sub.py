@@ -52,9 +52,17 @@ def sub(
     client: ClientOptions,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="FILTER", help="Topics to subscribe to, with + and #. Repeatable."),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="FILTER",
+            help="Topics to subscribe to, with + and #. Repeatable.",
+        ),
     ] = None,
-    qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Highest quality of service to receive.")] = 0,
+    qos: Annotated[
+        int,
+        typer.Option("--qos", "-q", min=0, max=2, help="Highest quality of service to receive."),
+    ] = 0,
     count: Annotated[
         int | None,
         typer.Option("--count", "-C", metavar="N", min=1, help="Stop after N messages."),
@@ -64,13 +72,21 @@ def sub(
         bool, typer.Option("--verbose", "-v", help="Print the topic before each payload.")
     ] = False,
     output_format: Format = None,
-    json: Annotated[bool, typer.Option("--json", help="Print each message as one line of JSON.")] = False,
-    no_newline: Annotated[bool, typer.Option("--no-newline", "-N", help="Print no line end after a payload.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print each message as one line of JSON.")
+    ] = False,
+    no_newline: Annotated[
+        bool, typer.Option("--no-newline", "-N", help="Print no line end after a payload.")
+    ] = False,
     no_retained: Annotated[
         bool, typer.Option("--no-retained", "-R", help="Skip retained messages.")
     ] = False,
     retained_only: Annotated[
-        bool, typer.Option("--retained-only", help="Print retained messages only, and stop at the first other message.")
+        bool,
+        typer.Option(
+            "--retained-only",
+            help="Print retained messages only, and stop at the first other message.",
+        ),
     ] = False,
     no_local: Annotated[
         bool, typer.Option("--no-local", help="Skip messages that this client id published.")

@@ -28,7 +28,9 @@ Host = Annotated[str, typer.Option("--host", help="Host of the server.")]
 Port = Annotated[
     int, typer.Option("--port", "-p", min=1, max=65_535, help="Port of the topic log listener.")
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)
+]
 HOST_DEFAULT: Final = "127.0.0.1"
 
 
@@ -77,7 +79,9 @@ def send(
     topic: Topic,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE]", help="Message to send.", show_default="all of standard input"),
+        typer.Argument(
+            metavar="[MESSAGE]", help="Message to send.", show_default="all of standard input"
+        ),
     ] = None,
     lines: Annotated[
         bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")
@@ -124,13 +128,24 @@ def poll(
     ] = None,
     client_name: Annotated[
         str | None,
-        typer.Option("--client", "-c", help="Name of a consumer: start at its committed offset, and commit at the end."),
+        typer.Option(
+            "--client",
+            "-c",
+            help="Name of a consumer: start at its committed offset, and commit at the end.",
+        ),
     ] = None,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="Stop after N messages.")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", "-w", min=0, metavar="SECONDS", help="Stop when no message arrives for this long.")
+        float,
+        typer.Option(
+            "--wait",
+            "-w",
+            min=0,
+            metavar="SECONDS",
+            help="Stop when no message arrives for this long.",
+        ),
     ] = 0.0,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
@@ -144,7 +159,9 @@ def poll(
     with TopicLogClient(host, port) as client:
         if client.subscribe(topics) < len(set(topics)):
             missing = sorted(set(topics) - set(client.topics()))
-            raise UsageError(f"topic {', '.join(missing)} does not exist; 'siltstone topic list' shows all")
+            raise UsageError(
+                f"topic {', '.join(missing)} does not exist; 'siltstone topic list' shows all"
+            )
         _go_to(client, topics, start, client_name)
         left = count
         while (left is None or left > 0) and (message := client.poll(wait)) is not None:
@@ -210,10 +227,15 @@ def commit(
 @app.command("bench")
 def bench(
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="Topic to use. It is created if it does not exist.")
+        str,
+        typer.Argument(metavar="[TOPIC]", help="Topic to use. It is created if it does not exist."),
     ] = "bench",
-    size: Annotated[int, typer.Option("--size", min=1, metavar="BYTES", help="Size of a message.")] = 100,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of messages.")] = 100_000,
+    size: Annotated[
+        int, typer.Option("--size", min=1, metavar="BYTES", help="Size of a message.")
+    ] = 100,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Number of messages.")
+    ] = 100_000,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
     json: Json = False,
