@@ -213,7 +213,7 @@ def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
     $ siltstone sessions kick my-client
     """
     if not is_served(data):
-        raise UsageError(f"no broker is running on {data}; there is no client to disconnect")
+        raise UsageError(f"no broker is running on {data}; start it with 'siltstone serve'")
     if ask_broker(data, {"do": "kick", "client_id": client_id}):
         say(f"disconnected {client_id}")
     else:
