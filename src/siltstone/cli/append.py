@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from array import array
 from collections import deque
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from siltstone.cli.opening import note_recovery, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import counted, note, say, show_json, were
+from siltstone.cli.progress import progress
 from siltstone.cli.records import BadLines, gather, read_csv, read_json_lines
 from siltstone.cli.streams import standard_input
 from siltstone.database import Database, Durability
@@ -204,14 +202,14 @@ def append(
         database = store.database(name)
         note_recovery(database)
         started = time.monotonic()
-        with _told(done), _progress(file, source) as progress:
+        with _told(done), _shown(file, source) as tell:
             load(
                 database,
                 gather(records, batch, bad),
                 done,
                 durability=durability.value,
                 producer=producer,
-                progress=progress,
+                progress=tell,
             )
     _report(done, bad or BadLines(), time.monotonic() - started, json)
 
@@ -260,25 +258,13 @@ def _opened(source: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _progress(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
-    """Show rows, rate and, for a file, how much is left; only on a terminal."""
-    bar = Progress(
-        TextColumn("{task.fields[rows]:,} rows"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]:,.0f} rows/s"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
+def _shown(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
+    """Show rows and rate and, for a file, how much is left."""
     total = None if source == "-" else Path(source).stat().st_size
-    task = bar.add_task("append", total=total, rows=0, rate=0.0)
-    started = time.monotonic()
+    with progress("Appending", total=total) as meter:
 
-    def advance(rows: int) -> None:
-        rate = rows / max(time.monotonic() - started, 1e-6)
-        position = 0 if total is None or file.closed else file.tell()
-        bar.update(task, completed=position, rows=rows, rate=rate)
+        def tell(rows: int) -> None:
+            read = None if total is None or file.closed else file.tell()
+            meter.tell(rows, done=total if read is None else read, total=total)
 
-    with bar:
-        yield advance
+        yield tell

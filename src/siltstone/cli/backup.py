@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from siltstone.cli.control import is_served, while_still
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
 from siltstone.cli.output import note, say, show_json
+from siltstone.cli.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.cli.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
 from siltstone.errors import ExistsError
@@ -21,7 +23,7 @@ from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.rocks import RocksEngine, open_read_only
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.contents import ContentsInFile
-from siltstone.snapshot.records import About
+from siltstone.snapshot.records import About, FilePart, Record
 from siltstone.snapshot.restore import restore_directory
 from siltstone.snapshot.writer import publish_snapshot
 from siltstone.version import __version__
@@ -76,7 +78,9 @@ def backup(
         )
         closing.callback(source.close)
         _cut(data, source)
-        totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())
+        with progress("Backing up", BYTES, tree_size(fs, absolute_path(data) / "data")) as meter:
+            records = _watched(source.records(), meter)
+            totals, size_bytes = publish_snapshot(fs, target, about_store(), records)
     if json:
         document: dict[str, Any] = {
             "file": str(file),
@@ -86,6 +90,14 @@ def backup(
         show_json(document)
     else:
         say(f"wrote {file}, {format_size(size_bytes)}")
+
+
+def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
+    """Let records pass, and show the bytes of files among them."""
+    for record in records:
+        if isinstance(record, FilePart):
+            meter.add(len(record.data))
+        yield record
 
 
 def _cut(data: Path, source: StoreSource) -> None:
@@ -127,10 +139,19 @@ def restore(
     """
     fs = PosixFileSystem()
     directory = absolute_path(data)
-    with fs.open(absolute_path(file), writable=False) as source:
+    with (
+        fs.open(absolute_path(file), writable=False) as source,
+        # The file is read three times: to check it, for the databases, for the broker's state.
+        progress("Restoring", BYTES, 3 * source.size()) as meter,
+    ):
         try:
             summary = restore_directory(
-                fs, SystemClock(), source, directory, RocksEngine, size_bytes_max=size_max
+                fs,
+                SystemClock(),
+                watched(source, meter.add),
+                directory,
+                RocksEngine,
+                size_bytes_max=size_max,
             )
         except ExistsError as exc:
             raise ExistsError(f"{exc}; name another one with --data") from exc

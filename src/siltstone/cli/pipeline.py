@@ -13,6 +13,7 @@ from siltstone.cli.nodes import own_directory
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.progress import counting, progress, waiting
 from siltstone.cli.quantities import format_size
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
@@ -21,7 +22,6 @@ from siltstone.cli.spark import (
     Interval,
     Master,
     Memory,
-    counting,
     pipeline,
     session,
 )
@@ -78,7 +78,7 @@ def tier(
     ended = False
     with session(master, memory) as spark:
         job = jobs.TierJob(settings, jobs.on_spark(spark))
-        with counting("tiering") as tell:
+        with counting("Tiering", by_rows=True) as tell:
             try:
                 while (step := job.step()) is not None or continuous:
                     if step is None:
@@ -136,7 +136,12 @@ def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json =
 
     $ siltstone pipeline compact
     """
-    done = pipeline("jobs.upkeep").compact_lake(own_directory(data), database=database)
+    with progress("Compacting", "tables") as meter:
+        done = pipeline("jobs.upkeep").compact_lake(
+            own_directory(data),
+            database=database,
+            progress=lambda tables, total: meter.tell(tables, total=total),
+        )
     if json:
         show_json(
             [
@@ -181,9 +186,10 @@ def vacuum(
 
     $ siltstone pipeline vacuum --dry-run
     """
-    done = pipeline("jobs.upkeep").vacuum_lake(
-        own_directory(data), database=database, hours=hours, dry_run=dry_run
-    )
+    with waiting("Looking for old files"):
+        done = pipeline("jobs.upkeep").vacuum_lake(
+            own_directory(data), database=database, hours=hours, dry_run=dry_run
+        )
     if json:
         show_json(done)
         return

@@ -14,6 +14,7 @@ from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, note, say, show, show_json, table
 from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.progress import counting, waiting
 from siltstone.cli.setting_options import THRESHOLD_HELP
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
@@ -21,10 +22,8 @@ from siltstone.cli.spark import (
     DatabaseName,
     Master,
     Memory,
-    counting,
     pipeline,
     session,
-    waiting,
 )
 from siltstone.cli.structure import Pattern, draw, levels
 from siltstone.errors import UsageError
@@ -67,7 +66,7 @@ def audit(
     $ siltstone pipeline audit --html audit.html
     """
     path = checked_directory(data, database)
-    with session(master, memory) as spark, waiting("comparing store and lake"):
+    with session(master, memory) as spark, waiting("Comparing store and lake"):
         report = pipeline("jobs.audit").audit(spark, path, database=database)
     if html is not None:
         html.write_text(pipeline("jobs.audit_page").audit_page(report), "utf-8")
@@ -142,7 +141,7 @@ def learn(
         )
     place = {} if node else {"path": checked_directory(data, database)}
     plain_errors = pipeline("answers").plain_errors
-    with session(master, memory) as spark, waiting("learning"), plain_errors():
+    with session(master, memory) as spark, waiting("Learning"), plain_errors():
         rows = None if history is None else spark.read.parquet(str(history))
         report = jobs.learn(
             spark,
@@ -268,7 +267,7 @@ def import_(
         name=name,
         skips_bad=skip_bad,
     )
-    with session(master, memory) as spark, counting("importing") as tell:
+    with session(master, memory) as spark, counting("Importing") as tell:
         steps = jobs.import_files(spark, settings, lambda step: tell(step.rows, step.waiting))
     rows, bad = sum(step.rows for step in steps), sum(step.skipped for step in steps)
     if json:
@@ -357,7 +356,7 @@ def replay(
         prefix=prefix,
         name=name,
     )
-    with session(master, memory) as spark, counting("replaying") as tell:
+    with session(master, memory) as spark, counting("Replaying") as tell:
         steps = jobs.replay(spark, settings, wait, lambda step: tell(step.rows, step.waiting))
     rows = sum(step.rows for step in steps)
     late = max((step.late_seconds for step in steps), default=0.0)
@@ -444,7 +443,7 @@ def rollup(
     )
     if continuous and not stream:
         raise UsageError("--continuous needs a directory for its state; name it with --checkpoint")
-    with session(master, memory) as spark, waiting("rolling up"):
+    with session(master, memory) as spark, waiting("Rolling up"):
         if stream:
             answer = _roll_on(jobs, spark, settings, stream, continuous=continuous)
         else:

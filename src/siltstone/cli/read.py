@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from siltstone.cli.follow import Follower, follow
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import console_on, counted, note
+from siltstone.cli.progress import progress
 from siltstone.cli.quantities import parse_span
 from siltstone.cli.sinks import (
     TABLE_COLUMNS,
@@ -33,6 +34,8 @@ from siltstone.errors import UsageError
 from siltstone.store.rows import COLUMNS, schema_of
 
 _POLL_SECONDS: Final = 0.2
+# Spark and Flight call it so.
+_ALIASES: Final = {"payload": "value"}
 
 
 class Format(Enum):
@@ -78,7 +81,7 @@ def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
     """Return the columns that were named, or those that suit the format. Raises: UsageError."""
     if text is None:
         return TABLE_COLUMNS if chosen is Format.TABLE else COLUMNS
-    columns = tuple(name.strip() for name in text.split(","))
+    columns = tuple(_ALIASES.get(name.strip(), name.strip()) for name in text.split(","))
     if len(set(columns)) < len(columns):
         raise UsageError(f"--columns names a column twice: {text!r}")
     schema_of(columns)
@@ -183,8 +186,11 @@ def read(
         batches = database.read(
             topic_filter, since_us=since_us, until_us=until_us, columns=names, rows_max=limit
         )
-        with _sink(chosen, output, names) as sink:
-            rows = _pour(batches, sink)
+        total = limit
+        if limit is None and (topic_filter, since, until) == ("#", None, None):
+            total = sum(slab.rows for slab in database.slabs())
+        with _sink(chosen, output, names) as sink, _shown(output, total) as tell:
+            rows = _pour(batches, sink, tell)
     if output is not None:
         note(f"wrote {counted(rows, 'row')} to {output}")
 
@@ -211,12 +217,25 @@ def _follow(
     raise typer.Exit(130)
 
 
-def _pour(batches: Iterator[pa.RecordBatch], sink: Sink) -> int:
+def _pour(
+    batches: Iterator[pa.RecordBatch], sink: Sink, tell: Callable[[int], None] = lambda _: None
+) -> int:
     rows = 0
     for batch in batches:
         sink.write(batch)
         rows += batch.num_rows
+        tell(rows)
     return rows
+
+
+@contextmanager
+def _shown(output: Path | None, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how many rows were written to a file; rows on a terminal speak for themselves."""
+    if output is None:
+        yield lambda _: None
+        return
+    with progress("Reading", total=total) as meter:
+        yield meter.tell
 
 
 @contextmanager

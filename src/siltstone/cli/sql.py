@@ -14,6 +14,7 @@ from siltstone.cli.nodes import NodeLogin, SourceUrl, takes_login
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, note, show, show_json, table
 from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.progress import waiting
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
     DatabaseName,
@@ -21,7 +22,6 @@ from siltstone.cli.spark import (
     Memory,
     pipeline,
     session,
-    waiting,
 )
 from siltstone.errors import UsageError
 
@@ -69,7 +69,7 @@ def sql(
         with answers.plain_errors():
             queries.make_views(spark, database=database, since=since or None, **place, **node)
         try:
-            with waiting("running the query"):
+            with waiting("Running the query"):
                 answer = queries.run(spark, statement, rows_max=limit)
         except UsageError as exc:
             told = str(exc).removesuffix(".")

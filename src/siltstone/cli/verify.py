@@ -16,6 +16,7 @@ from siltstone.cli.kv import open_engine
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.progress import BYTES, progress, tree_size
 from siltstone.cli.quantities import format_size
 from siltstone.directory import COMMITS, Store
 from siltstone.errors import NotFoundError, UsageError
@@ -84,18 +85,24 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
         raise NotFoundError(f"database {name!r} does not exist in {data} (databases: {there})")
     quarantine = store.path / "quarantine"
     reports: dict[str, Report] = {}
-    for each in wanted:
-        if each in keyvalues:
-            reports[each] = _check_keyvalue(fs, each, keyvalues[each])
-            if repair and reports[each].damaged:
-                done = mend(fs, keyvalues[each], quarantine / each)
-                reports[each] = _mended(
-                    reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
+    total = sum(tree_size(fs, directory / each) for each in wanted if each not in keyvalues)
+    with progress("Verifying", BYTES, total) as meter:
+        for each in wanted:
+            if each in keyvalues:
+                reports[each] = _check_keyvalue(fs, each, keyvalues[each])
+                if repair and reports[each].damaged:
+                    done = mend(fs, keyvalues[each], quarantine / each)
+                    reports[each] = _mended(
+                        reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
+                    )
+            else:
+                reports[each] = verify_database(
+                    fs,
+                    directory / each,
+                    repair=repair,
+                    quarantine=quarantine,
+                    progress=meter.add,
                 )
-        else:
-            reports[each] = verify_database(
-                fs, directory / each, repair=repair, quarantine=quarantine
-            )
     return reports
 
 
