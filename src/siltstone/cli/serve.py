@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Final
 
 import typer
+from rich.console import Group
 
+from siltstone.broker.listeners import Listener
 from siltstone.broker.server import EarlySignals, check_files, run_server
+from siltstone.broker.settings import BrokerSettings
 from siltstone.cli.config import (
     ConfigFlag,
     DataFlag,
@@ -22,10 +27,17 @@ from siltstone.cli.config import (
     hush_libraries,
     settings_from,
 )
+from siltstone.cli.options import DATA_DEFAULT
+from siltstone.cli.output import console_on, counted, facts, print_on
+from siltstone.client.target import PORT
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
+
+
+# A client finds a listener there without being told where.
+_LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
 
 
 def serve(
@@ -51,7 +63,7 @@ def serve(
     users, rights and certificates. SIGUSR1 writes a snapshot.
 
     $ siltstone serve
-    $ siltstone serve --data /var/lib/siltstone --host 0.0.0.0 --set allow_anonymous=true
+    $ siltstone serve --data /var/lib/siltstone --port 1884
     $ siltstone serve --config siltstone.toml --check
     """
     settings = settings_from(
@@ -71,7 +83,12 @@ def serve(
         return
     early = EarlySignals()
     hush_libraries()
-    start_logging(level=settings.log.level, form=settings.log.format)
+    is_watched = sys.stderr.isatty() and settings.log.format == "human"
+    level = settings.log.level
+    # Instead of the events of a start, a terminal gets a summary when it is done.
+    start_logging(
+        level="warning" if is_watched and level == "info" else level, form=settings.log.format
+    )
     log(
         logging.getLogger(LOGGER),
         logging.INFO,
@@ -81,8 +98,44 @@ def serve(
         listeners=", ".join(listener.address for listener in settings.listeners),
     )
     _warn_of_others(place)
-    if status := run_server(settings, early, allow_empty=allow_empty):
+
+    def started(listeners: Iterable[Listener]) -> None:
+        addresses = [address for listener in listeners for address in listener.addresses]
+        print_on(console_on(sys.stderr), summary(settings, addresses))
+        start_logging(level=level, form=settings.log.format)
+
+    if status := run_server(
+        settings, early, allow_empty=allow_empty, started=started if is_watched else None
+    ):
         raise typer.Exit(status)
+
+
+def summary(settings: BrokerSettings, addresses: Sequence[str]) -> Group:
+    """Return what a person who starts a broker needs to know."""
+    first = next((address for address in addresses if address.startswith("tcp://")), "")
+    host, _, port = first.removeprefix("tcp://").rpartition(":")
+    server = "" if host in _LOCAL else f" -h {host.strip('[]')}"
+    server += "" if port in ("", str(PORT)) else f" -p {port}"
+    is_stored = settings.persistence == "store"
+    database = settings.storage.database
+    place = "" if settings.data == str(DATA_DEFAULT) else f" --data {quote(settings.data)}"
+    known = [("Data directory", settings.data)]
+    known += [("Listening on", address) for address in addresses]
+    known.append(("Storage", _storage(settings)))
+    steps = [("Publish a message", f"siltstone pub{server} -t demo/room -m 21.5")] if first else []
+    if is_stored:
+        steps.append(("Read it back", f"siltstone read {database}{place}"))
+    steps.append(("Stop the broker", "Ctrl-C"))
+    title = f"Siltstone {__version__} ({form()}) is running."
+    return Group(title, "", facts(known), "", facts(steps), "")
+
+
+def _storage(settings: BrokerSettings) -> str:
+    if settings.persistence == "snapshot":
+        return "in memory, with snapshots on disk"
+    but = f", except by {counted(len(settings.storage.rules), 'rule')}"
+    rules = but if settings.storage.rules else ""
+    return f"every message is synced to database {settings.storage.database}{rules}"
 
 
 def _warn_of_others(data: Path) -> None:

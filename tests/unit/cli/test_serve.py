@@ -21,7 +21,10 @@ class FakeServer:
         self.status = 0
         self.error: Exception | None = None
 
-    def __call__(self, settings: BrokerSettings, _early: object, *, allow_empty: bool) -> int:
+    def __call__(
+        self, settings: BrokerSettings, _early: object, *, allow_empty: bool, started: object
+    ) -> int:
+        assert started is None, "nobody sits at a terminal"
         self.runs.append(settings)
         self.allows_empty.append(allow_empty)
         if self.error is not None:
