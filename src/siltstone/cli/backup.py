@@ -17,12 +17,14 @@ from siltstone.cli.output import note, say, show_json
 from siltstone.cli.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.cli.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
-from siltstone.errors import ExistsError
+from siltstone.errors import CorruptionError, ExistsError, NotFoundError, UsageError
+from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.rocks import RocksEngine, open_read_only
 from siltstone.snapshot.backup import StoreSource
-from siltstone.snapshot.contents import ContentsInFile
+from siltstone.snapshot.contents import ContentsInFile, NoContents
+from siltstone.snapshot.loader import SnapshotReader
 from siltstone.snapshot.records import About, FilePart, Record
 from siltstone.snapshot.restore import restore_directory
 from siltstone.snapshot.writer import publish_snapshot
@@ -61,6 +63,8 @@ def backup(
     target = absolute_path(file)
     if fs.exists(target) and not force:
         raise ExistsError(f"{file} exists; pass --force to replace it")
+    if not fs.exists(target.parent):
+        raise NotFoundError(f"cannot write {file}: directory {target.parent} does not exist")
     open_reading(data).close()
     spill = target.with_name(target.name + ".contents.tmp")
     for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
@@ -111,6 +115,16 @@ def _cut(data: Path, source: StoreSource) -> None:
     note("messages were stored while the backup started; its databases may differ by some of them")
 
 
+def _check_kind(file: Path, source: File) -> None:
+    """Look at the beginning of a file. Raises: UsageError for another kind of file."""
+    try:
+        SnapshotReader(source, NoContents())
+    except CorruptionError as exc:
+        raise UsageError(
+            f"{file} is not a Siltstone backup, or its beginning is damaged: {exc.reason}"
+        ) from exc
+
+
 def restore(
     file: Annotated[
         Path,
@@ -139,11 +153,14 @@ def restore(
     """
     fs = PosixFileSystem()
     directory = absolute_path(data)
+    if not fs.exists(absolute_path(file)):
+        raise NotFoundError(f"cannot read {file}: the file does not exist")
     with (
         fs.open(absolute_path(file), writable=False) as source,
         # The file is read three times: to check it, for the databases, for the broker's state.
         progress("Restoring", BYTES, 3 * source.size()) as meter,
     ):
+        _check_kind(file, source)
         try:
             summary = restore_directory(
                 fs,
@@ -154,7 +171,9 @@ def restore(
                 size_bytes_max=size_max,
             )
         except ExistsError as exc:
-            raise ExistsError(f"{exc}; name another one with --data") from exc
+            raise ExistsError(
+                f"data directory {data} is not empty; name a new one with --data"
+            ) from exc
     if json:
         show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
     else:

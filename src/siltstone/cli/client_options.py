@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbelow, token_hex
@@ -18,7 +19,7 @@ from siltstone.cli.shared_options import takes_options
 from siltstone.client.client import Client
 from siltstone.client.connection import Deliver
 from siltstone.client.packet_ids import PACKET_ID_MAX
-from siltstone.client.refusal import system_words
+from siltstone.client.refusal import RefusedError, system_words
 from siltstone.client.session import NO_WISHES, ClientSession, Wishes
 from siltstone.client.settings import SESSION_FOREVER, WINDOW_DEFAULT, ClientSettings
 from siltstone.client.target import (
@@ -31,7 +32,7 @@ from siltstone.client.target import (
     parse_url,
 )
 from siltstone.clock import SystemClock
-from siltstone.errors import UsageError
+from siltstone.errors import OutcomeUnknownError, PeerError, UsageError
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.wire import Version
@@ -41,6 +42,8 @@ _SERVER: Final = "Server"
 _SESSION: Final = "Session"
 _WILL: Final = "Will"
 _TLS: Final = "TLS"
+# What OpenSSL makes of a peer that does not speak TLS.
+_PLAIN_PORT: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 _VERSIONS: Final = {
     "3.1.1": Version.V3_1_1,
     "311": Version.V3_1_1,
@@ -103,6 +106,22 @@ class Plan:
             note=note,
             tls=self.tls,
         )
+
+
+@contextmanager
+def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
+    """Let an error of a connection that never worked ask whether TLS is the reason."""
+    try:
+        yield
+    except (OutcomeUnknownError, PeerError) as exc:
+        if chosen.tls is None and isinstance(chosen.target, TcpTarget) and not session.met:
+            exc.args = (f"{exc}. Does this port require TLS (--tls, --cafile)?", *exc.args[1:])
+        raise
+    except RefusedError as exc:
+        cause = exc.__cause__
+        if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_PORT:
+            exc.args = (f"{exc}. Does this port use TLS? Port {PORT} usually does not.",)
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import typer
 import siltstone
 from siltstone.cli import setting_options as options
 from siltstone.cli.help import App
-from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.opening import note_recovery, open_creating, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
@@ -87,7 +87,7 @@ def create(
 def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
     with named_options("--"):
         settings = DatabaseSettings.from_json(given)
-    with siltstone.open(data) as store:
+    with open_creating(data) as store:
         exists = name in store.names()
         try:
             store.create(name, settings)

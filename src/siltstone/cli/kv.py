@@ -15,9 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-import siltstone
 from siltstone.cli.help import App
-from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.opening import open_creating, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, converted
 from siltstone.cli.output import (
     add_row,
@@ -120,7 +119,7 @@ def create(
     with named_options("--"):
         known = {field: value for field, value in given.items() if value is not None}
         settings = KeyValueSettings(timed=not plain, **known)
-    with siltstone.open(data) as store:
+    with open_creating(data) as store:
         if name in store.keyvalue_names():
             raise ExistsError(f"key-value database {name!r} exists already")
         store.keyvalue(name, settings)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -173,13 +174,27 @@ def execute(args: Sequence[str]) -> int:
         return _refuse(str(exc), 3)
     except OSError as exc:
         if exc.errno in _UNWRITABLE and exc.filename is None:
-            return _refuse(f"the output cannot be written: {exc.strerror or exc}", 3)
+            return _refuse(f"cannot write the output: {_reason(exc)}", 3)
         # Files that the user named; the store's own disk speaks in SiltstoneErrors.
-        named = f": {exc.filename}" if exc.filename is not None else ""
-        return _refuse(f"{exc.strerror or exc}{named}", 2)
+        return _refuse(file_complaint(exc), 2)
     except KeyboardInterrupt:
         return 130
     return status if isinstance(status, int) else 0
+
+
+def file_complaint(exc: OSError) -> str:
+    """Say what is wrong with a file that the user named."""
+    if exc.filename is None:
+        return _reason(exc)
+    path = Path(str(exc.filename))
+    if isinstance(exc, FileNotFoundError) and not path.parent.exists():
+        return f"cannot open {path}: directory {path.parent} does not exist"
+    return f"cannot open {path}: {_reason(exc)}"
+
+
+def _reason(exc: OSError) -> str:
+    text = exc.strerror or str(exc)
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _refuse(sentence: str, status: int, context: typer.Context | None = None) -> int:
@@ -219,7 +234,7 @@ def run() -> None:
     with standard_streams():
         status = execute(sys.argv[1:])
         if not sys.stdout.closed and not _flush_output():
-            status = status or _refuse("the output cannot be written", 3)
+            status = status or _refuse("cannot write the output", 3)
         sys.exit(status)
 
 

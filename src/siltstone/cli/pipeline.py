@@ -9,10 +9,9 @@ import typer
 
 from siltstone.cli import pipeline_jobs
 from siltstone.cli.help import App
-from siltstone.cli.nodes import own_directory
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
-from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.pipeline_place import checked_directory, lake_directory
 from siltstone.cli.progress import counting, progress, waiting
 from siltstone.cli.quantities import format_size
 from siltstone.cli.spark import (
@@ -138,7 +137,7 @@ def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json =
     """
     with progress("Compacting", "tables") as meter:
         done = pipeline("jobs.upkeep").compact_lake(
-            own_directory(data),
+            lake_directory(data, database),
             database=database,
             progress=lambda tables, total: meter.tell(tables, total=total),
         )
@@ -188,7 +187,7 @@ def vacuum(
     """
     with waiting("Looking for old files"):
         done = pipeline("jobs.upkeep").vacuum_lake(
-            own_directory(data), database=database, hours=hours, dry_run=dry_run
+            lake_directory(data, database), database=database, hours=hours, dry_run=dry_run
         )
     if json:
         show_json(done)
@@ -207,7 +206,7 @@ def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = 
 
     $ siltstone pipeline tables
     """
-    found = pipeline("jobs.upkeep").describe_lake(own_directory(data), database=database)
+    found = pipeline("jobs.upkeep").describe_lake(lake_directory(data, database), database=database)
     if json:
         show_json(
             [

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.bulk.survey import find_database
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, note, say, show, show_json, table
-from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.pipeline_place import checked_directory, chosen_database
 from siltstone.cli.progress import counting, waiting
 from siltstone.cli.setting_options import THRESHOLD_HELP
 from siltstone.cli.spark import (
@@ -485,7 +484,7 @@ def init(
     """
     own_directory(data)
     with open_reading(data) as store:
-        named = find_database(store, database).name
+        named = chosen_database(store, data, database).name
     written = pipeline("jobs.project").write_project(
         PosixFileSystem(),
         absolute_path(directory),

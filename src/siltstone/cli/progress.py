@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -140,8 +140,8 @@ class _WatchedFile:
         self._tell(len(data))
         return data
 
-    def size(self) -> int:
-        return self._file.size()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def watched(file: File, tell: Callable[[int], None]) -> File:

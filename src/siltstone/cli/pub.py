@@ -20,6 +20,7 @@ from siltstone.cli.client_options import (
     parse_seconds,
     plan,
     takes_client_options,
+    tls_hinted,
 )
 from siltstone.cli.output import counted, say, were
 from siltstone.cli.streams import standard_input
@@ -226,7 +227,8 @@ def _publish_one(chosen: Plan, publication: Publication, payload: bytes, *, verb
     session.outgoing.add(publication, [payload])
     session.finish()
     started = time.monotonic()
-    status = run_until_signal(chosen.client(session, deliver=take_nothing).run())
+    with tls_hinted(chosen, session):
+        status = run_until_signal(chosen.client(session, deliver=take_nothing).run())
     _conclude(session, status, started if verbose else None)
 
 
@@ -236,7 +238,8 @@ def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> 
     publisher = LinePublisher(chosen, session, publication, stdin_reader())
     started = time.monotonic()
     try:
-        status = run_until_signal(publisher.run())
+        with tls_hinted(chosen, session):
+            status = run_until_signal(publisher.run())
         if publisher.error is not None:
             words = system_words(publisher.error)
             raise UsageError(f"cannot publish all of stdin: {words}") from publisher.error

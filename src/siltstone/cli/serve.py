@@ -27,6 +27,7 @@ from siltstone.cli.config import (
     hush_libraries,
     settings_from,
 )
+from siltstone.cli.opening import holder_named
 from siltstone.cli.options import DATA_DEFAULT
 from siltstone.cli.output import console_on, counted, facts, print_on
 from siltstone.client.target import PORT
@@ -34,7 +35,6 @@ from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
-
 
 # A client finds a listener there without being told where.
 _LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
@@ -104,9 +104,11 @@ def serve(
         print_on(console_on(sys.stderr), summary(settings, addresses))
         start_logging(level=level, form=settings.log.format)
 
-    if status := run_server(
-        settings, early, allow_empty=allow_empty, started=started if is_watched else None
-    ):
+    with holder_named(place):
+        status = run_server(
+            settings, early, allow_empty=allow_empty, started=started if is_watched else None
+        )
+    if status:
         raise typer.Exit(status)
 
 

@@ -13,6 +13,7 @@ from siltstone.cli.client_options import (
     Plan,
     plan,
     takes_client_options,
+    tls_hinted,
 )
 from siltstone.cli.options import converted
 from siltstone.cli.output import counted, note
@@ -163,7 +164,8 @@ def _receive(
         count_max=count_max,
         retained=retained,
     )
-    status = run_until_signal(_until(chosen, session, receiver, timeout))
+    with tls_hinted(chosen, session):
+        status = run_until_signal(_until(chosen, session, receiver, timeout))
     if status:
         raise typer.Exit(status)
     if timeout is not None and count_max is not None and not session.leaving:
