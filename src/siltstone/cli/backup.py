@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,21 +18,24 @@ from siltstone.cli.output import note, say, show_json
 from siltstone.cli.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.cli.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
-from siltstone.errors import CorruptionError, ExistsError, NotFoundError, UsageError
+from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.rocks import RocksEngine, open_read_only
 from siltstone.snapshot.backup import StoreSource
-from siltstone.snapshot.contents import ContentsInFile, NoContents
-from siltstone.snapshot.loader import SnapshotReader
+from siltstone.snapshot.contents import ContentsInFile
 from siltstone.snapshot.records import About, FilePart, Record
 from siltstone.snapshot.restore import restore_directory
+from siltstone.snapshot.stream import MAGIC
 from siltstone.snapshot.writer import publish_snapshot
 from siltstone.version import __version__
 
 SOURCE = "store"
 _CUTS_MAX: Final = 5
+# zlib then reads the head of gzip, and enough of a file to see what it is.
+_GZIP: Final = 31
+_HEAD_BYTES: Final = 4096
 
 
 def about_store(serial: int = 0) -> About:
@@ -118,11 +122,12 @@ def _cut(data: Path, source: StoreSource) -> None:
 def _check_kind(file: Path, source: File) -> None:
     """Look at the beginning of a file. Raises: UsageError for another kind of file."""
     try:
-        SnapshotReader(source, NoContents())
-    except CorruptionError as exc:
-        raise UsageError(
-            f"{file} is not a Siltstone backup, or its beginning is damaged: {exc.reason}"
-        ) from exc
+        begin = zlib.decompressobj(_GZIP).decompress(source.read_at(0, _HEAD_BYTES), len(MAGIC))
+    except zlib.error:
+        begin = None
+    # A backup that was cut off early is damaged, and told as such.
+    if begin is None or source.size() == 0 or not MAGIC.startswith(begin):
+        raise UsageError(f"{file} is not a Siltstone backup")
 
 
 def restore(

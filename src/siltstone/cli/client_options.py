@@ -32,7 +32,7 @@ from siltstone.client.target import (
     parse_url,
 )
 from siltstone.clock import SystemClock
-from siltstone.errors import OutcomeUnknownError, PeerError, UsageError
+from siltstone.errors import OutcomeUnknownError, PeerError, RetryError, UsageError
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.wire import Version
@@ -44,6 +44,7 @@ _WILL: Final = "Will"
 _TLS: Final = "TLS"
 # What OpenSSL makes of a peer that does not speak TLS.
 _PLAIN_PORT: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+_IS_TLS: Final = f"Does this port use TLS? Port {PORT} usually does not."
 _VERSIONS: Final = {
     "3.1.1": Version.V3_1_1,
     "311": Version.V3_1_1,
@@ -120,7 +121,11 @@ def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
     except RefusedError as exc:
         cause = exc.__cause__
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_PORT:
-            exc.args = (f"{exc}. Does this port use TLS? Port {PORT} usually does not.",)
+            exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
+        raise
+    except RetryError as exc:
+        if chosen.tls is not None and isinstance(exc.__cause__, ConnectionResetError):
+            exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
         raise
 
 
