@@ -78,7 +78,7 @@ def test_a_bad_line_stops_the_load_before_its_batch(metrics: CommandLine) -> Non
         "",
         (
             "siltstone: line 11: invalid JSON: Expecting value at column 1; "
-            "mend it, or pass --skip-bad; 8 rows before it were stored\n"
+            "correct the line, or pass --skip-bad; 8 rows before it were stored\n"
         ),
     )
     assert values(metrics) == [str(i) for i in range(8)]
@@ -97,7 +97,7 @@ def test_bad_lines_are_passed_over_when_asked_and_counted(metrics: CommandLine) 
     assert outcome.err == (
         "siltstone: line 1: topic has a wildcard, which only a filter may have: topic='#'\n"
         "siltstone: line 12: invalid JSON: Expecting value at column 1\n"
-        "siltstone: 2 skipped invalid lines\n"
+        "siltstone: skipped 2 invalid lines\n"
     )
     assert values(metrics) == [str(i) for i in range(10)]
 

@@ -84,8 +84,7 @@ def test_nothing_is_restored_over_data_that_is_there(siltstone: CommandLine) -> 
     refused = siltstone("restore", "/b.gz")
     assert refused.status == 2
     assert refused.err == (
-        "siltstone: /data is not empty; a backup is restored to a new directory; "
-        "name another one with --data\n"
+        "siltstone: data directory /data is not empty; name a new one with --data\n"
     )
 
 

@@ -273,14 +273,16 @@ def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
         (
             "shards=3",
             (
-                "shards cannot change, it is chosen when a database is created; "
-                "create another one with 'siltstone db create'"
+                "shards is fixed when a database is created; "
+                "create another database with 'siltstone db create'"
             ),
         ),
         (
             "quota=-1",
-            "quota: expected a size, as 64MiB or 1.5GB, got '-1' "
-            "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)",
+            (
+                "quota: expected a size, as 64MiB or 1.5GB, got '-1' "
+                "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+            ),
         ),
         ("quota=0", "quota must be above 0, or none: quota=0"),
     ],

@@ -104,7 +104,9 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
         "siltstone: with --url nothing can be stored; pass --dry-run, or use the data directory\n"
     )
     refused = siltstone("pipeline", "learn", "--threshold", "many")
-    assert refused.err == "siltstone: --threshold has numbers, one a level, as 100,10: 'many'\n"
+    assert refused.err == (
+        "siltstone: --threshold expects numbers with commas between them, as 100,10, got 'many'\n"
+    )
     started = len(fakes.masters)
     refused = siltstone("pipeline", "learn", "--threshold=-1")
     assert (refused.status, len(fakes.masters)) == (2, started)
@@ -147,7 +149,7 @@ def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJ
         "bad_rows": 0,
     }
     assert siltstone("pipeline", *arguments[:-1], "header").err == (
-        "siltstone: --option is NAME=VALUE, as in header=true: 'header'\n"
+        "siltstone: --option expects NAME=VALUE, as in header=true, got 'header'\n"
     )
 
 

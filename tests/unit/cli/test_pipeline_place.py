@@ -24,7 +24,8 @@ def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: Comma
         checked_directory(Path("/data"), "other")
     siltstone.create("metrics")
     with pytest.raises(
-        UsageError, match="several databases exist \\(metrics, other\\); choose one with --database"
+        UsageError,
+        match="several databases exist \\(messages, metrics\\); choose one with --database",
     ):
         checked_directory(Path("/data"), "")
 

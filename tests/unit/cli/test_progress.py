@@ -14,8 +14,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Put a terminal in the place of stderr; in the test itself, for pytest sets it before."""
     made = Terminal()
     monkeypatch.setattr("sys.stderr", made)
     monkeypatch.setenv("TERM", "xterm")
@@ -30,7 +30,8 @@ def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_has_count_rate_and_time_left(terminal: Terminal) -> None:
+def test_a_bar_has_count_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     with progress("Verifying", BYTES, 4096) as meter:
         meter.add(1024)
         meter.add(1024)
@@ -41,7 +42,8 @@ def test_a_bar_has_count_rate_and_time_left(terminal: Terminal) -> None:
     assert "left" in shown
 
 
-def test_without_an_end_no_time_is_promised(terminal: Terminal) -> None:
+def test_without_an_end_no_time_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     with progress("Reading") as meter:
         meter.tell(1200)
     assert "1,200 rows" in terminal.getvalue()
@@ -49,14 +51,18 @@ def test_without_an_end_no_time_is_promised(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_a_job_counts_rows_and_measures_rows_or_steps(terminal: Terminal, *, by_rows: bool) -> None:
+def test_a_job_counts_rows_and_measures_rows_or_steps(
+    monkeypatch: pytest.MonkeyPatch, *, by_rows: bool
+) -> None:
+    terminal = on_terminal(monkeypatch)
     with counting("Tiering", by_rows=by_rows) as tell:
         tell(5, 3)
         tell(7, 0)
     assert "12 rows" in terminal.getvalue()
 
 
-def test_something_of_unknown_length_is_named(terminal: Terminal) -> None:
+def test_something_of_unknown_length_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     with waiting("Starting Spark"):
         pass
     assert "Starting Spark" in terminal.getvalue()

@@ -112,7 +112,7 @@ def test_an_end_that_is_not_behind_the_start_is_refused(siltstone: CommandLine, 
     assert (outcome.status, outcome.out, outcome.err) == (
         2,
         "",
-        "siltstone: no time lies between; --until must be later than --since: 2026-01-02\n",
+        f"siltstone: --until must be later than --since: since={since} until=2026-01-02\n",
     )
 
 

@@ -70,16 +70,16 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
         (b'{"topic":"\xff","value":"x"}', "invalid UTF-8"),
         ('{"topic":"\\ud800","value":"x"}', "invalid UTF-8"),
         ('{"topic":"a","value":"\\ud800"}', "invalid UTF-8"),
-        ('{"value":"x"}', "topic must be there, and topic and publisher must be text"),
-        ('{"topic":1,"value":"x"}', "topic must be there, and topic and publisher must be text"),
+        ('{"value":"x"}', "topic is missing"),
+        ('{"topic":1,"value":"x"}', "topic and publisher must be strings"),
         (
             '{"topic":"a","value":"x","publisher":1}',
-            "topic must be there, and topic and publisher must be text",
+            "topic and publisher must be strings",
         ),
-        ('{"topic":"a"}', "it needs value or value_base64, one of the two"),
+        ('{"topic":"a"}', "value is missing; give value or value_base64"),
         (
             '{"topic":"a","value":"x","value_base64":""}',
-            "it needs value or value_base64, one of the two",
+            "value and value_base64 exclude each other; give one of them",
         ),
         ('{"topic":"a","value_base64":"?"}', "invalid base64: Only base64 data is allowed"),
         ('{"topic":"a","value_base64":1}', "a base64 field must be a string"),
@@ -156,7 +156,7 @@ def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() 
     assert from_csv("topic,value,value_base64\na,,AP8=\na,x,\na,x,AP8=\n") == [
         Record(b"a", b"\x00\xff"),
         Record(b"a", b"x"),
-        BadLine(4, "it needs value or value_base64, one of the two"),
+        BadLine(4, "value and value_base64 exclude each other; give one of them"),
     ]
     assert VALUE_BYTES_MAX > 200_000
     assert from_csv("topic,value\na," + "x" * 200_000) == [Record(b"a", b"x" * 200_000)]

@@ -87,8 +87,10 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
         ),
         (
             "flush-interval=none",
-            "flush-interval: expected a time, as 250ms, 90s or 7d, got 'none' "
-            "(units: us, ms, s, m, h, d, w)",
+            (
+                "flush-interval: expected a time, as 250ms, 90s or 7d, got 'none' "
+                "(units: us, ms, s, m, h, d, w)"
+            ),
         ),
         (
             "retain=1y",

@@ -153,8 +153,10 @@ def test_a_slab_is_not_dropped_where_nobody_can_be_asked(metrics: CommandLine) -
     assert (outcome.status, outcome.out, outcome.err) == (
         2,
         "",
-        "siltstone: slab 0/1 of database 'metrics' has 2 rows; "
-        "pass --yes to drop it without a question\n",
+        (
+            "siltstone: slab 0/1 of database 'metrics' has 2 rows; "
+            "pass --yes to drop it without a question\n"
+        ),
     )
     assert [slab for slab, *_ in shown(metrics)] == ["0/1", "0/2"]
 

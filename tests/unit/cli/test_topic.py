@@ -43,7 +43,7 @@ def test_a_message_lines_and_all_of_stdin_are_sent(siltstone: CommandLine, serve
     siltstone("topic", "create", "t")
     assert siltstone("topic", "send", "t", "one").out == "sent 1 message to t, first offset 0\n"
     lines = siltstone("topic", "send", "t", "--lines", stdin=b"two\n\nthree\r\n")
-    assert lines.out == "sent 2 messages to t from offset 1 on\n"
+    assert lines.out == "sent 2 messages to t, first offset 1\n"
     siltstone("topic", "send", "t", stdin=b"four\nfive")
     assert siltstone("topic", "send", "t", "").out == "sent 0 messages to t\n"
     found = siltstone("topic", "poll", "t", "--offset", "0", "--json").out

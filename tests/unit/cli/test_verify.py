@@ -87,7 +87,7 @@ def test_all_databases_are_checked_and_one_damaged_one_makes_the_status_1(
     assert rest == [
         "metrics: damaged; 1,000 rows in 1 segment with 4 KiB",
         "other: whole; 1,000 rows in 1 segment with 4 KiB",
-        "mend it with --repair, while no process writes",
+        "stop the broker, then repair with --repair",
     ]
     assert verifier.asked == [
         ("/data/data/metrics", False, False),
