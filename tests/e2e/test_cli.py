@@ -219,7 +219,9 @@ def test_a_second_writer_is_refused_in_one_sentence_and_readers_are_not(cli: Run
         append(database, range(3))
         done = cli.run("append", "metrics", stdin=json_lines(range(1)))
         assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
-        assert done.stderr.startswith(b"siltstone: the directory is open for writing elsewhere")
+        assert done.stderr.startswith(
+            b"siltstone: data directory /data is in use by another process"
+        )
         assert values(cli.output("read", "metrics", "--json")) == [0, 1, 2]
 
 
@@ -253,7 +255,7 @@ def test_a_bad_line_of_a_csv_file_ends_in_one_sentence(cli: Runner) -> None:
         2,
         b"",
         (
-            "siltstone: line 3 is bad: qos must be 0, 1 or 2, not '7'; "
+            "siltstone: line 3: qos must be 0, 1 or 2, got '7'; "
             "mend it, or pass --skip-bad; 1 row before it was stored\n"
         ),
     )
@@ -391,7 +393,7 @@ INPUT_CLOSED = "siltstone: standard input is closed; give the command something 
             "<&-",
             ("db", "drop", "metrics"),
             2,
-            "siltstone: database 'metrics' has 3 rows; pass --yes to drop it unasked\n",
+            "siltstone: database 'metrics' has 3 rows; pass --yes to drop it without a question\n",
         ),
         (">&- 2>&-", ("db", "list"), 3, ""),
         ("<&- >&- 2>&-", ("append", "metrics"), 2, ""),

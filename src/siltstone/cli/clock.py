@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from siltstone.broker.clock_watch import clock_document, refuse_held
 from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.help import App
 from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import confirm as ask_first
@@ -20,12 +19,19 @@ from siltstone.cli.quantities import format_duration, format_moment
 from siltstone.clock import GuardedClock
 from siltstone.directory import guarded_clock
 
-app = typer.Typer(no_args_is_help=True, help="Look after the time of a store.")
+app = App("Show and correct the time of a store.", "siltstone clock status")
 
 
 @app.command("status")
 def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Show the time of the store and the clock, and what is held because they disagree."""
+    """Show the time of the store and the clock of the machine.
+
+    The command works beside a running broker. While the two clocks disagree, retention and expiry
+    wait, and the command shows until when.
+
+    $ siltstone clock status
+    $ siltstone clock status --json
+    """
     document = _document(data)
     if json:
         show_json(document)
@@ -35,7 +41,14 @@ def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
 
 @app.command("confirm")
 def confirm(yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Believe the machine's clock from now on, though it jumped. What is due by it is dropped."""
+    """Trust the clock of the machine again after it jumped.
+
+    The command works beside a running broker. Retention and expiry then follow the clock: they
+    remove what is due by it.
+
+    $ siltstone clock confirm
+    $ siltstone clock confirm --yes
+    """
     before = _document(data)
     if not before["held"]:
         document = before
@@ -56,10 +69,14 @@ def confirm(yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> 
 
 @app.command("reset")
 def reset(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Stamp rows by the clock again, where earlier ones are stamped ahead of it.
+    """Let new rows have the time of the clock again.
 
-    A new generation begins. Rows that are there keep their times, and retention counts them as if
-    they came now.
+    Use it after rows were stored with times in the future. The command works beside a running
+    broker. It starts a new generation. Existing rows keep their times, and retention counts their
+    age from now.
+
+    $ siltstone clock reset messages
+    $ siltstone clock reset messages --yes
     """
     if not yes:
         ask_first(f"begin a new generation of database {name!r}, with times of the clock")

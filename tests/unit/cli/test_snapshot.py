@@ -190,4 +190,4 @@ def test_a_process_that_would_be_ended_by_the_signal_gets_none(
     monkeypatch.setattr(command, "send_signal", holder.signal)
     refused = siltstone("snapshot", "now")
     assert (refused.status, holder.asked) == (2, [])
-    assert "not by a broker: pid=4711" in refused.err
+    assert "in use by process 4711, which is not a broker" in refused.err
