@@ -56,6 +56,7 @@ def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> N
         "sessions",
         "groups",
         "retained",
+        "clock",
         "snapshot",
         "config",
         "topic",
