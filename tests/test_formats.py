@@ -305,7 +305,13 @@ class TestHashes:
 class TestManifest:
     def test_the_keys_are_those_of_the_code(self) -> None:
         record = SlabRecord(
-            shard=0, generation=1, state=SlabState.CURRENT, since_us=0, until_us=None, created_us=0
+            shard=0,
+            generation=1,
+            state=SlabState.SEALED,
+            since_us=0,
+            until_us=3,
+            created_us=0,
+            closed_us=2,
         )
         manifest = Manifest(
             database="d",

@@ -361,7 +361,7 @@ class TestUpkeep:
         events: list[str] = []
 
         class Watched(RetainedMessages):
-            def sweep(self, now_us: int, budget: int) -> int:
+            def sweep(self, budget: int) -> int:
                 events.append(f"swept {budget}")
                 return 0
 

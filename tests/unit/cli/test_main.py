@@ -61,6 +61,7 @@ def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> N
         "groups",
         "pipeline",
         "snapshot",
+        "clock",
         "serve",
         "passwd",
         "pub",

@@ -359,3 +359,15 @@ class TestReserve:
         ManifestKeeper(survived, DIRECTORY, MANIFEST).keep_reserve()
         sizes = {entry.name: entry.allocated_bytes for entry in survived.list(DIRECTORY)}
         assert sizes["reserve"] == RESERVE_BYTES
+
+
+def test_a_slab_that_was_never_stamped_ahead_is_written_as_before() -> None:
+    record = SlabRecord(
+        shard=0, generation=1, state=SlabState.SEALED, since_us=1, until_us=9, created_us=1
+    )
+    ahead = replace(record, generation=2, closed_us=4)
+    manifest = Manifest(database="d", salt=1, settings=DatabaseSettings(), slabs=(record, ahead))
+    written = json.loads(manifest.encode().partition(b"\n")[2])["slabs"]
+    assert ["closed_us" in slab for slab in written] == [False, True]
+    assert Manifest.decode(manifest.encode(), PATH).slabs == (record, ahead)
+    assert (record.ended_us, ahead.ended_us) == (9, 4)
