@@ -308,7 +308,12 @@ class TestManifest:
             shard=0, generation=1, state=SlabState.CURRENT, since_us=0, until_us=None, created_us=0
         )
         manifest = Manifest(
-            database="d", salt=1, settings=DatabaseSettings(), slabs=(record,), logs=("t",)
+            database="d",
+            salt=1,
+            settings=DatabaseSettings(),
+            slabs=(record,),
+            logs=("t",),
+            reclaimed={0: 1},
         )
         title, _, content = manifest.encode().partition(b"\n")
         values = json.loads(content)

@@ -142,7 +142,6 @@ class Broker:
             ended=self._session_ended,
         )
         self.durables: Durables | None = None
-        # What drops delivered messages, where the database asks for it, and what keeps them.
         self.reclaimer: Reclaimer | None = None
         self.pins = Pins()
         self.subscriptions = Subscriptions(
