@@ -97,6 +97,9 @@ class Broker:
     messages that they cannot find in the store.
     """
 
+    # What drops delivered messages, where the database asks for it.
+    reclaimer: Reclaimer | None = None
+
     def __init__(
         self,
         settings: BrokerSettings,
@@ -142,7 +145,6 @@ class Broker:
             ended=self._session_ended,
         )
         self.durables: Durables | None = None
-        self.reclaimer: Reclaimer | None = None
         self.pins = Pins()
         self.subscriptions = Subscriptions(
             self.limits, settings.share.strategy, self.registry, retained, clock.now_us, shell.now
