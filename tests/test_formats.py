@@ -319,6 +319,7 @@ class TestManifest:
             settings=DatabaseSettings(),
             slabs=(record,),
             logs=("t",),
+            reclaimed={0: 1},
             journal=1,
         )
         title, _, content = manifest.encode().partition(b"\n")

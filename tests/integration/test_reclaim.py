@@ -37,11 +37,14 @@ class Panel:
             CallbackAPIVersion.VERSION2, "panel", clean_session=False, protocol=paho.MQTTv311
         )
         self.client.on_message = self._message
-        self.client.on_connect = lambda *_: self.client.subscribe("plant/#", 1)
+        self.client.on_connect = self._connected
         self.client.on_subscribe = self._subscribed
         self.is_subscribed = threading.Event()
         self.client.connect("127.0.0.1", port)
         self.client.loop_start()
+
+    def _connected(self, *_: Any) -> None:
+        self.client.subscribe("plant/#", 1)
 
     def _subscribed(self, *_: Any) -> None:
         self.is_subscribed.set()

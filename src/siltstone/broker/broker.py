@@ -97,6 +97,9 @@ class Broker:
     messages that they cannot find in the store.
     """
 
+    # What drops delivered messages, where the database asks for it.
+    reclaimer: Reclaimer | None = None
+
     def __init__(
         self,
         settings: BrokerSettings,
@@ -143,8 +146,6 @@ class Broker:
             ended=self._session_ended,
         )
         self.durables: Durables | None = None
-        # What drops delivered messages, where the database asks for it, and what keeps them.
-        self.reclaimer: Reclaimer | None = None
         self.pins = Pins()
         self.subscriptions = Subscriptions(
             self.limits, settings.share.strategy, self.registry, retained, clock.now_us, shell.now
@@ -157,8 +158,7 @@ class Broker:
         self.clients: dict[str, Peer] = {}
         self.waiting: dict[str, Peer] = {}
         # Logins that wait for a thread, and bytes of packets that have not arrived whole.
-        self.logins = 0
-        self.partial_bytes = 0
+        self.logins = self.partial_bytes = 0
         self._quiet_until = 0.0
         self._untold = 0
 

@@ -48,7 +48,7 @@ def test_pages_follow_each_other() -> None:
         archive = world.archive
         archive.create_many([session(f"c{number}", number) for number in range(9)])
         walk = archive._rows.walk  # noqa: SLF001 - with pages of our size
-        pages = []
+        pages: list[list[str]] = []
         after = ""
         while not pages or after:
             page = sessions_before(walk, {0: 7}, ORIGIN, after=after, limit=3)
