@@ -64,6 +64,7 @@ bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosqu
 	$(BIN)/python -m bench.broker
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.idle_sessions
+	$(BIN)/python -m bench.largest_packets
 	$(BIN)/python -m bench.pipeline
 	$(BIN)/python -m bench.topiclog
 	$(BIN)/python -m bench.snapshot

@@ -4,6 +4,7 @@ refused is done in turns, so that one client does not keep the others waiting.
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -37,6 +38,7 @@ from siltstone.topic.grammar import TopicFilter
 from tests.conformance.modes import MakeCore, come, make_core
 from tests.conformance.versions import both_versions, in_v5, told
 from tests.support.broker_core import V3, V5, Core, Wire
+from tests.support.durable_core import DurableCore
 
 __all__ = ["make_core"]
 
@@ -231,3 +233,44 @@ def test_each_subscribe_of_many_has_a_turn_of_its_own() -> None:
     wire = core.connect("c", version=V3)
     changed = turns(core, wire, *(subscribe(text) for text in names(20)))
     assert [count for count in changed if count] == [1] * 20
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_session_of_many_filters_returns_in_turns_and_is_greeted_then(*, ends: bool) -> None:
+    with closing(DurableCore(filters_max=FILTERS_MAX)) as core:
+        texts = names(FILTERS_MAX)
+        wire = core.connect("c", clean_start=False, session_expiry_interval=300)
+        wire.send(subscribe(*texts, qos=1))
+        core.run()
+        wire.drop()
+        core.run()
+        registry = core.broker.registry
+        assert registry.subscription_count == 0
+        again = core.wire()
+        again.send(
+            Connect(
+                version=V5,
+                client_id="c",
+                clean_start=False,
+                properties=Properties(session_expiry_interval=300),
+            )
+        )
+        while registry.subscription_count == 0:
+            core.flush_commits()
+            if core.shell.acts:
+                core.shell.acts.popleft()()
+            elif core.shell.works:
+                work, then = core.shell.works.popleft()
+                work()
+                then()
+        a_turn = -(-SLICE_LEVELS // 3)
+        assert (again.overhear(), registry.subscription_count) == ([], a_turn)
+        if ends:
+            again.drop()
+        core.run()
+        assert registry.subscription_count == (0 if ends else FILTERS_MAX)
+        assert [type(packet) for packet in again.take()] == ([] if ends else [ConnAck])
+        third = core.connect("c", clean_start=False)
+        core.run()
+        assert (core.peek("c") is not None, registry.subscription_count) == (True, FILTERS_MAX)
+        assert third.exchange(PingReq()) == [PingResp()]

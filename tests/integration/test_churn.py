@@ -5,15 +5,20 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from siltstone.clock import SystemClock
+from siltstone.directory import open_store
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Disconnect, Publish, Subscribe, Subscription
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.wire import Version
+from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.state import NEVER_EXPIRES
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_process import MIB, BrokerProcess, broker_process
 from tests.support.mqtt_socket import MqttSocket
@@ -21,18 +26,19 @@ from tests.support.mqtt_socket import MqttSocket
 THREADS = 4
 CLIENTS = 20
 LIVES = 2000
+DISTINCT = 1000
 # Only gross growth is found: the table in memory of RocksDB alone takes up to 64 MiB in the end.
 GROWTH_MAX = 40 * MIB
 
 
-def hello(client_id: str) -> bytes:
+def hello(client_id: str, expiry_seconds: int = 300) -> bytes:
     """Return what a client sends at once: it connects, subscribes and publishes."""
     wanted = Subscription(filter=TopicFilter.parse(f"{client_id}/#"), qos=1)
     connect = Connect(
         version=Version.V5,
         client_id=client_id,
         clean_start=False,
-        properties=Properties(session_expiry_interval=300),
+        properties=Properties(session_expiry_interval=expiry_seconds),
     )
     subscribe = Subscribe(packet_id=1, subscriptions=(wanted,))
     publish = Publish(topic=b"other/x", payload=b"x" * 100, qos=1, packet_id=2)
@@ -74,3 +80,36 @@ def test_memory_and_owners_stay_as_they_are(tmp_path: Path) -> None:
             sizes.append(anonymous_bytes(broker))
         assert [each for each in broker.events() if each.get("level") == "error"] == []
         assert sizes[1] - sizes[0] < GROWTH_MAX
+
+
+def churn_distinct(broker: BrokerProcess, lives: range, expiry_seconds: int, number: int) -> None:
+    """Live a life of each of many clients, which are then gone for good."""
+    for life in lives:
+        with MqttSocket(broker.port) as client:
+            client.send_bytes(hello(f"{number}-{life}", expiry_seconds))
+            # CONNACK, SUBACK and PUBACK: the session is on disk where it is to be.
+            for _ in range(3):
+                client.receive()
+
+
+def kept(data: Path) -> int:
+    """Return how many sessions the archive of a stopped broker has."""
+    with open_store(data) as store:
+        clock = SystemClock()
+        return SessionArchive(store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS), clock).count()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("expiry_seconds", [0, 300, NEVER_EXPIRES])
+def test_distinct_clients_leave_what_the_archive_keeps(tmp_path: Path, expiry_seconds: int) -> None:
+    lives = (0, 100, 100 + DISTINCT, 100 + 2 * DISTINCT)
+    sizes: list[int] = []
+    with broker_process(tmp_path / "data") as broker, ThreadPoolExecutor(THREADS) as pool:
+        for first, last in pairwise(lives):
+            some = partial(churn_distinct, broker, range(first, last), expiry_seconds)
+            list(pool.map(some, range(THREADS)))
+            sizes.append(anonymous_bytes(broker))
+        assert [each for each in broker.events() if each.get("level") == "error"] == []
+    assert max(sizes) - sizes[0] < GROWTH_MAX
+    assert kept(tmp_path / "data") == (THREADS * lives[-1] if expiry_seconds else 0)

@@ -294,7 +294,7 @@ class Durables:
         """Let a session be, saved, while its client is away; or end it where it has no time."""
         durable = _durable(session)
         self._miss_no_more(session.client_id)
-        if session.expiry_seconds:
+        if session.expiry_seconds and self._interest.is_asked:
             for saved in durable.owned.state.subscriptions:
                 self._interest.miss(TopicFilter.parse(saved.filter), saved.qos)
         del self.sessions[session.client_id]
@@ -361,8 +361,9 @@ class Durables:
 
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
         """Delete a session that is away."""
-        for saved in owned.state.subscriptions:
-            self._interest.forget(TopicFilter.parse(saved.filter), saved.qos)
+        if self._interest.is_asked:
+            for saved in owned.state.subscriptions:
+                self._interest.forget(TopicFilter.parse(saved.filter), saved.qos)
         self.drop(owned, then)
 
     def load_interest(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from siltstone.feed.pool import Group
+from siltstone.feed.pool import Group, Place
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
@@ -19,6 +19,7 @@ class Groups:
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self._groups: dict[frozenset[tuple[bytes, ...]], Group] = {}
+        self._places: dict[Group, Place] = {}
         self._matcher = Matcher()
         self._wanting: dict[bytes, tuple[Group, ...]] = {}
         self._combinations: dict[tuple[Group, ...], tuple[Group, ...]] = {}
@@ -35,27 +36,49 @@ class Groups:
 
     def join(self, filters: Iterable[TopicFilter]) -> Group:
         """Return the group of these filters, with one member more."""
-        by_levels = {topic_filter.levels: topic_filter for topic_filter in filters}
-        key = frozenset(by_levels)
-        group = self._groups.get(key)
-        if group is None:
-            group = Group(tuple(by_levels.values()), self._shards)
-            self._groups[key] = group
-            for levels in by_levels:
-                self._matcher.put(levels, group, group)
+        return self._join(self._group_of(filters), None)
+
+    def follow(self, former: Group, filters: Iterable[TopicFilter]) -> Group:
+        """Return the group of other filters for a member of a group, which leaves that then. Where
+        it is the only member, this costs what differs.
+        """
+        return self._join(self._group_of(filters), former if former.members == 1 else None)
+
+    def _group_of(self, filters: Iterable[TopicFilter]) -> Group:
+        group = Group({each.levels: each for each in filters}, self._shards)
+        return self._groups.get(group.key) or group
+
+    def _join(self, group: Group, former: Group | None) -> Group:
+        """Add a member to a group, which takes the place of the former one if it is new."""
+        if group.members == 0:
+            place = Place(group)
+            filed: frozenset[tuple[bytes, ...]] = frozenset()
+            if former is not None:
+                filed = former.key
+                del self._groups[filed]
+                place = self._places.pop(former)
+                place.group = group
+            self._groups[group.key] = group
+            self._places[group] = place
+            for levels in group.key - filed:
+                self._matcher.put(levels, place, place)
+            for levels in filed - group.key:
+                self._matcher.remove(levels, place)
             self._forget_topics()
         group.members += 1
         return group
 
     def leave(self, group: Group) -> None:
-        """Take a member away; the last one takes the group with it."""
+        """Take a member away; the last one takes the group with it, unless another one has its
+        place.
+        """
         group.members -= 1
-        if group.members:
+        if group.members or group not in self._places:
             return
-        levels = [topic_filter.levels for topic_filter in group.filters]
-        del self._groups[frozenset(levels)]
-        for each in levels:
-            self._matcher.remove(each, group)
+        place = self._places.pop(group)
+        del self._groups[group.key]
+        for levels in group.key:
+            self._matcher.remove(levels, place)
         self._forget_topics()
 
     def who_wants(self, topic: bytes) -> tuple[Group, ...]:
@@ -67,8 +90,8 @@ class Groups:
             self._forget_topics()
         groups: dict[Group, None] = {}
         for value in self._matcher.match(topic):
-            assert isinstance(value, Group)
-            groups[value] = None
+            assert isinstance(value, Place)
+            groups[value.group] = None
         combination = tuple(groups)
         combination = self._combinations.setdefault(combination, combination)
         self._wanting[topic] = combination

@@ -91,7 +91,7 @@ class FeedHub:
         if feed.removed:
             return
         former = feed.group
-        feed.group = self._groups.join(filters)
+        feed.group = self._groups.follow(former, filters)
         for shard in range(len(feed.places)):
             if feed.live[shard]:
                 del former.live[shard][feed]

@@ -46,11 +46,22 @@ class Source(Protocol):
         ...
 
 
+class Place:
+    """Where a matcher finds a group. The group that follows another one has the same place, so that
+    only the filters are filed anew in which the two differ.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+
 class Group:
     """Feeds that have the same filters: they are matched together."""
 
-    def __init__(self, filters: tuple[TopicFilter, ...], shards: int) -> None:
-        self.filters = filters
+    def __init__(self, filters: dict[tuple[bytes, ...], TopicFilter], shards: int) -> None:
+        self.filters = tuple(filters.values())
+        # By which it is known: the levels of all filters.
+        self.key = frozenset(filters)
         self.members = 0
         self.live: list[dict[Feed, None]] = []
         for _ in range(shards):

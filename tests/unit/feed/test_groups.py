@@ -57,3 +57,36 @@ def test_more_topics_than_are_remembered_are_answered_all_the_same(
         for number in range(5):
             assert groups.who_wants(b"a/%d" % number) == (group,)
             assert groups.who_wants(b"b/%d" % number) == ()
+
+
+def test_a_group_that_follows_another_is_found_in_its_place() -> None:
+    groups = Groups(1)
+    former = groups.join(parsed("a", "b"))
+    assert groups.who_wants(b"a") == (former,)
+    following = groups.follow(former, parsed("b", "c"))
+    groups.leave(former)
+    found = [groups.who_wants(topic) for topic in (b"a", b"b", b"c")]
+    assert found == [(), (following,), (following,)]
+    assert (groups.all(), following.members) == ([following], 1)
+    groups.leave(following)
+    assert ([groups.who_wants(topic) for topic in (b"b", b"c")], groups.all()) == ([(), ()], [])
+
+
+def test_a_member_that_follows_leaves_the_others_where_they_are() -> None:
+    groups = Groups(1)
+    former = groups.join(parsed("a"))
+    groups.join(parsed("a"))
+    following = groups.follow(former, parsed("a", "b"))
+    groups.leave(former)
+    assert set(groups.who_wants(b"a")) == {former, following}
+    assert groups.follow(following, parsed("b", "a")) is following
+    groups.leave(following)
+    assert (groups.who_wants(b"b"), following.members, former.members) == ((following,), 1, 1)
+
+
+def test_a_member_may_follow_to_a_group_that_is_there() -> None:
+    groups = Groups(1)
+    former, there = groups.join(parsed("a")), groups.join(parsed("b"))
+    assert groups.follow(former, parsed("b")) is there
+    groups.leave(former)
+    assert (groups.who_wants(b"a"), groups.who_wants(b"b"), there.members) == ((), (there,), 2)
