@@ -12,6 +12,7 @@ import pytest
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories
 from siltstone.spool import Entry, Spool, ensure
+from siltstone.spool.packs import PACKED_BYTES_MAX
 from tests.support.spool_model import SpoolModel, contents
 
 ROOT, OUT = PurePath("/data/spool/s"), PurePath("/data/dead")
@@ -93,14 +94,16 @@ def test_a_power_cut_at_any_step_loses_nothing_acknowledged(operations: int) -> 
             assert left.list(ROOT / "tmp") == []
 
 
-def cut_batch(operations: int) -> MemoryFileSystem:
+def cut_batch(
+    operations: int, batch: list[tuple[bytes, str | None]] | None = None
+) -> MemoryFileSystem:
     """Return a disk on which the power went while a batch was stored."""
     fs = MemoryFileSystem()
     with ensure(ROOT, fs=fs) as spool:
         before = len(fs.operations)
         fs.operations_left = operations
         try:
-            spool.store_many(BATCH)
+            spool.store_many(batch or BATCH)
         except PowerCut:
             return fs
     assert len(fs.operations) - before <= operations
@@ -129,6 +132,22 @@ def test_power_cuts_in_a_batch_and_in_the_opening_that_finishes_it_leave_all_or_
             pass
         found = contents(ensure(ROOT, fs=left.crash_clone(Random(seed) if seed else None)))
         assert sorted(found.values()) in ([], [b"0", b"1", b"2"])
+
+
+LARGE = b"L" * (PACKED_BYTES_MAX + 1)
+MIXED: list[tuple[bytes, str | None]] = [(b"0", None), (LARGE, "l"), (b"2", "m"), (b"3", None)]
+
+
+def test_a_power_cut_in_a_batch_of_small_and_large_entries_leaves_all_or_none() -> None:
+    all_of_it = sorted(data for data, _ in MIXED)
+    outcomes = []
+    for operations, seed in product(range(BATCH_OPERATIONS), range(2)):
+        left = cut_batch(operations, MIXED).crash_clone(Random(operations) if seed else None)
+        with ensure(ROOT, fs=left) as spool:
+            outcomes.append(sorted(contents(spool).values()))
+    assert outcomes[0] == []
+    assert outcomes[-1] == all_of_it
+    assert [each for each in outcomes if each not in ([], all_of_it)] == []
 
 
 @pytest.mark.parametrize("operations", range(14))

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError
-from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.api import Engine, EngineOpener
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES, open_segment
@@ -40,6 +40,8 @@ from siltstone.snapshot.records import (
     StoredFile,
 )
 from siltstone.snapshot.stream import PART_BYTES
+from siltstone.spool.contents import unpacked
+from siltstone.spool.layout import ENTRIES
 from siltstone.store.added import is_journal
 from siltstone.store.manifest import (
     MANIFEST,
@@ -242,11 +244,24 @@ class StoreSource:
             # Somebody has just removed it: then it is no part of the directory.
             return
         with file:
+            alone = self._alone(path, file)
+            if alone is not None:
+                yield StoredFile(path=str(path), size_bytes=len(alone))
+                yield FilePart(offset=0, data=alone)
+                return
             size = file.size()
             yield StoredFile(path=str(path), size_bytes=size)
             for start in range(0, size, PART_BYTES):
                 length = min(PART_BYTES, size - start)
                 yield FilePart(offset=start, data=file.read_at(start, length))
+
+    def _alone(self, path: PurePath, file: File) -> bytes | None:
+        """Return an entry of a spool that shares its file with others as a file of its own; None
+        for any other file. Each entry would else bring the data of all.
+        """
+        if path.parts[0] != SPOOL or path.parent.name != ENTRIES:
+            return None
+        return unpacked(file)
 
     def _broker_state(self) -> Iterator[Record]:
         """Yield what the newest snapshot of a broker holds, should there be one."""

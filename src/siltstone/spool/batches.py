@@ -3,10 +3,11 @@
     tmp/<number>.batch    `siltstone batch 1`, then a line for each entry: its draft, and its name;
                           the last line has the CRC-32C of those before it
 
-The order for a batch is: write and sync the drafts, write and sync the record, sync `tmp/`, link
-the drafts to their names, sync `q/`, remove the record and the drafts, sync `tmp/`. Opening
-finishes a batch that has a record: a crash before the record is durable leaves none of the entries,
-and a crash after it leaves all.
+The small entries of a batch share a draft, which is a pack (packs.py). The order for a batch is:
+write and sync the drafts, write and sync the record, sync `tmp/`, link the drafts to their names,
+sync `q/`, remove the record and the drafts, sync `tmp/`. Opening finishes a batch that has a
+record: a crash before the record is durable leaves none of the entries, and a crash after it leaves
+all.
 
 Invariant: while a record may be found by the next opening, no entry of it is discarded.
 """
@@ -23,7 +24,7 @@ from crc32c import crc32c
 from siltstone.errors import ExistsError, NotFoundError, SiltstoneError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.spool.drafts import Draft, give_name, take_name_back
+from siltstone.spool.drafts import Temporary, give_name, take_name_back
 from siltstone.spool.layout import Layout
 
 RECORD_SUFFIX: Final = ".batch"
@@ -38,7 +39,7 @@ class Planned(NamedTuple):
 
 
 def write_record(
-    fs: FileSystem, path: PurePath, drafts: Sequence[Draft], names: Sequence[str]
+    fs: FileSystem, path: PurePath, drafts: Sequence[Temporary], names: Sequence[str]
 ) -> None:
     """Decide that these drafts become these entries; durable when this returns."""
     pairs = zip(drafts, names, strict=True)
@@ -57,7 +58,7 @@ def read_record(data: bytes) -> list[Planned] | None:
 
 
 def undo(
-    fs: FileSystem, record: PurePath | None, drafts: Sequence[Draft], names: Sequence[PurePath]
+    fs: FileSystem, record: PurePath | None, drafts: Sequence[Temporary], names: Sequence[PurePath]
 ) -> SiltstoneError | None:
     """Take back what a commit did before it failed, the record first; return what kept the record
     from going for good.
@@ -76,7 +77,7 @@ def undo(
 
 
 def forget(
-    fs: FileSystem, record: PurePath | None, drafts: Sequence[Draft]
+    fs: FileSystem, record: PurePath | None, drafts: Sequence[Temporary]
 ) -> SiltstoneError | None:
     """Remove the temporary names of what is stored; return what kept a record from going for good.
 
@@ -88,9 +89,9 @@ def forget(
         return None
     try:
         fs.remove(record)
-        for draft in drafts:
+        for path in dict.fromkeys(draft.path for draft in drafts):
             with suppress(NotFoundError):
-                fs.remove(draft.path)
+                fs.remove(path)
         fs.sync_directory(record.parent)
     except SiltstoneError as exc:
         return exc
@@ -110,9 +111,9 @@ def finish_batches(fs: FileSystem, layout: Layout) -> None:
             # Damaged later: what it was about is as it was without it.
             continue
         _finish(fs, layout, planned)
-        for each in planned:
+        for draft in dict.fromkeys(each.draft for each in planned):
             with suppress(NotFoundError):
-                fs.remove(layout.temporary / each.draft)
+                fs.remove(layout.temporary / draft)
         fs.remove(record)
         fs.sync_directory(layout.temporary)
 

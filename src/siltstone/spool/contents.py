@@ -1,10 +1,11 @@
-"""What is in the file of an entry: the data, then 16 bytes that prove them whole.
+"""What is in the file of an entry of its own: the data, then 16 bytes that prove them whole.
 
     u64   length of the data
     u32   CRC-32C of the data and the length
     4s    `SPL1`
 
 All little endian. They stand at the end because the data may be a stream whose length nobody knows.
+Small entries of a batch share a file instead: packs.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from crc32c import crc32c
 
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
+from siltstone.spool.packs import Part, find_part
 
 CHUNK_BYTES: Final = 262_144
 _PROOF: Final = struct.Struct("<QI4s")
@@ -68,6 +70,32 @@ def proof(length: int, checksum: int) -> bytes:
     return _PROOF.pack(length, crc32c(_LENGTH.pack(length), checksum), _MAGIC)
 
 
+def part_of(file: File) -> Part:
+    """Return where the data of the entry are that a file was opened as. Raises: CorruptionError."""
+    part = find_part(file)
+    if part is not None:
+        return part
+    size = file.size()
+    length = size - PROOF_BYTES
+    last = file.read_at(length, PROOF_BYTES) if length >= 0 else b""
+    if last[: _LENGTH.size] != _LENGTH.pack(max(length, 0)):
+        raise CorruptionError("an entry was cut or grew", path=file.path, offset=size)
+    _, checksum, magic = _PROOF.unpack(last)
+    # Data that were never whole have no sum.
+    return Part(0, length, checksum if magic == _MAGIC else -1)
+
+
+def unpacked(file: File) -> bytes | None:
+    """Return what the file of an entry would be if the entry shared it with no other; None where
+    it does not. Raises: CorruptionError.
+    """
+    part = find_part(file)
+    if part is None:
+        return None
+    data = file.read_at(part.offset, part.length)
+    return data + proof(len(data), crc32c(data))
+
+
 class EntryStream(io.RawIOBase):
     """The data of an entry as an unbuffered stream, checked when its end is read.
 
@@ -79,12 +107,14 @@ class EntryStream(io.RawIOBase):
         self._file = file
         self._offset = 0
         self._checksum = 0
-        size = file.size()
-        self.length = size - PROOF_BYTES
-        self._proof = file.read_at(self.length, PROOF_BYTES) if self.length >= 0 else b""
-        if self._proof[: _LENGTH.size] != _LENGTH.pack(max(self.length, 0)):
+        try:
+            part = part_of(file)
+        except CorruptionError:
             file.close()
-            raise CorruptionError("an entry was cut or grew", path=file.path, offset=size)
+            raise
+        self.length = part.length
+        self._start = part.offset
+        self._sum = part.checksum
 
     def readable(self) -> bool:
         """Return True: this is for reading."""
@@ -93,7 +123,8 @@ class EntryStream(io.RawIOBase):
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
         """Read the next bytes; 0 at the end. Raises: CorruptionError."""
         room = memoryview(buffer).cast("B")
-        data = self._file.read_at(self._offset, min(len(room), self.length - self._offset))
+        wanted = min(len(room), self.length - self._offset)
+        data = self._file.read_at(self._start + self._offset, wanted)
         room[: len(data)] = data
         self._offset += len(data)
         self._checksum = crc32c(data, self._checksum)
@@ -102,7 +133,8 @@ class EntryStream(io.RawIOBase):
         return len(data)
 
     def _check(self) -> None:
-        if proof(self._offset, self._checksum) != self._proof:
+        length = _LENGTH.pack(self._offset)
+        if self._offset != self.length or crc32c(length, self._checksum) != self._sum:
             raise CorruptionError(
                 "the data of an entry are not what was stored",
                 path=self._file.path,

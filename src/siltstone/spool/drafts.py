@@ -8,9 +8,10 @@ the data have a name that is no entry's, so a failure can keep them.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import PurePath
-from typing import Final
+from typing import Final, Protocol
 
 from crc32c import crc32c
 
@@ -21,7 +22,17 @@ from siltstone.spool.contents import PROOF_BYTES, Source, chunks_of, proof
 from siltstone.spool.errors import CleanupFailedError
 
 # What link(2) answers where the file system has no hard links.
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class Temporary(Protocol):
+    """A file in which data are on their way; others may have the name of several entries."""
+
+    @property
+    def file(self) -> File: ...
+
+    @property
+    def path(self) -> PurePath: ...
 
 
 class Draft:
@@ -69,7 +80,7 @@ def write_draft(
     return draft
 
 
-def remove_drafts(fs: FileSystem, drafts: list[Draft], error: BaseException) -> None:
+def remove_drafts(fs: FileSystem, drafts: Sequence[Temporary], error: BaseException) -> None:
     """Take back what was written before an error. Raises: CleanupFailedError."""
     failed: CleanupFailedError | None = None
     for draft in drafts:
@@ -108,7 +119,7 @@ def give_name(fs: FileSystem, path: PurePath, target: PurePath) -> None:
     try:
         fs.link(path, target)
     except DiskError as exc:
-        if exc.errno not in _NO_LINKS:
+        if exc.errno not in NO_LINKS:
             raise
         # The lock keeps others away between the two.
         if fs.exists(target):

@@ -23,6 +23,7 @@ from siltstone.fs.publish import create_directories, remove_tree, replace_file, 
 from siltstone.spool.arguments import require_kind
 from siltstone.spool.names import Entry, file_name, parse_name
 
+ENTRIES: Final = "q"
 SENTINEL: Final = b"siltstone spool 1\n"
 # Where the mark of ids was damaged, the next ones begin so far above all entries that there are.
 _LEAP: Final = 1 << 32
@@ -33,7 +34,7 @@ class Layout:
 
     def __init__(self, root: PurePath) -> None:
         self.root = root
-        self.entries = root / "q"
+        self.entries = root / ENTRIES
         self.temporary = root / "tmp"
         self.kept = root / "kept"
         self.sentinel = root / "spool"

@@ -9,7 +9,7 @@ One process may store and discard, with any number of threads; others may read m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +20,7 @@ from typing import Final, Generic, Self, TypeVar, cast
 
 from siltstone.errors import (
     ClosedError,
+    CorruptionError,
     NotFoundError,
     PoisonedError,
     SiltstoneError,
@@ -30,15 +31,10 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
 from siltstone.spool.arguments import function_given, pairs_given, path_given, require_kind
 from siltstone.spool.batches import RECORD_SUFFIX, finish_batches, forget, undo, write_record
-from siltstone.spool.contents import EntryStream, Source
-from siltstone.spool.drafts import (
-    Draft,
-    give_name,
-    keep_draft,
-    remove_drafts,
-    write_draft,
-)
+from siltstone.spool.contents import PROOF_BYTES, EntryStream, Source, part_of
+from siltstone.spool.drafts import give_name
 from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
+from siltstone.spool.gathering import Gathering
 from siltstone.spool.layout import Layout, read_mark, scan_entries, write_mark
 from siltstone.spool.moving import copy_out
 from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, parse_name
@@ -47,8 +43,6 @@ Value = TypeVar("Value")
 
 # Ids are reserved on disk so many at a time, so that few of the stores write that down.
 _RESERVED_IDS: Final = 1000
-# Files that are open at once while many are stored.
-_OPEN_FILES_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,43 +138,31 @@ class Spool:
         leaves all of them or none, once the spool is opened for writing.
         """
         self._check_writable()
-        drafts: list[Draft] = []
+        limit = self._size_bytes_max
+        room = None if limit is None else limit - self._size_bytes
+        gathering = Gathering(self._fs, self._next_path, room_bytes=room)
         metadata: list[str | None] = []
-        synced = 0
         try:
             for source, said in pairs_given(items):
                 if said is not None:
                     encode_metadata(said)
                 metadata.append(said)
-                drafts.append(self._write(source, sum(draft.size_bytes for draft in drafts)))
-                if len(drafts) - synced == _OPEN_FILES_MAX:
-                    self._sync(drafts, synced)
-                    synced = len(drafts)
-            self._sync(drafts, synced)
-        except UnableToCommitError:
-            raise
+                gathering.add(cast("Source", source))
+            gathering.finish()
         except BaseException as exc:
-            remove_drafts(self._fs, drafts, exc)
+            if gathering.failed_sync is not None:
+                raise self._kept(gathering, gathering.failed_sync) from exc
+            gathering.remove(exc)
             raise
-        return self._commit(drafts, metadata) if drafts else []
+        return self._commit(gathering, metadata) if metadata else []
 
-    def _write(self, source: object, taken_bytes: int) -> Draft:
-        path = self._layout.temporary / f"{next(self._drafts)}{TEMPORARY_SUFFIX}"
-        room = None
-        if self._size_bytes_max is not None:
-            room = self._size_bytes_max - self._size_bytes - taken_bytes
-        return write_draft(self._fs, path, cast("Source", source), room_bytes=room)
+    def _next_path(self) -> PurePath:
+        return self._layout.temporary / f"{next(self._drafts)}{TEMPORARY_SUFFIX}"
 
-    def _sync(self, drafts: Sequence[Draft], first: int) -> None:
-        try:
-            for draft in drafts[first:]:
-                draft.sync()
-        except SiltstoneError as exc:
-            raise self._kept(drafts, exc) from exc
-
-    def _commit(self, drafts: list[Draft], metadata: list[str | None]) -> list[Entry]:
-        """Give synced drafts their names."""
+    def _commit(self, gathering: Gathering, metadata: list[str | None]) -> list[Entry]:
+        """Give what was gathered the names of entries."""
         named: list[Entry] = []
+        drafts = gathering.files
         with self._batching if len(drafts) > 1 else nullcontext():
             record = drafts[0].path.with_suffix(RECORD_SUFFIX) if len(drafts) > 1 else None
             try:
@@ -188,8 +170,9 @@ class Spool:
                 # that are lower. It is the one thing done on the disk under the lock.
                 with self._mutex:
                     entries = [self._free_entry(said) for said in metadata]
+                    names = [file_name(stored) for stored in entries]
+                    gathering.seal(names)
                     if record is not None:
-                        names = [file_name(stored) for stored in entries]
                         write_record(self._fs, record, drafts, names)
                     for draft, stored in zip(drafts, entries, strict=True):
                         give_name(self._fs, draft.path, self.path_of(stored))
@@ -198,9 +181,9 @@ class Spool:
             except SiltstoneError as exc:
                 paths = [self.path_of(stored) for stored in named]
                 self._poison = undo(self._fs, record, drafts, paths) or self._poison
-                raise self._kept(drafts, exc) from exc
+                raise self._kept(gathering, exc) from exc
             with self._mutex:
-                self._size_bytes += sum(draft.size_bytes for draft in drafts)
+                self._size_bytes += gathering.size_bytes
             # All is stored; where the record stays, discarding an entry of it would not last.
             self._poison = forget(self._fs, record, drafts) or self._poison
         return named
@@ -222,8 +205,8 @@ class Spool:
         self._next_id += 1
         return self._next_id - 1
 
-    def _kept(self, drafts: Iterable[Draft], error: SiltstoneError) -> UnableToCommitError:
-        kept = [keep_draft(self._fs, draft, self._layout.kept) for draft in drafts]
+    def _kept(self, gathering: Gathering, error: SiltstoneError) -> UnableToCommitError:
+        kept = gathering.keep(self._layout.kept)
         return UnableToCommitError(
             str(error),
             paths=tuple(path for path, _ in kept),
@@ -283,7 +266,7 @@ class Spool:
         for found in self._fs.scan_entries(self._layout.entries):
             if found.kind is EntryKind.FILE and parse_name(found.name) is not None:
                 entries += 1
-                size_bytes += found.size_bytes
+                size_bytes += self._size_of(self._layout.entries / found.name)
             else:
                 unexpected += 1
         return SpoolStats(
@@ -358,15 +341,21 @@ class Spool:
     def _remove(self, stored: Entry) -> None:
         path = self.path_of(stored)
         try:
-            size_bytes = 0
-            if self._size_bytes_max is not None:
-                with self._fs.open(path, writable=False) as file:
-                    size_bytes = file.size()
+            size_bytes = 0 if self._size_bytes_max is None else self._size_of(path)
             self._fs.remove(path)
         except NotFoundError as exc:
             raise NoSuchEntryError(stored, path) from exc
         with self._mutex:
             self._size_bytes -= size_bytes
+
+    def _size_of(self, path: PurePath) -> int:
+        """Return what an entry takes; 0 for one that is gone."""
+        with suppress(NotFoundError), self._fs.open(path, writable=False) as file:
+            try:
+                return part_of(file).length + PROOF_BYTES
+            except CorruptionError:
+                return file.size()
+        return 0
 
     # What all share
 

@@ -133,6 +133,9 @@ def test_many_are_stored_and_discarded_with_one_sync_of_their_names(fs: MemoryFi
         before = len(fs.operations)
         stored = spool.store_many([(b"%d" % n, f"{n}") for n in range(150)])
         assert fs.operations[before:].count("sync_directory /s/q") == 1
+        # Two packs and the record, however many entries there are.
+        syncs = [each for each in fs.operations[before:] if each.startswith("sync /s/tmp")]
+        assert len(syncs) == 3
         assert stored == [Entry(n, f"{n}") for n in range(150)]
         assert [read(spool, one) for one in stored] == [b"%d" % n for n in range(150)]
         before = len(fs.operations)
@@ -195,7 +198,7 @@ def test_a_name_too_long_for_the_disk_keeps_the_data(fs: MemoryFileSystem) -> No
 def test_of_many_none_is_stored_when_one_cannot_be_written(fs: MemoryFileSystem) -> None:
     faulty = FaultyFileSystem(fs)
     with create(ROOT, fs=faulty) as spool:
-        faulty.add(Fault(operation="write_at", errno=errno.ENOSPC, nth=150))
+        faulty.add(Fault(operation="write_at", errno=errno.ENOSPC, nth=70))
         with pytest.raises(StorageFullError):
             spool.store_many([(b"x", None)] * 100)
         assert (list(spool), names(fs, "tmp"), names(fs, "kept")) == ([], [], [])

@@ -1,0 +1,191 @@
+"""The data of one call on their way into a spool: small ones together, each large one by itself.
+
+A single entry has a file of its own, as has a large one; the small entries of a batch share packs.
+Nothing here has the name of an entry yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import DiskError, OverloadedError, SiltstoneError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import free_name
+from siltstone.spool.contents import PROOF_BYTES, Source, chunks_of
+from siltstone.spool.drafts import NO_LINKS, Draft, keep_draft, remove_drafts, write_draft
+from siltstone.spool.packs import PACKED_BYTES_MAX, PACKED_ENTRIES_MAX, Pack
+
+# Files that are open at once while many are stored.
+_OPEN_FILES_MAX: Final = 64
+
+
+class Gathering:
+    """The files of one call, and which of them holds each entry."""
+
+    def __init__(
+        self, fs: FileSystem, next_path: Callable[[], PurePath], *, room_bytes: int | None
+    ) -> None:
+        self._fs = fs
+        self._next_path = next_path
+        self._room_bytes = room_bytes
+        # A small entry that waits for a second one: alone it has a file of its own.
+        self._first: bytes | None = None
+        self._unsynced: list[Draft] = []
+        self._can_link = True
+        self.size_bytes = 0
+        # What kept the data of an entry from being durable, all of which had been read.
+        self.failed_sync: SiltstoneError | None = None
+        # The file of each entry, in order. That of the first may be known last.
+        self.files: list[Draft | Pack] = []
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.files) + (self._first is not None)
+
+    def add(self, source: Source) -> None:
+        """Take the data of one more entry.
+
+        Raises: StorageFullError; OverloadedError where there is no room; what reading raises.
+        """
+        chunks = chunks_of(source)
+        begun: list[bytes] = []
+        size = 0
+        for chunk in chunks:
+            begun.append(bytes(chunk))
+            size += len(chunk)
+            if size > PACKED_BYTES_MAX:
+                self._flush_first()
+                self._add_draft(chain(begun, map(bytes, chunks)))
+                return
+        self._add_small(b"".join(begun))
+
+    def finish(self) -> None:
+        """Write what waits, and sync the files of single entries."""
+        self._flush_first()
+        self._sync()
+
+    def seal(self, names: Sequence[str]) -> None:
+        """Write into each pack which entries it holds, and sync it."""
+        named: dict[Pack, list[str]] = {}
+        for file, name in zip(self.files, names, strict=True):
+            if isinstance(file, Pack):
+                named.setdefault(file, []).append(name)
+        for pack, held in named.items():
+            pack.seal(held)
+
+    def remove(self, error: BaseException) -> None:
+        """Take back what was written before an error. Raises: CleanupFailedError."""
+        remove_drafts(self._fs, list(dict.fromkeys(self.files)), error)
+
+    def keep(self, directory: PurePath) -> list[tuple[PurePath, bool]]:
+        """Move the data of all entries to where no sweep finds them; return where they are, and
+        whether they stay there. An entry of a pack gets a file of its own where there is room.
+        """
+        kept: list[tuple[PurePath, bool]] = []
+        for file in dict.fromkeys(self.files):
+            if isinstance(file, Pack):
+                kept += self._keep_pack(file, directory)
+            else:
+                kept.append(keep_draft(self._fs, file, directory))
+        return kept
+
+    def _add_small(self, data: bytes) -> None:
+        self._take_room(len(data))
+        if not self.files and self._first is None:
+            self._first = data
+            return
+        pack = self._pack()
+        if pack is None:
+            self._flush_first()
+            self._write([data])
+            return
+        if self._first is not None:
+            first, self._first = self._first, None
+            self.files.append(pack)
+            pack.add(first)
+        self.files.append(pack)
+        pack.add(data)
+
+    def _pack(self) -> Pack | None:
+        """Return the pack that takes the next entry; None where a file can have one name only."""
+        for file in reversed(self.files):
+            if isinstance(file, Pack):
+                if len(file.parts) < PACKED_ENTRIES_MAX:
+                    return file
+                break
+        if not self._can_link:
+            return None
+        pack = Pack(self._fs.create(self._next_path()))
+        second = self._next_path()
+        try:
+            self._fs.link(pack.path, second)
+            self._fs.remove(second)
+        except SiltstoneError as exc:
+            remove_drafts(self._fs, [pack], exc)
+            if not isinstance(exc, DiskError) or exc.errno not in NO_LINKS:
+                raise
+            self._can_link = False
+            return None
+        return pack
+
+    def _flush_first(self) -> None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._write([first])
+
+    def _add_draft(self, source: Source) -> None:
+        room = self._room_bytes
+        left = None if room is None else room - self.size_bytes
+        self.size_bytes += self._write(source, left).size_bytes
+
+    def _write(self, source: Source, room_bytes: int | None = None) -> Draft:
+        draft = write_draft(self._fs, self._next_path(), source, room_bytes=room_bytes)
+        self.files.append(draft)
+        self._unsynced.append(draft)
+        if len(self._unsynced) == _OPEN_FILES_MAX:
+            self._sync()
+        return draft
+
+    def _sync(self) -> None:
+        unsynced, self._unsynced = self._unsynced, []
+        try:
+            for draft in unsynced:
+                draft.sync()
+        except SiltstoneError as exc:
+            self.failed_sync = exc
+            raise
+
+    def _take_room(self, length: int) -> None:
+        size = length + PROOF_BYTES
+        room = self._room_bytes
+        if room is not None and self.size_bytes + size > room:
+            raise OverloadedError(f"the spool is full: room_bytes={room - self.size_bytes}")
+        self.size_bytes += size
+
+    def _keep_pack(self, pack: Pack, directory: PurePath) -> list[tuple[PurePath, bool]]:
+        made: list[PurePath] = []
+        with suppress(SiltstoneError):
+            pack.file.close()
+        try:
+            with self._fs.open(pack.path, writable=False) as file:
+                for part in pack.parts:
+                    target = free_name(self._fs, directory, pack.path.stem)
+                    made.append(target)
+                    with self._fs.create(target) as copy:
+                        copy.write_at(0, file.read_at(part.offset, part.length))
+                        copy.sync()
+            self._fs.sync_directory(directory)
+            self._fs.remove(pack.path)
+        except SiltstoneError:
+            # Together then, with the table that tells them apart if it was written.
+            for path in made:
+                with suppress(SiltstoneError):
+                    self._fs.remove(path)
+            whole = Draft(pack.file)
+            whole.length = pack.end
+            return [keep_draft(self._fs, whole, directory)]
+        return [(path, True) for path in made]
