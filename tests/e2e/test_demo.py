@@ -15,8 +15,8 @@ READINGS = 1_000
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-# It starts a Spark of its own, so it runs where no other Spark runs. Alone it takes half a minute;
-# on a machine that is busy with other things it is bound by their share of the processor.
+# It starts a Spark of its own, so it runs where no other Spark runs. On a machine that is busy with
+# other things Spark takes minutes.
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(600)
 def test_the_demonstration_tells_its_story_to_the_picture(tmp_path: Path) -> None:
