@@ -41,8 +41,8 @@ test: $(BUILT) $(EDITABLE) $(PEERS)  ## run the whole suite as installed, then u
 	$(DEV)/bin/python -m pytest $(PARALLEL) --form=pure --hypothesis-profile=brief \
 		tests/unit tests/property
 
-unit: $(EDITABLE)  ## run the unit tests uncompiled, in less than a minute
-	$(DEV)/bin/python -m pytest $(PARALLEL) --form=pure tests/unit
+unit: $(EDITABLE)  ## run the unit tests uncompiled; needs no C compiler
+	$(DEV)/bin/python -m pytest $(PARALLEL) --form=pure --hypothesis-profile=brief tests/unit
 
 lint: $(EDITABLE) types  ## check style, format, types and the import arrows
 	$(BIN)/ruff check

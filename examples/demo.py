@@ -157,7 +157,7 @@ class Demo:
         )
         seen = [f"{count:,}" for count in counts_seen]
         shown = ", ".join(seen if len(seen) < 6 else [*seen[:2], "…", *seen[-2:]])
-        console.print(f"  Meanwhile Spark counted the rows of the live log: {shown}.")
+        console.print(f"  Meanwhile Spark counted the rows of the live log:\n  {shown}.")
         return acknowledged
 
     def check(self, acknowledged: list[int]) -> None:

@@ -78,7 +78,11 @@ def show_lake(console: Console, spark: Spark) -> tuple[str, Points]:
     for each in tables:
         add_row(shown, (f"  {each['table']}", f"{each['rows']:,}"))
     console.print(shown)
-    console.print(f"  Columns of a sensor's table: {', '.join(tables[0]['columns'])}.")
+    console.print(
+        f"  Columns of a sensor's table: {', '.join(tables[0]['columns'])}.\n"
+        f"  Readings that were sent again are in it twice. The table probe has the\n"
+        f"  messages of the publisher that measures PUBACK latency."
+    )
     if not spark.ask("audit"):
         raise SystemExit("demo: the audit found that store and lake differ")
     console.print("  [green]Audit: every row of the log is in the lake, exactly once.[/]")
