@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import pickle
 import resource
+import shutil
 import signal
 import socket
 import stat
