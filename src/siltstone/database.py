@@ -388,7 +388,7 @@ class Database:
         self._writable().sync()
 
     def drop_slab(self, slab: SlabId) -> None:
-        """Delete a sealed slab with its rows. Raises: UsageError for a current one, NotFoundError."""
+        """Delete a sealed slab. Raises: UsageError for a current one, NotFoundError."""
         require_kind("slab", slab, SlabId, "a SlabId")
         self._writable().drop(slab)
 
