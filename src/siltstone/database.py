@@ -95,13 +95,8 @@ class Database:
         return self._slabs.reports if isinstance(self._slabs, WritableSlabs) else []
 
     def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
-        """Call back for every shard that was opened, now, and for every later one when it is, on
-        the thread that needs it.
-        """
-        slabs = self._writable()
-        slabs.when_recovered = listener
-        for report in list(slabs.reports):
-            listener(report)
+        """Call back for every shard that is open, and for each later one when it is opened."""
+        self._writable().when_recovered(listener)
 
     def append(
         self,
@@ -417,9 +412,7 @@ class Database:
         self._writable().sync()
 
     def drop_slab(self, slab: SlabId) -> None:
-        """Delete a sealed slab with all its rows. Raises: UsageError for a current one,
-        NotFoundError.
-        """
+        """Delete a sealed slab. Raises: UsageError for a current one, NotFoundError."""
         require_kind("slab", slab, SlabId, "a SlabId")
         self._writable().drop(slab)
 

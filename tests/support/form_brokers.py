@@ -173,6 +173,9 @@ class _Tap:
     def __init__(self) -> None:
         self.taken: list[Any] = []
 
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        return []
+
     def take(
         self, batch: PublishBatch, publisher: bytes, settle: Callable[..., None] | None
     ) -> int:

@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from siltstone.directory import Store
-from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
 from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.api import Engine, EngineOpener
@@ -261,7 +261,10 @@ class StoreSource:
         """
         if path.parts[0] != SPOOL or path.parent.name != ENTRIES:
             return None
-        return unpacked(file)
+        # One that is damaged is copied as it is.
+        with suppress(CorruptionError):
+            return unpacked(file)
+        return None
 
     def _broker_state(self) -> Iterator[Record]:
         """Yield what the newest snapshot of a broker holds, should there be one."""

@@ -86,7 +86,7 @@ class WritableSlabs:
         self._drop_lock = Lock()
         self._checked_at = clock.monotonic()
         self.reports: list[RecoveryReport] = []
-        self.when_recovered: Callable[[RecoveryReport], None] | None = None
+        self._tell_recovered: Callable[[RecoveryReport], None] | None = None
         sweep_temporaries(fs, directory)
         self._keeper = ManifestKeeper(fs, directory, read_manifest(fs, directory))
         self._keeper.fold()
@@ -484,9 +484,17 @@ class WritableSlabs:
         )
         self._name(*slabs, committer.slab)
         self.reports.append(report)
-        if self.when_recovered is not None:
-            contain(partial(self.when_recovered, report))
+        if self._tell_recovered is not None:
+            contain(partial(self._tell_recovered, report))
         return self._start(committer)
+
+    def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
+        """Call back for every shard that is open, and for each later one when it is opened, on the
+        thread that needs it.
+        """
+        self._tell_recovered = listener
+        for report in list(self.reports):
+            listener(report)
 
     def on_stored(self, listener: OnStored) -> Callable[[], None]:
         """Call back for every frame from now on, on its shard's thread, when readers can see it and

@@ -22,6 +22,7 @@ from siltstone.snapshot.records import (
     Record,
     StoredFile,
 )
+from siltstone.spool import create, ensure
 from siltstone.store.manifest import Manifest
 from siltstone.store.rows import Row
 from siltstone.store.settings import DatabaseSettings
@@ -180,6 +181,31 @@ def test_the_newest_state_of_a_broker_and_the_spool_are_part_of_it() -> None:
         retained("a", b"1"),
         session("new"),
     ]
+
+
+def test_entries_of_a_spool_that_share_a_file_are_taken_apart() -> None:
+    source = Source()
+    source.store.close()
+    with ensure(DATA / "spool" / "peer", fs=source.fs) as spool:
+        spool.store_many([(b"%d" % number * 1000, None) for number in range(3)])
+    with create(PurePath("/alone"), fs=source.fs) as spool:
+        for number in range(3):
+            spool.store(b"%d" % number * 1000)
+    parts = [record for record in source.records() if isinstance(record, FilePart)]
+    alone = [source.fs.read(PurePath("/alone/q") / str(number)) for number in range(3)]
+    assert [part.data for part in parts if len(part.data) > 500] == alone
+
+
+def test_a_damaged_entry_of_a_spool_is_taken_as_it_is() -> None:
+    source = Source()
+    source.store.close()
+    with ensure(DATA / "spool" / "peer", fs=source.fs) as spool:
+        spool.store_many([(b"%d" % number * 1000, None) for number in range(2)])
+    path = DATA / "spool" / "peer" / "q" / "0"
+    with source.fs.open(path, writable=True) as file:
+        file.write_at(2005, b"X")
+    parts = [record.data for record in source.records() if isinstance(record, FilePart)]
+    assert parts.count(source.fs.read(path)) == 2
 
 
 def test_a_snapshot_of_a_store_is_no_part_of_the_next_one() -> None:

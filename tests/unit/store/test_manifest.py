@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from siltstone.errors import CorruptionError, DiskError, NotFoundError, StorageFullError
-from siltstone.fs.faulty import Fault, FaultyFileSystem
+from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.added import AddedLog, append_log
 from siltstone.store.manifest import (
@@ -277,7 +277,7 @@ class TestAddedLogs:
 
     @pytest.mark.parametrize("operation", ["write", "sync"])
     def test_a_log_that_could_not_be_added_gives_its_number_to_the_next(
-        self, operation: str
+        self, operation: Operation
     ) -> None:
         disk, _ = new_fs_with(LOGS)
         fs = FaultyFileSystem(disk)

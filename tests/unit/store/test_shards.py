@@ -11,9 +11,8 @@ from siltstone.database import Database
 from siltstone.errors import ClosedError, CorruptionError
 from siltstone.store.block_log import BlockLogs
 from siltstone.store.opening import RecoveryReport
-from siltstone.store.settings import DatabaseSettings
 from siltstone.topiclog.log import DATABASE
-from tests.support.builders import PATH, SEGMENT_BYTES, read_rows
+from tests.support.builders import PATH, read_rows
 from tests.support.topiclog import LogWorld, all_values, append
 
 # Some more than are opened from the start.
@@ -21,8 +20,8 @@ TOPICS = 70
 
 
 @contextmanager
-def many(world: LogWorld, **settings: int) -> Iterator[tuple[Database, BlockLogs]]:
-    with world.logs(DatabaseSettings(segment_bytes=SEGMENT_BYTES, **settings)) as (_, database):
+def many(world: LogWorld) -> Iterator[tuple[Database, BlockLogs]]:
+    with world.logs() as (_, database):
         yield database, database.block_logs()
 
 
