@@ -58,9 +58,9 @@ class DatabaseSettings:
     rotate_bytes: int | None = None
     retain_seconds: float | None = None
     retain_bytes: int | None = None
+    reclaim: str = "none"
     quota_bytes: int | None = None
     reserve_bytes: int = 1024 * 1024
-    reclaim: str = "none"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work. Raises: UsageError."""

@@ -22,6 +22,7 @@ EVERY_OPTION = {
     "--rotate-bytes": "1GiB",
     "--retain": "7d",
     "--retain-bytes": "20GiB",
+    "--reclaim": "delivered",
     "--quota": "10GiB",
     "--reserve": "0",
 }
@@ -41,6 +42,7 @@ EVERY_SETTING = DatabaseSettings(
     rotate_bytes=1024**3,
     retain_seconds=604_800.0,
     retain_bytes=20 * 1024**3,
+    reclaim="delivered",
     quota_bytes=10 * 1024**3,
     reserve_bytes=0,
 )

@@ -33,6 +33,7 @@ def test_settings_are_shown_by_option_and_with_units() -> None:
         ("rotate-bytes", "none"),
         ("retain", "none"),
         ("retain-bytes", "none"),
+        ("reclaim", "none"),
         ("quota", "none"),
         ("reserve", "1 MiB"),
     ]
@@ -57,6 +58,7 @@ def test_changes_are_named_by_option_or_by_field() -> None:
 
 def test_none_is_a_compression() -> None:
     assert parse_changes(["compression=none"]) == {"compression": "none"}
+    assert parse_changes(["reclaim=none"]) == {"reclaim": "none"}
     assert parse_changes(["compression=zstd"]) == {"compression": "zstd"}
 
 
@@ -73,7 +75,7 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
         f"unknown setting {text.partition('=')[0]!r} (known: shards, shard-by, threshold, "
         "segment-bytes, compression, flush-interval, idle-flush-interval, max-items, "
         "sync-interval, pending-bytes, topic-cache, rotate, rotate-bytes, retain, retain-bytes, "
-        "quota, reserve)"
+        "reclaim, quota, reserve)"
     )
 
 
