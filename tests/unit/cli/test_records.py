@@ -191,7 +191,7 @@ def test_a_column_that_is_named_twice_is_refused(header: str) -> None:
     repeated = header.split(",", 1)[0]
     with pytest.raises(UsageError) as caught:
         from_csv(f"{header}\n1,2,3\n")
-    assert str(caught.value) == f"column {repeated!r} twice"
+    assert str(caught.value) == f"column {repeated!r} occurs twice in the first line"
 
 
 def test_a_publisher_that_is_too_long_is_a_bad_line_of_csv() -> None:

@@ -78,10 +78,16 @@ def test_a_client_goes_on_where_it_has_committed(siltstone: CommandLine, server:
 
 
 def test_what_does_not_exist_is_told(siltstone: CommandLine, server: Wired) -> None:
-    for command in (["poll", "no"], ["send", "no", "x"], ["commit", "me", "no"]):
+    polled = siltstone("topic", "poll", "no")
+    assert (polled.status, polled.err) == (
+        2,
+        "siltstone: topic no does not exist; 'siltstone topic list' shows all\n",
+    )
+    # Here the server refuses.
+    for command in (["send", "no", "x"], ["commit", "me", "no"]):
         outcome = siltstone("topic", *command)
         assert outcome.status == 2
-        assert "does not exist" in outcome.err
+        assert "'no'" in outcome.err
 
 
 def test_a_server_that_is_not_there_is_told(
