@@ -280,7 +280,7 @@ def test_a_broker_starts_beside_foreign_files_in_every_database_and_names_them(
         broker.start()
         with TopicLogClient(port=log_port(broker)) as client:
             assert client.bounds("t") == range(60)
-        told = broker.events("foreign files are left alone")
+        told = broker.events("foreign_files_ignored")
         assert [(event["database"], event["names"]) for event in told] == [
             (slab.parent.parent.name, f"{7777:020d}.seg") for slab in (slabs[0], slabs[2], slabs[1])
         ]

@@ -429,7 +429,7 @@ def test_a_damaged_manifest_of_topics_leaves_the_broker_running_and_repair_mends
         whole = manifest.read_bytes()
         manifest.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
         broker.start()
-        told = broker.wait_for("topic logs are damaged and not served")
+        told = broker.wait_for("topic_logs_damaged")
         assert told["remedy"] == "stop the broker and run: siltstone verify topics --repair"
         with MqttSocket(broker.port) as peer:
             peer.connect("c1")

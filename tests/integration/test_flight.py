@@ -59,8 +59,8 @@ topic subscribe #
 
 def url_of(broker: BrokerProcess) -> str:
     """Return where a broker serves Flight, as of its last start."""
-    broker.wait_for("serving flight")
-    address: str = broker.events("serving flight")[-1]["address"]
+    broker.wait_for("flight_listening")
+    address: str = broker.events("flight_listening")[-1]["address"]
     return address
 
 
@@ -296,7 +296,7 @@ def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path:
 
 def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data") as quiet:
-        assert quiet.events("serving flight") == []
+        assert quiet.events("flight_listening") == []
         target = DirectoryTarget(PosixFileSystem(), quiet.data, "")
         with pytest.raises(LockedError, match=r"set flight\.enabled where the broker runs"):
             target.commit_once(WriteBatch(write="w", number=0), [], forget=False)
@@ -317,7 +317,7 @@ def test_who_does_not_read_what_it_asked_for_does_not_hold_up_the_end(tmp_path: 
             readers = [client.do_get(endpoint.ticket) for endpoint in info.endpoints]
             assert readers[0].read_chunk().data.num_rows == 1
             running.stop()
-            assert len(running.events("calls left behind")) == 1
+            assert len(running.events("flight_calls_abandoned")) == 1
 
 
 @pytest.fixture(scope="module")
@@ -453,7 +453,7 @@ def test_certificates_are_read_again_and_calls_that_run_go_on(tmp_path: Path) ->
             with pytest.raises(RetryError, match="no node answers"):
                 node.databases()
         Path(shown.key).write_text("no key", "ascii")
-        assert running.reload()["event"] == "certificates not reloaded"
+        assert running.reload()["event"] == "certificates_reload_failed"
         with siltstone.connect(url, root_certificates=new.file) as other:
             assert other.databases() == ["messages"]
 

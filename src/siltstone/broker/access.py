@@ -127,7 +127,7 @@ class Hook:
             self._unlogged += 1
             return
         _LOG.error(
-            "the hook failed, so the client was refused",
+            "hook_failed",
             exc_info=failure.__cause__ or failure,
             extra={"facts": {"method": method, "unlogged": self._unlogged}},
         )

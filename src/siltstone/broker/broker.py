@@ -253,7 +253,7 @@ class Broker:
         try:
             ticket = self.retained.take_back(exchanges)
         except SiltstoneError as exc:
-            log(self.log, logging.WARNING, "refused messages stay retained", error=str(exc))
+            log(self.log, logging.WARNING, "retained_rollback_failed", error=str(exc))
             return
         if ticket is not None:
             ticket.on_done(self._hear_retained)
@@ -273,7 +273,7 @@ class Broker:
             log(
                 self.log,
                 logging.WARNING,
-                "publishes not stored",
+                "publishes_not_stored",
                 count=self._untold,
                 error=str(error),
             )
@@ -387,7 +387,7 @@ class Broker:
             try:
                 _, _, exchanges = self.retain(batch, publisher, None)
             except SiltstoneError as exc:
-                log(self.log, logging.WARNING, "will not retained", error=str(exc))
+                log(self.log, logging.WARNING, "will_not_retained", error=str(exc))
             hears = None if settle is None else settling.settled
             settling.waits += self.store(batch, publisher, hears, exchanges)
             self.dispatch(batch, source)

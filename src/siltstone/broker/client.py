@@ -173,7 +173,7 @@ class Client:
         if data:
             self._outlet.write(data)
         self.report(
-            logging.INFO, "client refused" if session is None else "client ended", reason, text
+            logging.INFO, "client_refused" if session is None else "client_closed", reason, text
         )
 
     def _finish_and_close(self, *, with_will: bool) -> None:
@@ -325,7 +325,7 @@ class Client:
             broker.shell.now(),
         )
         self._requests.begin(is_present=is_present)
-        self.report(logging.INFO, "client connected", Reason.SUCCESS, "")
+        self.report(logging.INFO, "client_connected", Reason.SUCCESS, "")
         if self._stops == 0:
             self._outlet.resume_reading()
         limits = broker.limits
@@ -346,7 +346,7 @@ class Client:
                 self.end(Reason.PROTOCOL_ERROR, "session expiry was 0 at CONNECT")
                 return
             session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
-        self.report(logging.INFO, "client disconnected", packet.reason, "")
+        self.report(logging.INFO, "client_disconnected", packet.reason, "")
         # [MQTT-3.1.2-10]: a client that says goodbye takes its will with it.
         self._finish_and_close(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
@@ -413,9 +413,7 @@ class Client:
     def _connect_timed_out(self) -> None:
         if self._connection.state is State.CONNECTING:
             # [MQTT-3.1.4-1]: no CONNECT within a reasonable time; there is nobody to answer.
-            self.report(
-                logging.INFO, "client sent no CONNECT in time", Reason.MAXIMUM_CONNECT_TIME, ""
-            )
+            self.report(logging.INFO, "connect_timed_out", Reason.MAXIMUM_CONNECT_TIME, "")
             self._finish_and_close(with_will=False)
 
     def report(

@@ -160,7 +160,7 @@ class Control:
             self._broker.subscriptions.forget(client_id)
             self._durables.drop_away(owned, lambda: done.set_result(None))
             await done
-        log(_LOG, logging.WARNING, "session dropped", client_id=client_id)
+        log(_LOG, logging.WARNING, "session_dropped", client_id=client_id)
         return True
 
     async def _move(self, request: Mapping[str, Any]) -> bool:
@@ -177,7 +177,7 @@ class Control:
             position = await self._in_thread(lambda: find_place(self._source, place))
             move_session(owned, position)
             await self._in_thread(owned.save)
-        log(_LOG, logging.WARNING, "session moved", client_id=client_id, to=place)
+        log(_LOG, logging.WARNING, "session_moved", client_id=client_id, to=place)
         return True
 
     async def _move_group(self, request: Mapping[str, Any]) -> bool:
@@ -292,7 +292,7 @@ async def serve_control(
         fs.set_mode(path, _MODE)
         sock.listen()
     except (SiltstoneError, OSError) as exc:
-        log(_LOG, logging.WARNING, "no control socket", path=str(path), error=str(exc))
+        log(_LOG, logging.WARNING, "control_socket_failed", path=str(path), error=str(exc))
         sock.close()
         return None
     return await asyncio.start_unix_server(

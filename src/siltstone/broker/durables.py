@@ -474,7 +474,7 @@ class Durables:
 
     def tell(self, client_id: str, error: Exception) -> None:
         """Log what went wrong with a session."""
-        log(self._log, logging.ERROR, "session not saved", client_id=client_id, error=str(error))
+        log(self._log, logging.ERROR, "session_save_failed", client_id=client_id, error=str(error))
 
 
 def _durable(session: Session) -> Durable:

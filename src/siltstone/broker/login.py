@@ -162,14 +162,14 @@ class Login:
         facts = {"user": shown.username or "", "address": shown.address}
         broker.login_log.tell(
             logging.WARNING,
-            "login refused",
+            "login_refused",
             client_id=shown.client_id,
             reason=reason.name.lower(),
             **facts,
         )
         if is_locked:
             seconds = broker.settings.access.login_lockout
-            log(broker.log, logging.WARNING, "user locked out", seconds=seconds, **facts)
+            log(broker.log, logging.WARNING, "user_locked_out", seconds=seconds, **facts)
 
     def _enter(self, identity: Identity) -> None:
         """Take a place."""

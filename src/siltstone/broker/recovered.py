@@ -19,7 +19,7 @@ def tell_recovered(database: Database) -> None:
             log(
                 _LOG,
                 logging.WARNING,
-                "mended after a crash",
+                "slab_recovered",
                 database=database.name,
                 slab=report.slab,
                 torn_bytes=report.torn_bytes,
@@ -29,7 +29,7 @@ def tell_recovered(database: Database) -> None:
             log(
                 _LOG,
                 logging.WARNING,
-                "foreign files are left alone",
+                "foreign_files_ignored",
                 database=database.name,
                 slab=report.slab,
                 count=len(report.foreign),

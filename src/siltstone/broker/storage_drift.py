@@ -39,17 +39,18 @@ def tell_drift(storage: Storage, database: Database, data: str) -> None:
         log(
             _LOG,
             logging.WARNING,
-            "the database keeps what it was created with, whatever [storage] says",
+            "storage_settings_fixed",
             database=database.name,
             settings=", ".join(fixed),
+            remedy="remove them from [storage], or create another database",
         )
     if changes:
         log(
             _LOG,
             logging.WARNING,
-            "[storage] is for a database that is yet to be made; this one is changed, while the "
-            "broker is stopped, by",
+            "storage_settings_ignored",
             database=database.name,
+            remedy="stop the broker, then run the command",
             command=command_for(changes, database.name, data),
         )
 

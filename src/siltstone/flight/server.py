@@ -168,7 +168,7 @@ def _told(context: flight.ServerCallContext) -> Iterator[None]:
     try:
         yield
     except SiltstoneError as exc:
-        log(_LOG, logging.INFO, "call failed", peer=context.peer(), error=str(exc))
+        log(_LOG, logging.INFO, "flight_call_failed", peer=context.peer(), error=str(exc))
         raise flight.FlightServerError(str(exc), error_info(exc)) from exc
 
 

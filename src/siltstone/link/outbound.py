@@ -154,7 +154,7 @@ class Outbound:
             log(
                 _LOG,
                 logging.WARNING,
-                "bridge is full",
+                "bridge_spool_full",
                 bridge=self._name,
                 size_bytes=self.size_bytes,
                 policy=self._when_full,
@@ -191,7 +191,7 @@ class Outbound:
             self.size_bytes += written.size_bytes
         else:
             error = written.error or OutcomeUnknownError("a mistake of ours, see the log")
-            log(_LOG, logging.ERROR, "bridge cannot spool", bridge=self._name, error=str(error))
+            log(_LOG, logging.ERROR, "bridge_spool_failed", bridge=self._name, error=str(error))
         self._pace.release(gathered.size_bytes)
         for settle, part in gathered.waiting:
             contain(partial(settle, part, error))

@@ -323,7 +323,7 @@ def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> 
         log(
             _LOG,
             logging.WARNING,
-            "starts at the beginning, its database was dropped and created again",
+            "position_reset",
             **whose,
             rows_behind=started.rows_behind,
             inflight=started.inflight,

@@ -16,6 +16,7 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, RetryError, SiltstoneError
+from siltstone.logs import log
 from siltstone.segment.room import Room
 from siltstone.store.arrears import Arrears
 from siltstone.store.committer import Committer
@@ -380,11 +381,17 @@ class Shard:
             # by the committer, which refuses the next call with it; people hear of it once.
             if type(exc) is not self._trouble:
                 self._trouble = type(exc)
-                _LOG.warning("shard %d: %s; it is tried again", self.number, exc)
+                log(
+                    _LOG,
+                    logging.WARNING,
+                    "shard_upkeep_failed",
+                    shard=self.number,
+                    error=str(exc),
+                )
 
     def _fail_all(self, cause: Exception) -> None:
         """Leave nobody waiting when the thread ends by a mistake of ours."""
-        _LOG.error("shard %d ends", self.number, exc_info=cause)
+        _LOG.error("shard_failed", exc_info=cause, extra={"facts": {"shard": self.number}})
         error = self.committer.poison(cause)
         with self._condition:
             self._closing = True

@@ -198,7 +198,7 @@ class Channel(asyncio.BufferedProtocol):
             self._hub.when_room(self._unhold)
 
     def _end_with(self, error: ProtocolError) -> None:
-        log(_LOG, logging.INFO, "client broke the protocol", error=str(error))
+        log(_LOG, logging.INFO, "topiclog_protocol_error", error=str(error))
         self._start = self._end = 0
         self.send([refusal(Kind.HELLO, 0, Status.MALFORMED, str(error))])
         self.close()
@@ -332,7 +332,7 @@ class Channel(asyncio.BufferedProtocol):
         if inflow is None:
             return
         if inflow.got - inflow.seen < _PROGRESS_BYTES_MIN:
-            log(_LOG, logging.WARNING, "a send is too slow", topic=inflow.log.topic)
+            log(_LOG, logging.WARNING, "topiclog_send_too_slow", topic=inflow.log.topic)
             self.abort()
             return
         inflow.seen = inflow.got
@@ -352,4 +352,4 @@ class Channel(asyncio.BufferedProtocol):
             self._hub.give_up(inflow.log, inflow.size, room)
         except SiltstoneError as exc:
             # The place is lost, and nothing else: no frame refers to it.
-            log(_LOG, logging.WARNING, "a place was not given back", error=str(exc))
+            log(_LOG, logging.WARNING, "topiclog_space_not_released", error=str(exc))

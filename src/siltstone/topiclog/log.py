@@ -115,7 +115,7 @@ class Commits:
         log(
             _LOG,
             logging.WARNING,
-            "committed offset passed over, its topic logs were dropped and created again",
+            "committed_offset_ignored",
             client=client,
             topic=topic,
             offset=offset,

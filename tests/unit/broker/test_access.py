@@ -222,7 +222,7 @@ def test_a_hook_that_fails_refuses_the_login_and_is_logged(
     assert (record.name, record.levelno, told(record)) == (
         "siltstone.access",
         logging.ERROR,
-        ("the hook failed, so the client was refused", {"method": "authenticate", "unlogged": 0}),
+        ("hook_failed", {"method": "authenticate", "unlogged": 0}),
     )
     assert "wonderland" not in caplog.text
     assert ("no database" if isinstance(answer, ValueError) else "must return") in caplog.text

@@ -575,9 +575,9 @@ def test_the_log_tells_who_came_and_why_it_went(caplog: pytest.LogCaptureFixture
     core.connect("c").send(Auth())
     events = [(record.message, getattr(record, "facts", {})) for record in caplog.records]
     assert events == [
-        ("client connected", {"client_id": "c", "address": "10.0.0.1"}),
+        ("client_connected", {"client_id": "c", "address": "10.0.0.1"}),
         (
-            "client ended",
+            "client_closed",
             {
                 "client_id": "c",
                 "address": "10.0.0.1",

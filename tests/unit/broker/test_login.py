@@ -359,7 +359,7 @@ def test_refused_logins_are_warned_of_now_and_then(caplog: pytest.LogCaptureFixt
         core.shell.finish_works()
         core.advance(20.0)
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.message for record in told] == ["login refused"] * 10 + ["user locked out"]
+    assert [record.message for record in told] == ["login_refused"] * 10 + ["user_locked_out"]
     assert getattr(told[0], "facts", {}) == {
         "client_id": "g0",
         "reason": "bad_user_name_or_password",

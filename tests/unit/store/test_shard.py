@@ -338,7 +338,9 @@ class TestOrders:
             submit(shard, call_on("a")).wait()
             submit(shard, call_on("b")).wait()
         assert topics_of(committer) == ["a", "b"]
-        assert caplog.messages == [f"shard 0: {full}; it is tried again"]
+        (record,) = caplog.records
+        assert record.message == "shard_upkeep_failed"
+        assert record.__dict__["facts"] == {"shard": 0, "error": str(full)}
 
 
 class TestRefusal:
