@@ -183,7 +183,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ("log = 'json'", "log: expected a table, found 'json'"),
         ("listeners = 3", "listeners: expected a list of tables, found 3"),
         ("listeners = [3]", "listeners.0: expected a table, found 3"),
-        ("listeners = []", "listeners: is empty, clients need a place to connect to"),
+        ("listeners = []", "listeners: is empty: a broker needs at least one listener"),
         (
             "[storage]\nthresholds = []",
             (
@@ -205,7 +205,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ),
         (
             "[[listeners]]\nkind = 'tls'",
-            "listeners.0.certificate: is missing, tls needs a certificate and its key",
+            "listeners.0.certificate: is missing: tls needs a certificate and its key",
         ),
         (
             "[access]\nlogin_delay_max = 0.1",
@@ -293,8 +293,8 @@ def test_what_a_wrong_file_has_in_place_of_a_table_is_not_hidden_by_a_flag() -> 
 
 def test_settings_that_do_not_go_together_are_blamed_on_where_they_came_from() -> None:
     nobody = (
-        "listeners.0: lets nobody in at tcp://192.168.0.1:1884: set access.password_file or "
-        "access.hook, or allow clients without a name by allow_anonymous = true"
+        "listeners.0: accepts no client at tcp://192.168.0.1:1884: set access.password_file or "
+        "access.hook, or allow clients without a login with allow_anonymous = true"
     )
     host, port = {"--host": "192.168.0.1"}, "[[listeners]]\nport = 1884"
     assert complaints(port, {}, host) == [f"/etc.toml, --host: {nobody}"]

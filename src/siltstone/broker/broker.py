@@ -392,7 +392,7 @@ class Broker:
             settling.waits += self.store(batch, publisher, hears, exchanges)
             self.dispatch(batch, source)
         except BaseException:
-            settling.give_up(OutcomeUnknownError("internal error, see the broker's log"))
+            settling.give_up(OutcomeUnknownError("internal error: see the log of the broker"))
             raise
         settling.settled(None, None)
 

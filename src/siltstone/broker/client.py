@@ -130,7 +130,10 @@ class Client:
         broker.partial_bytes += held - self._partial_bytes
         self._partial_bytes = held
         if held and broker.partial_bytes > broker.limits.partial_bytes_max:
-            self.end(Reason.SERVER_BUSY, "too many packets have not arrived whole")
+            self.end(
+                Reason.SERVER_BUSY,
+                "too many bytes wait in incomplete packets: limits.partial_bytes_max is reached",
+            )
 
     def pause_writing(self) -> None:
         """Send no more for now: the peer does not read."""
@@ -251,7 +254,7 @@ class Client:
             case PubAck() | PubRec() | PubRel() | PubComp():
                 self._reasoned(packet)
             case _:
-                raise AssertionError(f"the connection let pass {type(packet).__name__}")
+                raise AssertionError(f"internal error: unexpected {type(packet).__name__}")
 
     @property
     def _asked(self) -> Requests:
@@ -343,7 +346,10 @@ class Client:
         if expiry is not None:
             # 3.14.2.2.2: what was 0 at CONNECT must stay so.
             if self._asked_expiry == 0 and expiry != 0:
-                self.end(Reason.PROTOCOL_ERROR, "session expiry was 0 at CONNECT")
+                self.end(
+                    Reason.PROTOCOL_ERROR,
+                    "session expiry cannot be set at DISCONNECT if it was 0 at CONNECT",
+                )
                 return
             session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
         self.report(logging.INFO, "client_disconnected", packet.reason, "")
@@ -395,7 +401,10 @@ class Client:
         """Go on after acknowledgements, unless one of them was of the wrong kind."""
         if wrong:
             # [MQTT-4.13.1-1].
-            self.end(Reason.PROTOCOL_ERROR, f"acknowledgement of another QoS: packet_id={wrong}")
+            self.end(
+                Reason.PROTOCOL_ERROR,
+                f"acknowledgement does not match the QoS of the message: packet_id={wrong}",
+            )
         else:
             self._asked.refill()
 

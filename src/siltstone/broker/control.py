@@ -91,7 +91,10 @@ class ControlDesk:
                 return _encoded({"ok": visit.release()})
             deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
             if deed is None:
-                raise UsageError("this broker does not know the request")
+                raise UsageError(
+                    "the broker does not know this request: broker and command must have the "
+                    "same version"
+                )
             result: dict[str, object] = {"ok": await deed(request)}
         except KeyError as exc:
             result = {"error": f"the request lacks {exc}"}
@@ -147,7 +150,7 @@ class Control:
         is_connected = self._end(client_id)
         async with self._turn(client_id):
             if client_id in self._broker.clients:
-                raise RetryError(f"{client_id!r} has connected again, try again")
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
                 return is_connected
@@ -170,7 +173,7 @@ class Control:
         self._end(client_id)
         async with self._turn(client_id):
             if client_id in self._broker.clients:
-                raise RetryError(f"{client_id!r} has connected again, try again")
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
                 raise NotFoundError(f"there is no durable session of {client_id!r}")
@@ -191,7 +194,10 @@ class Control:
             if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
                 await asyncio.wait([saved], timeout=_SAVE_SECONDS)
                 if not saved.done():
-                    raise RetryError(f"the group could not be saved: group={text!r}")
+                    raise RetryError(
+                        f"the share group could not be saved, see the log of the broker: "
+                        f"group={text!r}"
+                    )
                 return True
             owned = await self._take_group(name, topic_filter)
             if owned is None:
@@ -206,7 +212,7 @@ class Control:
         name, topic_filter = group_parts(text)
         async with self._turn(text):
             if text in self._groups.groups:
-                raise UsageError(f"the group has members: group={text!r}")
+                raise UsageError(f"the share group has members that are connected: group={text!r}")
             owned = await self._take_group(name, topic_filter)
             if owned is not None:
                 await self._in_thread(owned.drop)
@@ -271,7 +277,7 @@ def _place_of(request: Mapping[str, Any]) -> Place:
     to = request["to"]
     if to in ("earliest", "latest") or isinstance(to, int):
         return to  # type: ignore[no-any-return]
-    raise UsageError(f"a place is earliest, latest or a time: to={to!r}")
+    raise UsageError(f"to must be earliest, latest or a time, got {to!r}")
 
 
 async def serve_control(

@@ -301,4 +301,4 @@ def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
     try:
         return answer.result(_ANSWER_SECONDS)
     except TimeoutError as exc:
-        raise RetryError("the broker does not answer, it may be stopping") from exc
+        raise RetryError("the broker does not answer: it may be stopping, try again") from exc

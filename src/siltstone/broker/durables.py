@@ -455,7 +455,7 @@ class Durables:
                 answers.append(exc)
 
         def answer() -> None:
-            mistake = OutcomeUnknownError("internal error, see the broker's log")
+            mistake = OutcomeUnknownError("internal error: see the log of the broker")
             then(answers[0] if answers else mistake)
 
         self._shell.read_in_thread(partial(contain, ask), answer)

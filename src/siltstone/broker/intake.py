@@ -208,7 +208,7 @@ class Intake:
         while self._line:
             self._line.popleft()
             self._session.settled()
-        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error")
+        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
 
     def _take(
         self,

@@ -95,7 +95,7 @@ def _end_session(broker: Broker, session: Session, error: Exception) -> None:
     log(_LOG, logging.ERROR, "session_failed", client_id=client_id, error=str(error))
     client = broker.clients.get(client_id)
     if client is not None:
-        client.end(Reason.UNSPECIFIED_ERROR, "the session cannot be kept")
+        client.end(Reason.UNSPECIFIED_ERROR, "the state of the session cannot be saved")
 
 
 def _empty_groups(archive: SessionArchive, now_us: int) -> None:

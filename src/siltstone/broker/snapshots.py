@@ -239,8 +239,8 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
     if persistence == "snapshot":
         if names := store.names():
             raise UsageError(
-                f'{store.path} has a store, which persistence = "snapshot" does not read; name '
-                f"another directory: databases={', '.join(names)}"
+                f'{store.path} has a store, which a broker with persistence = "snapshot" does not '
+                f"read; choose another data directory: databases={', '.join(names)}"
             )
         return
     directory = store.path / SNAPSHOTS
@@ -253,8 +253,9 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
     with fs.open(directory / name, writable=False) as file:
         if SnapshotReader(file, NoContents()).about.source == OF_BROKER:
             raise UsageError(
-                f'{directory} has the state of a broker with persistence = "snapshot", which the '
-                f"store does not read; name another directory, or move {directory} away"
+                f'{directory} has the state of a broker with persistence = "snapshot", which a '
+                f'broker with persistence = "store" does not read; choose another data directory, '
+                f"or move {directory} away"
             )
 
 
@@ -293,8 +294,8 @@ def load_state(
         gc.freeze()
     except MemoryError as exc:
         raise UsageError(
-            f"the snapshot does not fit into memory; lower snapshot.memory_max, so that more "
-            f"payloads stay on disk, or allow more memory: directory={keeper.directory} "
+            f"the snapshot does not fit into memory; lower snapshot.memory_max, which keeps more "
+            f"payloads on disk, or allow more memory: directory={keeper.directory} "
             f"sessions={revival.sessions} messages={revival.messages}"
         ) from exc
     finally:

@@ -126,7 +126,8 @@ class SessionArchive:
         settings = database.settings
         if settings.timed or settings.thresholds != ARCHIVE_SETTINGS.thresholds:
             raise UsageError(
-                f"sessions are kept in the database {ARCHIVE_NAME!r}: name={database.name!r}"
+                f"internal error: sessions are in the database {ARCHIVE_NAME!r}, got "
+                f"{database.name!r}"
             )
         self._database = database
         self._rows = ArchiveRows(database)

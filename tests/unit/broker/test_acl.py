@@ -243,24 +243,24 @@ def test_a_client_without_a_user_has_no_patterns_that_mention_one() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("users alice", "expected user, client, topic, pattern or a comment: got='users'"),
-        ("Topic a", "expected user, client, topic, pattern or a comment: got='Topic'"),
+        ("users alice", "a line must begin with user, client, topic, pattern or #, got 'users'"),
+        ("Topic a", "a line must begin with user, client, topic, pattern or #, got 'Topic'"),
         ("user", "expected a name after user"),
         ("client \t", "expected a name after client"),
-        ("topic", "expected a filter: got=''"),
-        ("topic deny", "expected a filter: got='deny'"),
-        ("pattern read ", "expected a filter: got='read'"),
-        ("topic rw a", "expected read, write, readwrite, subscribe or deny: got='rw'"),
-        ("topic two words", "expected read, write, readwrite, subscribe or deny: got='two'"),
+        ("topic", "expected a topic filter, got ''"),
+        ("topic deny", "expected a topic filter, got 'deny'"),
+        ("pattern read ", "expected a topic filter, got 'read'"),
+        ("topic rw a", "expected read, write, readwrite, subscribe or deny, got 'rw'"),
+        ("topic two words", "expected read, write, readwrite, subscribe or deny, got 'two'"),
         ("topic read a/#/b", "# must be the whole of the last level: filter='a/#/b'"),
         ("pattern a+%c", "+ must be the whole of its level: filter='a+%c'"),
         (
             "topic read $share/g/a",
-            "a shared filter is checked by what stands behind its group: write that",
+            "a rule has no share group: write the filter without $share/GROUP/",
         ),
         (
             "topic read a/%u",
-            "%u and %c are replaced in pattern lines only: write pattern, not topic",
+            "%u and %c have a meaning in pattern lines only: write pattern instead of topic",
         ),
     ],
 )
