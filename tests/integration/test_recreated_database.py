@@ -91,7 +91,7 @@ def test_a_committed_offset_of_dropped_topic_logs_is_none_of_the_new_ones(tmp_pa
             with TopicLogClient("127.0.0.1", log_port(broker)) as client:
                 client.create_topic("orders")
                 client.send_many("orders", values)
-                with pytest.raises(NotFoundError, match="client 'billing' has committed nothing"):
+                with pytest.raises(NotFoundError, match="client 'billing' has not committed"):
                     client.committed("billing", "orders")
                 client.commit("billing", "orders", committed)
                 assert client.committed("billing", "orders") == committed

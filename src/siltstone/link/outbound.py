@@ -190,7 +190,9 @@ class Outbound:
         if written.entries:
             self.size_bytes += written.size_bytes
         else:
-            error = written.error or OutcomeUnknownError("a mistake of ours, see the log")
+            error = written.error or OutcomeUnknownError(
+                "internal error: see the log of the broker"
+            )
             log(_LOG, logging.ERROR, "bridge_spool_failed", bridge=self._name, error=str(error))
         self._pace.release(gathered.size_bytes)
         for settle, part in gathered.waiting:

@@ -225,11 +225,11 @@ class Channel(asyncio.BufferedProtocol):
             return False
         head = decode_head(self._buffer, self._start)
         if not self._greeted and head.kind is not Kind.HELLO:
-            raise ProtocolError("a client says hello first")
+            raise ProtocolError("the first frame must be HELLO")
         if head.kind is Kind.SEND:
             return self._take_send(head, available)
         if head.size > _REQUEST_BYTES_MAX:
-            raise ProtocolError(f"the request is too large: size={head.size}")
+            raise ProtocolError(f"the request is too large: size_bytes={head.size}")
         if available < head.size:
             return False
         data = bytes(memoryview(self._buffer)[self._start : self._start + head.size])
@@ -250,7 +250,7 @@ class Channel(asyncio.BufferedProtocol):
         count = decode_count(view[start + counted - 4 : start + counted])
         data_bytes = head.size - counted - 4 * count
         if count > ROWS_MAX or data_bytes < 0 or data_bytes > self._hub.limits.body_bytes_max:
-            raise ProtocolError(f"the send is too large: messages={count} size={head.size}")
+            raise ProtocolError(f"the SEND is too large: messages={count} size_bytes={head.size}")
         direct = data_bytes >= DIRECT_BYTES_MIN
         if available < (counted + 4 * count if direct else head.size):
             return False
@@ -258,7 +258,10 @@ class Channel(asyncio.BufferedProtocol):
         data_start = start + counted + 4 * count
         offsets = offsets_of_ends(view[start + counted : data_start])
         if int.from_bytes(offsets[-4:], "little") != data_bytes:
-            raise ProtocolError(f"the table of a send does not end with it: size={head.size}")
+            raise ProtocolError(
+                f"the sizes of the messages do not add up to the size of the SEND: "
+                f"size_bytes={head.size}"
+            )
         if not direct:
             values = bytes(view[data_start : start + head.size])
             self._start = start + head.size

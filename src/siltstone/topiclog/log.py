@@ -155,7 +155,9 @@ class TopicLogs:
         """
         end = self.log(topic).bounds().stop
         if offset > end:
-            raise UsageError(f"nothing is there to be committed: offset={offset} end={end}")
+            raise UsageError(
+                f"offset must not be greater than the end of the topic: offset={offset} end={end}"
+            )
         self._commits.put(client, topic, offset, done)
 
     def committed(self, client: str, topic: str) -> int:
@@ -165,7 +167,9 @@ class TopicLogs:
         end = self.log(topic).bounds().stop
         offset = self._commits.get(client, topic)
         if offset is None:
-            raise NotFoundError(f"client {client!r} has committed nothing for topic {topic!r}")
+            raise NotFoundError(
+                f"client {client!r} has not committed an offset for topic {topic!r}"
+            )
         return min(offset, end)
 
 
@@ -184,7 +188,7 @@ def _key(client: str, topic: str) -> str:
     encoded = client.encode()
     if not 0 < len(encoded) <= CLIENT_BYTES_MAX:
         raise UsageError(
-            f"a client's name has 1 to {CLIENT_BYTES_MAX} bytes: size_bytes={len(encoded)}"
+            f"a client name must have 1 to {CLIENT_BYTES_MAX} bytes, got {len(encoded)}"
         )
     digest = blake2b(topic.encode(), digest_size=16).hexdigest()
     return f"topiclog/{digest}/{quote(client, safe='')}"

@@ -32,7 +32,7 @@ def test_a_bridge_needs_a_name_a_server_and_topics() -> None:
     ("values", "sentence"),
     [
         ({"topics": []}, "is empty: a bridge needs at least one topic"),
-        ({"server": "http://x"}, "no URL of a server"),
+        ({"server": "http://x"}, "write mqtt://HOST[:PORT] or mqtts://HOST[:PORT]"),
         ({"server": "mqtt://user@x"}, "must be a URL without topic and user"),
         ({"server": "mqtt://x/a/b"}, "must be a URL without topic and user"),
         ({"authorities": "ca.pem"}, "is only for mqtts, and the URL has mqtt"),

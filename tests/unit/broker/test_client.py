@@ -96,7 +96,7 @@ class TestConnecting:
     def test_a_second_connect_ends_the_connection(self, version: Version) -> None:
         wire = Core().connect("c", version=version)
         answer = wire.exchange(Connect(version=version, client_id="c"))
-        text = "a second CONNECT"
+        text = "a client must send CONNECT once, got a second one"
         assert answer == ([] if version is V3 else [ended(Reason.PROTOCOL_ERROR, text)])
         assert wire.is_closed
 

@@ -231,7 +231,7 @@ def test_an_interrupt_says_goodbye_and_is_status_130(
         (("-t", "a", "--no-local", "-V", "3.1.1"), "--no-local needs MQTT 5"),
         (("-t", "a", "-R", "--retained-only"), "pass one of the two"),
         (("-t", "a", "-v", "--json"), "pass one of --format, --json and --verbose"),
-        (("-t", "a", "-F", "%k"), "'%k' is no field"),
+        (("-t", "a", "-F", "%k"), "unknown field '%k'"),
         (("-t", "a", "-C", "0"), "see 'siltstone sub --help'"),
         (("-t", "a", "-W", "soon"), "is no duration"),
     ],
