@@ -348,7 +348,7 @@ class TestRows:
         with siltstone.open(tmp_path / "d") as store:
             database = store.create(DATABASE)
             database.block_logs().add("t")
-            with pytest.raises(UsageError, match="holds topic logs"):
+            with pytest.raises(UsageError, match="has topic logs: send messages to a topic log"):
                 database.append([siltstone.Row("t", b"v")])
 
     def test_topics_that_are_mapped_go_to_subscribers_of_the_broker(self, tmp_path: Path) -> None:

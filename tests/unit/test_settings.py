@@ -201,7 +201,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ),
         (
             "[[storage.rules]]\nfilter = 'a/#/b'",
-            "storage.rules.0.filter: # must be the whole of the last level: filter='a/#/b'",
+            "storage.rules.0.filter: # must be the last level, alone: filter='a/#/b'",
         ),
         (
             "[[listeners]]\nkind = 'tls'",
@@ -244,7 +244,7 @@ def test_a_wrong_variable_is_refused_by_its_name() -> None:
         ),
         (
             "SILTSTONE_LISTENERS: listeners: expected a list of tables as JSON, "
-            "found what is no JSON from character 3 on"
+            "found invalid JSON from character 3 on"
         ),
         (
             "SILTSTONE_LISTENERS__00__PORT: unknown variable, "
@@ -273,7 +273,7 @@ def test_a_wrong_flag_is_refused_as_it_was_written() -> None:
         "--set limits.receive_maxx: unknown key, did you mean receive_max?",
         "--set limits.receive_max.0: unknown key",
         "--set limit.receive_max: unknown key, did you mean limits?",
-        "--set listeners.2.port: listeners.2.port: skips a place in its list",
+        "--set listeners.2.port: listeners.2.port: skips an index of its list",
         (
             "--set limits.receive_max: limits.receive_max: "
             "expected a whole number from 1 to 65535, found '0'"
@@ -323,7 +323,7 @@ def test_the_value_of_an_unknown_key_is_never_shown() -> None:
     [
         ("[limits]\nreceive_max =\n", "Invalid value (at line 2, column 14)"),
         ("a = 1\na = 2", "Cannot overwrite a value (at the end, line 2)"),
-        (b"a = 1\nb = '\xff'", "is no text in UTF-8 (at line 2)"),
+        (b"a = 1\nb = '\xff'", "invalid UTF-8 (at line 2)"),
     ],
 )
 def test_a_file_that_is_no_toml_is_refused_by_line(toml: str | bytes, complaint: str) -> None:
@@ -333,7 +333,7 @@ def test_a_file_that_is_no_toml_is_refused_by_line(toml: str | bytes, complaint:
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(UsageError) as caught:
         load_settings(PurePath("/none.toml"), {}, {}, fs=MemoryFileSystem())
-    assert str(caught.value) == "/none.toml: there is no such file"
+    assert str(caught.value) == "/none.toml: the file does not exist"
 
 
 def test_the_file_is_the_one_named_or_of_the_environment_or_the_one_here() -> None:

@@ -244,7 +244,9 @@ def _rule(rest: str) -> Rule:
         raise UsageError(f"expected read, write, readwrite, subscribe or deny, got {first!r}")
     parsed = TopicFilter.parse(text)
     if parsed.group is not None:
-        raise UsageError("a rule has no share group: write the filter without $share/GROUP/")
+        raise UsageError(
+            "a rule must not have a shared filter: write the filter without $share/GROUP/"
+        )
     return Rule(_ACCESS[first], parsed.levels)
 
 

@@ -176,7 +176,7 @@ class Control:
                 raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
-                raise NotFoundError(f"there is no durable session of {client_id!r}")
+                raise NotFoundError(f"client {client_id!r} has no durable session")
             position = await self._in_thread(lambda: find_place(self._source, place))
             move_session(owned, position)
             await self._in_thread(owned.save)
@@ -201,7 +201,7 @@ class Control:
                 return True
             owned = await self._take_group(name, topic_filter)
             if owned is None:
-                raise NotFoundError(f"there is no share group {text!r}")
+                raise NotFoundError(f"share group {text!r} does not exist")
             move_group(owned, position)
             await self._in_thread(owned.save)
         return True

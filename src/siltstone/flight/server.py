@@ -145,7 +145,7 @@ def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
         return load(descriptor.command, "command")
     path = [_text(part, "path") for part in descriptor.path or []]
     if len(path) not in {1, 2}:
-        raise UsageError("a path has a database, and a topic filter maybe")
+        raise UsageError("a path must have a database, and may have a topic filter")
     return dict(zip(["database", "filter"], path, strict=False))
 
 

@@ -49,7 +49,7 @@ def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
             yield _checked(chunk)
     else:
         raise UsageError(
-            f"a source is bytes, a binary stream or an iterator of bytes: "
+            f"a source must be bytes, a binary stream or an iterator of bytes: "
             f"type={type(source).__name__}"
         )
 
@@ -84,7 +84,7 @@ class EntryStream(io.RawIOBase):
         self._proof = file.read_at(self.length, PROOF_BYTES) if self.length >= 0 else b""
         if self._proof[: _LENGTH.size] != _LENGTH.pack(max(self.length, 0)):
             file.close()
-            raise CorruptionError("an entry was cut or grew", path=file.path, offset=size)
+            raise CorruptionError("the size of an entry has changed", path=file.path, offset=size)
 
     def readable(self) -> bool:
         """Return True: this is for reading."""
@@ -104,7 +104,7 @@ class EntryStream(io.RawIOBase):
     def _check(self) -> None:
         if proof(self._offset, self._checksum) != self._proof:
             raise CorruptionError(
-                "the data of an entry are not what was stored",
+                "the entry does not match its checksum",
                 path=self._file.path,
                 offset=self._offset,
             )

@@ -125,7 +125,7 @@ class Manifest:
         """Read the file. Raises: CorruptionError."""
         title, _, content = data.partition(b"\n")
         if title != _TITLE + b"%08x" % crc32c(content):
-            raise CorruptionError("manifest does not match its checksum", path=path)
+            raise CorruptionError("the manifest does not match its checksum", path=path)
         values: dict[str, Any] = json.loads(content)
         return cls(
             database=values["database"],

@@ -66,8 +66,8 @@ def remake_manifest(
     if fs.exists(path):
         kept = f"; kept as {quarantine_file(fs, path, quarantine, f'{path}: {cause}')}"
     replace_file(fs, path, manifest.encode())
-    problem = cause.reason if isinstance(cause, CorruptionError) else "manifest is missing"
-    done = f"made anew from the segments, with the default settings: set yours again{kept}"
+    problem = cause.reason if isinstance(cause, CorruptionError) else "the manifest is missing"
+    done = f"rebuilt from the segments with default settings, set your settings again{kept}"
     return manifest, Finding(path=path, offset=0, problem=problem, repaired=done)
 
 

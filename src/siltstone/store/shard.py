@@ -156,7 +156,8 @@ class Shard:
                 timeout,
             ):
                 raise OverloadedError(
-                    f"too much is waiting to be written: pending_bytes={self._pending_bytes}"
+                    f"too many bytes wait to be written, try again: "
+                    f"pending_bytes={self._pending_bytes}"
                 )
         finally:
             self._crowd -= 1
@@ -323,7 +324,7 @@ class Shard:
             if owed is not None:
                 # Stored now it would make the earlier one look like a repetition when it comes.
                 return RetryError(
-                    f"an earlier call of this producer was refused, send that again first: "
+                    f"an earlier call of this producer was refused, repeat that call first: "
                     f"sequence={call.sequence} refused={owed}"
                 )
         try:

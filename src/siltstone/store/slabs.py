@@ -175,7 +175,7 @@ class WritableSlabs:
             if topic in manifest.logs:
                 raise ExistsError(f"topic {topic!r} exists already")
             if not number and shards > 1:
-                raise UsageError(f"database {manifest.database!r} holds no topic logs")
+                raise UsageError(f"database {manifest.database!r} is not a database of topic logs")
             if number == shards:
                 self._add_shard(replace(manifest.settings, shards=shards + 1), number, topic)
             self._keeper.update(lambda manifest: replace(manifest, logs=(*manifest.logs, topic)))
@@ -191,7 +191,7 @@ class WritableSlabs:
             return
         if self._shards[0].committer.rows:
             raise UsageError(
-                f"database {manifest.database!r} holds rows that are not of topic logs, "
+                f"database {manifest.database!r} has rows that do not belong to topic logs: "
                 "move them to another database"
             )
         self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
@@ -216,7 +216,7 @@ class WritableSlabs:
 
     def _drop(self, slab: SlabId) -> None:
         if self.slab(slab).record.state is SlabState.CURRENT:
-            raise UsageError(f"slab {slab} is current, seal it before dropping it")
+            raise UsageError(f"slab {slab} is current: seal it, then drop it")
         self._keeper.update(
             lambda manifest: replace(
                 manifest,

@@ -145,7 +145,7 @@ class TopicLogs:
         """Return the log of a topic. Raises: NotFoundError."""
         found = self._logs.find(topic)
         if found is None:
-            raise NotFoundError(f"there is no topic {topic!r}")
+            raise NotFoundError(f"topic {topic!r} does not exist")
         return found
 
     def commit(self, client: str, topic: str, offset: int, done: Done) -> None:

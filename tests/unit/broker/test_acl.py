@@ -252,11 +252,11 @@ def test_a_client_without_a_user_has_no_patterns_that_mention_one() -> None:
         ("pattern read ", "expected a topic filter, got 'read'"),
         ("topic rw a", "expected read, write, readwrite, subscribe or deny, got 'rw'"),
         ("topic two words", "expected read, write, readwrite, subscribe or deny, got 'two'"),
-        ("topic read a/#/b", "# must be the whole of the last level: filter='a/#/b'"),
-        ("pattern a+%c", "+ must be the whole of its level: filter='a+%c'"),
+        ("topic read a/#/b", "# must be the last level, alone: filter='a/#/b'"),
+        ("pattern a+%c", "+ must be alone in its level: filter='a+%c'"),
         (
             "topic read $share/g/a",
-            "a rule has no share group: write the filter without $share/GROUP/",
+            "a rule must not have a shared filter: write the filter without $share/GROUP/",
         ),
         (
             "topic read a/%u",

@@ -186,7 +186,7 @@ def test_a_session_is_moved_to_a_time() -> None:
 def test_a_session_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move", client_id="a", to="latest") == {
-            "error": "there is no durable session of 'a'"
+            "error": "client 'a' has no durable session"
         }
 
 
@@ -210,7 +210,7 @@ def test_a_group_is_moved_with_and_without_members(has_members: bool) -> None:
 def test_a_group_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move-group", group=GROUP, to="latest") == {
-            "error": f"there is no share group {GROUP!r}"
+            "error": f"share group {GROUP!r} does not exist"
         }
 
 

@@ -199,11 +199,11 @@ def test_the_only_database_need_not_be_named() -> None:
         assert database.name == NAME
     with world.store() as store:
         store.create("other", settings_of())
-    with pytest.raises(UsageError, match=r"database is missing.*there are messages, other"):
+    with pytest.raises(UsageError, match=r"database is missing.*found: messages, other"):
         serials(world)
     with opened(world.fs, options_of(database="other")) as database:
         assert database.name == "other"
-    with pytest.raises(NotFoundError, match="no database 'third'"):
+    with pytest.raises(NotFoundError, match="database 'third' does not exist"):
         serials(world, database="third")
 
 

@@ -83,7 +83,7 @@ def test_nothing_is_restored_over_data_that_is_there(siltstone: CommandLine) -> 
     refused = siltstone("restore", "/b.gz")
     assert refused.status == 2
     assert refused.err == (
-        "siltstone: /data is not empty; a backup is restored to a new directory; "
+        "siltstone: /data is not empty: restore the backup to a new directory; "
         "name another one with --data\n"
     )
 
@@ -91,7 +91,7 @@ def test_nothing_is_restored_over_data_that_is_there(siltstone: CommandLine) -> 
 def test_a_directory_that_is_none_is_not_backed_up(siltstone: CommandLine) -> None:
     refused = siltstone("backup", "/b.gz", "--data", "/nowhere")
     assert refused.status == 2
-    assert "there is no Siltstone data directory at /nowhere" in refused.err
+    assert "/nowhere is not a Siltstone data directory" in refused.err
     assert not siltstone.fs.exists(PurePath("/b.gz"))
 
 

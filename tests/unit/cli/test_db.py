@@ -213,7 +213,7 @@ def test_a_database_is_shown_while_another_process_writes_it(metrics: CommandLin
         assert metrics("db", "list").status == 0
         refused = metrics("db", "info", "metrics", "--recover")
     assert refused.status == 2
-    assert refused.err.startswith("siltstone: the directory is open for writing elsewhere")
+    assert refused.err.startswith("siltstone: another process has the directory open for writing")
 
 
 def test_recovery_is_shown_when_it_is_asked_for(metrics: CommandLine) -> None:
@@ -230,7 +230,10 @@ def test_recovery_is_shown_when_it_is_asked_for(metrics: CommandLine) -> None:
 def test_a_database_is_dropped_with_yes(metrics: CommandLine) -> None:
     assert metrics("db", "drop", "metrics", "--yes").out == "dropped database metrics\n"
     again = metrics("db", "drop", "metrics", "--yes")
-    assert (again.status, again.err) == (2, "siltstone: there is no database 'metrics' in /data\n")
+    assert (again.status, again.err) == (
+        2,
+        "siltstone: database 'metrics' does not exist in /data\n",
+    )
     metrics.create("metrics")
     assert metrics("db", "drop", "metrics", "-y", "--json").document == {"dropped": "metrics"}
 

@@ -168,10 +168,10 @@ def test_bad_rows_of_an_import_are_counted(siltstone: CommandLine, fakes: FakeJo
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--speed", "nan"), "speed must be a number above 0: speed=nan"),
-        (("--speed", "inf"), "speed must be a number above 0: speed=inf"),
-        (("--speed", "0"), "speed must be a number above 0: speed=0.0"),
-        (("--prefix", "a/+/"), "prefix has a wildcard or U+0000, which no topic may have: prefix="),
+        (("--speed", "nan"), "speed must be greater than 0, got nan"),
+        (("--speed", "inf"), "speed must be greater than 0, got inf"),
+        (("--speed", "0"), "speed must be greater than 0, got 0.0"),
+        (("--prefix", "a/+/"), "prefix must not have the wildcards + and #, or U+0000: prefix="),
         (("--since", "soon"), "since"),
     ],
     ids=str,

@@ -17,13 +17,17 @@ def test_a_directory_with_its_database_is_taken(siltstone: CommandLine) -> None:
 
 
 def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: CommandLine) -> None:
-    with pytest.raises(UsageError, match="there is no Siltstone data directory at /data; name one"):
+    with pytest.raises(UsageError, match="/data; name one is not a Siltstone data directory"):
         checked_directory(Path("/data"), "")
     siltstone.create("messages")
-    with pytest.raises(NotFoundError, match="there is no database 'other' in /data; there are: me"):
+    with pytest.raises(
+        NotFoundError, match="database 'other' does not exist in /data (databases: me)"
+    ):
         checked_directory(Path("/data"), "other")
     siltstone.create("metrics")
-    with pytest.raises(UsageError, match="database is missing, and there is not exactly one"):
+    with pytest.raises(
+        UsageError, match=r"database is missing, and the store does not have exactly one \(found"
+    ):
         checked_directory(Path("/data"), "")
 
 
@@ -50,4 +54,4 @@ def test_jobs_look_for_their_data_before_spark_starts(
         fakes.put(name)
     done = siltstone(*job, "--data", "/nope")
     assert (done.status, fakes.masters) == (2, [])
-    assert done.err.startswith("siltstone: there is no Siltstone data directory at /nope; name one")
+    assert done.err.startswith("siltstone: /nope; name one is not a Siltstone data directory")

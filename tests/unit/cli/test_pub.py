@@ -239,7 +239,7 @@ def test_a_kept_session_s_messages_are_not_taken() -> None:
         (("-t", "t"), "pass one of --message, --file, --stdin, --lines and --null"),
         (("-t", "t", "-m", "x", "-n"), "pass one of --message"),
         (("-m", "x"), "name the topic with --topic"),
-        (("-t", "a/#", "-m", "x"), "topic has a wildcard"),
+        (("-t", "a/#", "-m", "x"), "topic must not have the wildcards"),
         (("-t", "t", "-n", "-D", "content-type=x", "-V", "3.1.1"), "--property needs MQTT 5"),
         (("-t", "t", "-n", "-q", "3"), "see 'siltstone pub --help'"),
         (("-t", "t", "-n", "-V", "4"), "'4' is no version"),

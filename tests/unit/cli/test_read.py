@@ -173,7 +173,11 @@ def test_columns_follow_from_the_format_unless_named() -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("value,value", "a column is named twice"), ("", "no such column"), ("colour", "no such")],
+    [
+        ("value,value", "a column is named twice"),
+        ("", "unknown column"),
+        ("colour", "unknown column colour"),
+    ],
 )
 def test_columns_that_are_not_there_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):

@@ -65,7 +65,7 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it is no JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("{", "it must be JSON: Expecting property name enclosed in double quotes at column 2"),
         ("[]", "it must be a JSON object, not list"),
         (b'{"topic":"\xff","value":"x"}', "it is no UTF-8"),
         ('{"topic":"\\ud800","value":"x"}', "it is no UTF-8"),
@@ -109,7 +109,7 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
         ),
         (
             '{"topic":"a/+","value":"x"}',
-            "topic has a wildcard, which only a filter may have: topic='a/+'",
+            "topic must not have the wildcards + and #: topic='a/+'",
         ),
         ('{"topic":"a","value":' + "[" * 100_000, "it is nested too deeply"),
     ],
@@ -122,7 +122,7 @@ def test_blank_lines_count_but_are_no_rows() -> None:
     good = '{"topic":"a","value":"x"}\n'
     assert from_json(good, "\n", " \t\r\n", "?\n", good) == [
         Record(b"a", b"x"),
-        BadLine(4, "it is no JSON: Expecting value at column 1"),
+        BadLine(4, "it must be JSON: Expecting value at column 1"),
         Record(b"a", b"x"),
     ]
 
@@ -166,7 +166,7 @@ def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() 
         ("a,x,,,", "it has 5 fields, the header has 4"),
         ("a,x,7,", "qos must be 0, 1 or 2, not '7'"),
         ("a,x,,maybe", "retain must be true or false, not 'maybe'"),
-        (",x,,", "topic is empty, it needs at least one character"),
+        (",x,,", "topic must have at least one character"),
         ('a,"x"y,,', "it is no CSV: ',' expected after '\"'"),
     ],
 )

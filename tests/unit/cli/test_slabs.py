@@ -105,8 +105,8 @@ def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("slab", "complaint"),
     [
-        ("0/1", "slab 0/1 is current, seal it before dropping it"),
-        ("0/9", "there is no slab 0/9"),
+        ("0/1", "slab 0/1 is current: seal it, then drop it"),
+        ("0/9", "unknown slab 0/9"),
         ("1", "'1' is no slab; write SHARD/GENERATION, as 'siltstone slabs' does"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_directory_that_another_process_writes_is_left_alone(
         outcome = metrics(*args)
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err.startswith(
-        "siltstone: the directory is open for writing elsewhere, close it: path=/data/LOCK"
+        "siltstone: another process has the directory open for writing, stop it: path=/data/LOCK"
     )
 
 

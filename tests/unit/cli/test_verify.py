@@ -144,8 +144,8 @@ def test_a_database_that_lost_its_manifest_can_still_be_asked_about(
     [
         ((), "verify one database by its NAME, or --all of them"),
         (("metrics", "--all"), "verify one database by its NAME, or --all of them"),
-        (("nope",), "there is no database 'nope' in /data; there are: metrics, other"),
-        (("../data",), "there is no database '../data' in /data; there are: metrics, other"),
+        (("nope",), "database 'nope' does not exist in /data (databases: metrics, other)"),
+        (("../data",), "database '../data' does not exist in /data (databases: metrics, other)"),
     ],
 )
 def test_what_to_check_must_be_clear(
@@ -163,4 +163,4 @@ def test_what_another_process_writes_is_checked_but_not_repaired(
         assert siltstone("verify", "metrics").status == 0
         refused = siltstone("verify", "--all", "--repair")
     assert (refused.status, verifier.asked) == (2, [("/data/data/metrics", False, True)])
-    assert refused.err.startswith("siltstone: the directory is open for writing elsewhere")
+    assert refused.err.startswith("siltstone: another process has the directory open for writing")

@@ -107,5 +107,8 @@ def test_a_batch_cannot_begin_at_the_end() -> None:
     world = World()
     with world.database():
         pass
-    with pytest.raises(UsageError, match="cannot be latest"):
+    with pytest.raises(
+        UsageError,
+        match="startingOffsets of a batch query must not be latest: no rows would follow",
+    ):
         reader_of(world, starting=options_of().ending).partitions()

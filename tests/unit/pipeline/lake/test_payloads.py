@@ -49,7 +49,7 @@ def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
     assert [reason_of(rows[number], "json", [VALUE, INNER]) for number in bad[:5]] == [
         "not json: Expecting value: line 1 column 1 (char 0)",
         'v is no double: "1"',
-        "not an object but list",
+        "must be an object, got list",
         "o is no object: 3",
         "not json: Expecting value: line 1 column 1 (char 0)",
     ]
@@ -99,7 +99,10 @@ def test_cbor_and_messagepack_are_read_like_json() -> None:
     )
     packed = [bytes.fromhex(text) for text in ("81a17603", "c1")]
     assert decoded(packed, "msgpack", VALUE) == ({"v": [3.0, None]}, [1], [])
-    assert reason_of(packed[1], "msgpack", [VALUE]) == "not msgpack: no MessagePack: byte 0xc1 at 0"
+    assert (
+        reason_of(packed[1], "msgpack", [VALUE])
+        == "not msgpack: invalid MessagePack: byte 0xc1 at 0"
+    )
     assert find_fields(cbor, "cbor") == [(("v",), "double"), (("b",), "string")]
 
 

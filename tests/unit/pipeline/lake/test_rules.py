@@ -118,7 +118,7 @@ def test_a_lake_has_no_rules_before_its_first_batch() -> None:
 
 
 def test_a_file_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"rules.toml is no TOML: .*can't decode byte 0xff"):
+    with pytest.raises(UsageError, match=r"invalid TOML in rules.toml: .*can't decode byte 0xff"):
         load_rules(lake_with(b"\xff"), LAKE)
 
 
@@ -170,10 +170,10 @@ def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rule = 1", "holds [[rule]] tables and nothing else"),
-        ("[rule", "is no TOML"),
+        ("rule = 1", "must have [[rule]] tables only"),
+        ("[rule", "invalid TOML in"),
         ("other = 1", "nothing else"),
-        (r'x = ["\ud83d\ude00", "\ud83d"]', "is no TOML"),
+        (r'x = ["\ud83d\ude00", "\ud83d"]', "invalid TOML in"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None:
@@ -186,21 +186,27 @@ def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"colour": 1}, "rule 1 has 'colour'; there are decode, fields"),
-        ({"filter": "a/#/b"}, "# must be the whole of the last level"),
-        ({"table": "no name"}, "a table's name has letters, digits and _: table='no name'"),
+        ({"colour": 1}, "rule 1: unknown key 'colour' (supported: decode, fields"),
+        ({"filter": "a/#/b"}, "# must be the last level, alone"),
+        (
+            {"table": "no name"},
+            "the name of a table must have letters, digits and _ only: table='no name'",
+        ),
         ({"table": "dead_letter"}, "table='dead_letter'"),
         ({"table": "Dead_Letter"}, "table='Dead_Letter'"),
         ({"decode": "xml"}, "decode must be one of json, cbor, msgpack, text, raw: 'xml'"),
         ({"partition": "week"}, "partition must be one of day, hour: 'week'"),
-        ({"levels": []}, "levels must have a name for each + of 'a/+'"),
-        ({"levels": ["topic"]}, "the name of a column is taken: column='topic'"),
-        ({"levels": ["a b"]}, "a column has letters, digits and _: column='a b'"),
-        ({"fields": [{"path": []}]}, "a field has a path"),
+        ({"levels": []}, "levels must have one name for each + of 'a/+'"),
+        ({"levels": ["topic"]}, "the name of the column is in use already: column='topic'"),
+        (
+            {"levels": ["a b"]},
+            "the name of a column must have letters, digits and _ only: column='a b'",
+        ),
+        ({"fields": [{"path": []}]}, 'a field must have a path such as path = ["a", "b"], got'),
         ({"fields": [{"path": "x", "type": "blob"}]}, "the type of a field must be one of double"),
         (
             {"decode": "text", "fields": [{"path": "x", "column": "TEXT", "type": "string"}]},
-            "the name of a column is taken: column='text'",
+            "the name of the column is in use already: column='text'",
         ),
     ],
 )
@@ -211,7 +217,7 @@ def test_a_rule_that_cannot_work_is_refused(changes: dict[str, Any], sentence: s
 
 
 def test_two_rules_for_one_filter_are_refused() -> None:
-    with pytest.raises(UsageError, match="has two rules for one filter: filter='x'"):
+    with pytest.raises(UsageError, match="must not have two rules for one filter: filter='x'"):
         rules_from_json([{"filter": "x", "table": "a"}, {"filter": "x", "table": "b"}], "f")
 
 
@@ -221,7 +227,7 @@ def test_a_rule_that_users_wrote_stands_for_the_learned_one_of_its_filter() -> N
     for values in ([mine, learned], [learned, mine]):
         (rule,) = rules_from_json(values, "rules.toml").rules
         assert rule == Rule(filter="a/+", table="mine", levels=("site",))
-    with pytest.raises(UsageError, match=r"has two rules for one filter: filter='a/\+'"):
+    with pytest.raises(UsageError, match=r"must not have two rules for one filter: filter='a/\+'"):
         rules_from_json([learned, learned], "rules.toml")
 
 
