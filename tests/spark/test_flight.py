@@ -101,7 +101,7 @@ def test_table_sql_learn_and_replay_work_by_url(
     for wrong, message in (
         (
             {"path": "x", "url": node.url},
-            "set either path (a data directory) or url (a node), not both",
+            "set either path .a data directory. or url",
         ),
         ({"token": "t"}, "token is only for a node: set url too"),
         ({"url": node.url, "decode": "json"}, "unknown option decode (supported: url, username"),

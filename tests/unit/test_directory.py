@@ -309,7 +309,7 @@ class TestOpen:
             )
             store.create("a", settings_of())
             store.create("b", settings_of())
-            with pytest.raises(NotFoundError, match="there are: a, b"):
+            with pytest.raises(NotFoundError, match="databases: a, b"):
                 store.database("missing")
 
     def test_a_database_that_was_closed_is_opened_anew(self) -> None:

@@ -104,7 +104,7 @@ def test_no_rows_are_no_append() -> None:
         ({"publisher": [1, 2]}, "column publisher must be text"),
         ({"properties": ["a", "b"]}, "column properties must be a map of text to text"),
         ({"timestamp": ["a", "b"]}, "column timestamp must be a timestamp"),
-        ({"colour": [1, 2]}, "unknown column colour (supported: topic, payload)"),
+        ({"colour": [1, 2]}, "unknown column colour .supported: topic, payload"),
         (
             {"properties": pa.array([[], [("mqtt.x", "")]], MAP)},
             "unknown property mqtt.x .supported: mqtt.payload_format.*: row=1",

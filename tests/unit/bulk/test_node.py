@@ -31,9 +31,9 @@ def test_an_address_is_read(url: str, address: str) -> None:
             "grpc+tcp://host/messages",
             "url must end after its port; set the option database instead: url",
         ),
-        ("grpc+tcp://user:word@host", "give username and password"),
-        ("http://user:word@host", "give username and password"),
-        ("user:word@host", "give username and password"),
+        ("grpc+tcp://user:word@host", "set username and password"),
+        ("http://user:word@host", "set username and password"),
+        ("user:word@host", "set username and password"),
         ("grpc+unix:a", "url must have the absolute path of a socket: url"),
     ],
 )

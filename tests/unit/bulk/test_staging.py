@@ -148,7 +148,7 @@ def test_a_name_that_no_task_was_given_is_refused(name: str) -> None:
 
 
 def test_a_batch_has_a_name_and_a_number() -> None:
-    with pytest.raises(UsageError, match="no name"):
+    with pytest.raises(UsageError, match="must have a name"):
         WriteBatch(write="", number=0)
-    with pytest.raises(UsageError, match="out of bounds: batch=-1"):
+    with pytest.raises(UsageError, match="out of range: batch=-1"):
         WriteBatch(write="w", number=-1)

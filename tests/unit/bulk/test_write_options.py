@@ -45,7 +45,7 @@ def test_a_node_is_named_by_its_url() -> None:
         ),
         (
             {"path": "/d", "url": "grpc://h"},
-            "set either path (a data directory) or url (a node), not both",
+            "set either path .a data directory. or url",
         ),
     ],
     ids=str,

@@ -77,7 +77,7 @@ def test_a_bad_line_stops_the_load_before_its_batch(metrics: CommandLine) -> Non
         2,
         "",
         (
-            "siltstone: line 11 is bad: it must be JSON: Expecting value at column 1; "
+            "siltstone: line 11 is bad: it is no JSON: Expecting value at column 1; "
             "mend it, or pass --skip-bad; 8 rows before it were stored\n"
         ),
     )
@@ -96,7 +96,7 @@ def test_bad_lines_are_passed_over_when_asked_and_counted(metrics: CommandLine) 
     assert (outcome.status, outcome.document["rows"], outcome.document["bad_lines"]) == (0, 10, 2)
     assert outcome.err == (
         "siltstone: line 1 is bad: topic must not have the wildcards + and #: topic='#'\n"
-        "siltstone: line 12 is bad: it must be JSON: Expecting value at column 1\n"
+        "siltstone: line 12 is bad: it is no JSON: Expecting value at column 1\n"
         "siltstone: 2 bad lines passed over\n"
     )
     assert values(metrics) == [str(i) for i in range(10)]
@@ -150,7 +150,7 @@ def test_nothing_is_created_for_a_database_that_is_missing(siltstone: CommandLin
     outcome = siltstone("append", "metrics", stdin=LINES)
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: database 'metrics' does not exist in /data (databases: other\n)",
+        "siltstone: database 'metrics' does not exist in /data (databases: other)\n",
     )
 
 

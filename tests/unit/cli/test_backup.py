@@ -91,7 +91,7 @@ def test_nothing_is_restored_over_data_that_is_there(siltstone: CommandLine) -> 
 def test_a_directory_that_is_none_is_not_backed_up(siltstone: CommandLine) -> None:
     refused = siltstone("backup", "/b.gz", "--data", "/nowhere")
     assert refused.status == 2
-    assert "/nowhere is not a Siltstone data directory" in refused.err
+    assert "there is no Siltstone data directory at /nowhere" in refused.err
     assert not siltstone.fs.exists(PurePath("/b.gz"))
 
 

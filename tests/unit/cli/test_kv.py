@@ -112,7 +112,7 @@ def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLi
         ),
         (
             ("read", "nope"),
-            "key-value database 'nope' does not exist in /data; there are: bank, log, commits",
+            "there is no key-value database 'nope' in /data; there are: bank, log, commits",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
         2,
         "",
         (
-            "siltstone: /data;  is not a Siltstone data directory"
+            "siltstone: there is no Siltstone data directory at /data; "
             "name one with --data, or begin one with 'siltstone db create'\n"
         ),
     )

@@ -31,7 +31,7 @@ def test_a_password_without_a_user_is_meant_for_something_else() -> None:
     ("login", "url", "sentence"),
     [
         (NodeLogin(username="u"), "", "username is only for a node: set url too"),
-        (NodeLogin(), "http://h", "url must have the form grpc+tcp://HOST"),
+        (NodeLogin(), "http://h", "url must have the form grpc"),
         (NodeLogin(token_file=Path("/nowhere/token")), URL, "cannot read /nowhere/token"),
     ],
 )

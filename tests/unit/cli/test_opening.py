@@ -17,7 +17,7 @@ def test_a_missing_directory_is_neither_read_nor_created(siltstone: CommandLine)
         with pytest.raises(UsageError) as caught:
             opened(HERE)
         assert str(caught.value) == (
-            "/data;  is not a Siltstone data directory"
+            "there is no Siltstone data directory at /data; "
             "name one with --data, or begin one with 'siltstone db create'"
         )
     assert not siltstone.fs.exists(DATA)

@@ -108,7 +108,7 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
     started = len(fakes.masters)
     refused = siltstone("pipeline", "learn", "--threshold=-1")
     assert (refused.status, len(fakes.masters)) == (2, started)
-    assert refused.err.startswith("siltstone: with -1 no level varies, so there is nothing to lea")
+    assert refused.err.startswith("siltstone: with -1 for every level no structure is learned")
 
 
 def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJobs) -> None:

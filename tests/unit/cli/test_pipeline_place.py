@@ -17,11 +17,11 @@ def test_a_directory_with_its_database_is_taken(siltstone: CommandLine) -> None:
 
 
 def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: CommandLine) -> None:
-    with pytest.raises(UsageError, match="/data; name one is not a Siltstone data directory"):
+    with pytest.raises(UsageError, match="there is no Siltstone data directory at /data; name one"):
         checked_directory(Path("/data"), "")
     siltstone.create("messages")
     with pytest.raises(
-        NotFoundError, match="database 'other' does not exist in /data (databases: me)"
+        NotFoundError, match=r"database 'other' does not exist in /data .databases: me"
     ):
         checked_directory(Path("/data"), "other")
     siltstone.create("metrics")
@@ -54,4 +54,4 @@ def test_jobs_look_for_their_data_before_spark_starts(
         fakes.put(name)
     done = siltstone(*job, "--data", "/nope")
     assert (done.status, fakes.masters) == (2, [])
-    assert done.err.startswith("siltstone: /nope; name one is not a Siltstone data directory")
+    assert done.err.startswith("siltstone: there is no Siltstone data directory at /nope; name one")

@@ -65,7 +65,7 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it must be JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("{", "it is no JSON: Expecting property name enclosed in double quotes at column 2"),
         ("[]", "it must be a JSON object, not list"),
         (b'{"topic":"\xff","value":"x"}', "it is no UTF-8"),
         ('{"topic":"\\ud800","value":"x"}', "it is no UTF-8"),
@@ -122,7 +122,7 @@ def test_blank_lines_count_but_are_no_rows() -> None:
     good = '{"topic":"a","value":"x"}\n'
     assert from_json(good, "\n", " \t\r\n", "?\n", good) == [
         Record(b"a", b"x"),
-        BadLine(4, "it must be JSON: Expecting value at column 1"),
+        BadLine(4, "it is no JSON: Expecting value at column 1"),
         Record(b"a", b"x"),
     ]
 

@@ -169,10 +169,10 @@ def test_without_a_broker_a_session_is_moved_here(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("show", "nobody"), "client 'nobody' has no durable session"),
-        (("export", "nobody"), "client 'nobody' has no durable session"),
+        (("show", "nobody"), "there is no durable session of 'nobody'"),
+        (("export", "nobody"), "there is no durable session of 'nobody'"),
         (("drop", "nobody", "--yes"), "there is no session of 'nobody'"),
-        (("move", "nobody", "--to", "latest"), "client 'nobody' has no durable session"),
+        (("move", "nobody", "--to", "latest"), "there is no durable session of 'nobody'"),
         (("kick", "away"), "no broker runs on /data"),
         (("move", "away", "--to", "noon"), "noon"),
         (("move", "away"), "--to"),
@@ -196,7 +196,7 @@ def test_a_directory_that_is_none_is_not_made_one(
 ) -> None:
     outcome = siltstone("sessions", *args)
     assert (outcome.status, outcome.out) == (2, "")
-    assert "/data is not a Siltstone data directory" in outcome.err
+    assert "there is no Siltstone data directory at /data" in outcome.err
 
 
 def test_where_there_never_was_a_session_the_list_says_so(

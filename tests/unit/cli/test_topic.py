@@ -81,7 +81,7 @@ def test_what_does_not_exist_is_told(siltstone: CommandLine, server: Wired) -> N
     for command in (["poll", "no"], ["send", "no", "x"], ["commit", "me", "no"]):
         outcome = siltstone("topic", *command)
         assert outcome.status == 2
-        assert "there is no topic" in outcome.err
+        assert "does not exist" in outcome.err
 
 
 def test_a_server_that_is_not_there_is_told(

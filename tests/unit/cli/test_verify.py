@@ -144,8 +144,8 @@ def test_a_database_that_lost_its_manifest_can_still_be_asked_about(
     [
         ((), "verify one database by its NAME, or --all of them"),
         (("metrics", "--all"), "verify one database by its NAME, or --all of them"),
-        (("nope",), "database 'nope' does not exist in /data (databases: metrics, other)"),
-        (("../data",), "database '../data' does not exist in /data (databases: metrics, other)"),
+        (("nope",), "there is no database 'nope' in /data; there are: metrics, other"),
+        (("../data",), "there is no database '../data' in /data; there are: metrics, other"),
     ],
 )
 def test_what_to_check_must_be_clear(

@@ -128,7 +128,7 @@ def test_tables_and_batches_are_sent_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"topic": "a", "colour": 1}, "unknown column colour (supported: topic, payload)"),
+        ({"topic": "a", "colour": 1}, "unknown column colour .supported: topic, payload"),
         ({"topic": 5, "payload": b""}, "rows have values of a wrong type"),
     ],
 )

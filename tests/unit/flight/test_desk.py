@@ -140,7 +140,7 @@ def test_a_stream_is_told_what_there_is_and_how_far_to_go(store: Store, desk: De
 @pytest.mark.parametrize(
     ("name", "request_", "message"),
     [
-        ("sing", {}, f"unknown action 'sing' (supported: {', '.join(ACTIONS)})"),
+        ("sing", {}, f"unknown action 'sing' .supported: {', '.join(ACTIONS)}"),
         ("admit", {"start": {"0": 0}, "end": {}}, "start and end must have the same shards"),
         ("admit", {"start": 1, "end": {}}, "a position must be a JSON object"),
         ("commit", {"write": "w", "batch": 0, "names": 1}, "names must be a list"),

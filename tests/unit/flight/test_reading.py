@@ -107,8 +107,8 @@ def test_a_slab_that_was_dropped_since_is_told_of(reads: Reads, store: Store) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "/etc"}, "option path is for who connects"),
-        ({"URL": "grpc://x"}, "option URL is for who connects"),
+        ({"path": "/etc"}, "option path is for the client only"),
+        ({"URL": "grpc://x"}, "option URL is for the client only"),
         ({"decode": "json"}, "a node does not decode payloads: decode them in the client"),
         ({"colour": "red"}, "unknown option colour"),
     ],

@@ -51,7 +51,7 @@ def test_a_ticket_goes_to_bytes_and_back() -> None:
 @pytest.mark.parametrize(
     ("encoded", "message"),
     [
-        (b"\xff", "ticket is no JSON"),
+        (b"\xff", "ticket must be JSON"),
         (b"[]", "ticket must be a JSON object"),
         (b'{"version": 2}', "unknown version 2"),
         (b'{"version": 1, "options": {}}', "a ticket must have spans of serials"),
@@ -129,7 +129,7 @@ DEEP = b"[" * 100_000
     ("call", "message"),
     [
         (lambda: load(b'{"a": ' + DEEP, "command"), "command is nested too deeply"),
-        (lambda: load(b'{"a": ' + b"9" * 5_000 + b"}", "command"), "command is no JSON"),
+        (lambda: load(b'{"a": ' + b"9" * 5_000 + b"}", "command"), "command must be JSON"),
         (lambda: decode_ticket(DEEP), "ticket is nested too deeply"),
         (lambda: options_in({"a": nested(900)}), "an option is nested too deeply"),
         (lambda: positions_in({"9" * 5_000: 1}), "a position must be a JSON object of serials"),

@@ -86,15 +86,18 @@ def test_a_declared_payload_may_be_decoded(kind: BinaryType | StringType | Struc
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (StructField("value", BinaryType()), "unknown column value (supported: topic, levels"),
+        (StructField("value", BinaryType()), "unknown column value .supported: topic, levels"),
         (
             StructField("qos", IntegerType()),
             "column qos has type tinyint and cannot be read as int",
         ),
-        (StructField("payload", LongType()), "column payload cannot be read as bigint"),
+        (
+            StructField("payload", LongType()),
+            "column payload has type binary and cannot be read as bigint",
+        ),
         (
             StructField("properties", MapType(StringType(), LongType())),
-            "column properties cannot be read as map<string,bigint>",
+            "and cannot be read as map<string,bigint>",
         ),
     ],
     ids=str,

@@ -249,7 +249,7 @@ def test_rows_that_were_dropped_before_they_were_read_are_a_failure() -> None:
         end = stream.latestOffset(at(0), ALL)
         assert end == at(3)
         with pytest.raises(
-            SlabDroppedError, match=r"gone .*: shard 0, serials 0 to 1;.*failOnData"
+            SlabDroppedError, match=r"not in the store: shard 0, serials 0 to 1;.*failOnData"
         ):
             stream.partitions(at(0), end)
 
@@ -311,7 +311,7 @@ class TestAnotherDatabase:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world, identity = self.created_anew(monkeypatch, "d", "e", "f", "g")
-        sentence = f"offsets={IDENTITY} database={identity}; begin with another checkpoint"
+        sentence = f"offsets={IDENTITY} database={identity}; start with a new checkpoint"
         for position in (at(0), at(3), at(4), at(9)):
             with pytest.raises(SlabDroppedError, match=sentence):
                 stream_of(world).latestOffset(position, ALL)

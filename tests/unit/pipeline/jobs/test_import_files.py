@@ -22,7 +22,7 @@ def test_a_template_is_text_and_columns() -> None:
         ("", "a template of topics must look like 'plant/{site}/{sensor}', got"),
         ("a/{b", "a template of topics must look like 'plant/{site}/{sensor}', got"),
         ("a/+/{b}", "a template of topics must look like 'plant/{site}/{sensor}', got"),
-        ("a/{c}", "unknown column 'c' (found: b"),
+        ("a/{c}", "unknown column 'c' .found: b"),
         ("a/{}", "unknown column ''"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_lake_has_no_rules_before_its_first_batch() -> None:
 
 
 def test_a_file_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"invalid TOML in rules.toml: .*can't decode byte 0xff"):
+    with pytest.raises(UsageError, match=r"invalid TOML in /rules.toml: .*can't decode byte 0xff"):
         load_rules(lake_with(b"\xff"), LAKE)
 
 
@@ -172,7 +172,7 @@ def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
     [
         ("rule = 1", "must have [[rule]] tables only"),
         ("[rule", "invalid TOML in"),
-        ("other = 1", "nothing else"),
+        ("other = 1", "tables only"),
         (r'x = ["\ud83d\ude00", "\ud83d"]', "invalid TOML in"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None
     with pytest.raises(UsageError) as caught:
         read_rules(text, "rules.toml")
     assert sentence in str(caught.value)
-    assert str(caught.value).startswith("rules.toml")
+    assert "rules.toml" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -233,32 +233,39 @@ def test_a_rule_that_users_wrote_stands_for_the_learned_one_of_its_filter() -> N
 
 def test_tables_that_differ_by_case_alone_are_refused() -> None:
     rules = Rules([Rule(filter="a", table="Oven"), Rule(filter="b", table="oven")])
-    with pytest.raises(UsageError, match=r"differ by case alone .*: 'Oven', 'oven'"):
+    with pytest.raises(UsageError, match=r"upper and lower case; .* 'Oven' and 'oven'"):
         read_rules(rules.to_toml(), "rules.toml")
-    with pytest.raises(UsageError, match=r"differ by case alone .*: 'other', 'Other'"):
+    with pytest.raises(UsageError, match=r"upper and lower case; .* 'other' and 'Other'"):
         read_rules(Rules([Rule(filter="a", table="Other")]).to_toml(), "rules.toml")
 
 
 @pytest.mark.parametrize(
     ("there", "sentence"),
     [
-        ({"plant_oven": "windows"}, "than plant_oven: it holds windows of a rollup"),
-        ({"plant_oven": "other"}, "than plant_oven: it holds what others have put there"),
-        ({"Plant_Oven": "rows"}, "than plant_oven: a table is called Plant_Oven"),
+        (
+            {"plant_oven": "windows"},
+            "than plant_oven for 'plant/+/oven/+': it holds windows of a rollup",
+        ),
+        (
+            {"plant_oven": "other"},
+            "than plant_oven for 'plant/+/oven/+': it holds what others have put there",
+        ),
+        (
+            {"Plant_Oven": "rows"},
+            "than plant_oven for 'plant/+/oven/+': a table is called Plant_Oven",
+        ),
     ],
 )
 def test_a_rule_needs_a_table_for_rows(there: dict[str, Content], sentence: str) -> None:
     Rules([OVEN]).refuse_tables({"plant_oven": "rows", "x": "windows"}, "messages")
     with pytest.raises(UsageError) as caught:
         Rules([OVEN]).refuse_tables(there, "messages")
-    assert str(caught.value) == (
-        f"rules.toml: the rule of 'plant/+/oven/+' needs another table {sentence}"
-    )
+    assert str(caught.value) == (f"rules.toml: choose another table {sentence}")
 
 
 def test_a_new_table_is_not_called_like_the_database_and_one_that_is_goes_on() -> None:
     rules = Rules([Rule(filter="m", table="Messages")])
-    with pytest.raises(UsageError, match="than Messages: it is the name of the database"):
+    with pytest.raises(UsageError, match="than Messages for 'm': it is the name of the database"):
         rules.refuse_tables({}, "messages")
     rules.refuse_tables({"Messages": "rows"}, "messages")
 
