@@ -145,9 +145,9 @@ class BrokerUnderTest:
 
     def save(self) -> float:
         """Let one snapshot be written; return the seconds that it took."""
-        written = self.count("snapshot written")
+        written = self.count("snapshot_written")
         os.kill(self.process.pid, signal.SIGUSR1)
-        return float(str(self.wait_for("snapshot written", written + 1)["seconds"]))
+        return float(str(self.wait_for("snapshot_written", written + 1)["seconds"]))
 
     def stop(self) -> None:
         self.process.terminate()

@@ -124,7 +124,7 @@ class Database:
         seconds = seconds_to_wait(timeout)
         slabs = self._writable()
         if slabs.manifest.holds_logs:
-            raise UsageError(f"database {self.name!r} holds topic logs, rows are sent to these")
+            raise UsageError(f"database {self.name!r} has topic logs: send messages to a topic log")
         columns = rows if isinstance(rows, Columns) else columns_of(rows)
         settings = self.settings
         parts = split_call(columns, settings)
@@ -194,7 +194,7 @@ class Database:
         if slab.stream(stream.stream_id) is None:
             self._slabs.refresh()
         if slab.stream(stream.stream_id) is None:
-            raise NotFoundError(f"slab {stream.slab} has no stream {stream.stream_id:016x}")
+            raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
         return StreamIterator(
             database=self.name,
             slab=stream.slab,
@@ -221,7 +221,7 @@ class Database:
         if not iterator.identity:
             iterator = replace(iterator, identity=self.identity)
         if rows_max < 1:
-            raise UsageError(f"rows_max must be at least 1: rows_max={rows_max}")
+            raise UsageError(f"rows_max must be at least 1, got {rows_max}")
         span = Span(since_us=iterator.since_us, until_us=until_us)
         slab = self._slabs.slab(iterator.slab)
         # Whether the slab has ended must be known before looking for its last rows.
@@ -263,7 +263,7 @@ class Database:
         if rows_max is not None:
             require_number("rows_max", rows_max)
             if rows_max < 0:
-                raise UsageError(f"rows_max must be 0 or more: rows_max={rows_max}")
+                raise UsageError(f"rows_max must be 0 or more, got {rows_max}")
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -492,7 +492,7 @@ def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | Non
     call.wants_sync = durability == "synced"
     if call.size_bytes > CALL_BYTES_MAX:
         raise UsageError(
-            f"too much for one append, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
+            f"the append is too large, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
         )
     if producer is not None:
         call.producer, call.sequence = producer_of(producer)

@@ -203,8 +203,8 @@ class Store:
                 _check_name(name)
                 if not self._fs.exists(self.path / "data" / name / MANIFEST):
                     raise NotFoundError(
-                        f"there is no database {name!r} in {self.path}; there are: "
-                        f"{', '.join(self.names()) or 'none'}"
+                        f"database {name!r} does not exist in {self.path} (databases: "
+                        f"{', '.join(self.names()) or 'none'})"
                     )
                 self._open(name)
             return self._databases[name]
@@ -220,7 +220,7 @@ class Store:
         with self._mutex:
             self._check_writable()
             if name not in self.names():
-                raise NotFoundError(f"there is no database {name!r} in {self.path}")
+                raise NotFoundError(f"database {name!r} does not exist in {self.path}")
             if name in self._databases:
                 self._databases.pop(name).close()
             directory = self.path / "data" / name
@@ -311,7 +311,7 @@ class Store:
         with self._mutex:
             self._check_writable()
             if name not in self.keyvalue_names():
-                raise NotFoundError(f"there is no key-value database {name!r} in {self.path}")
+                raise NotFoundError(f"key-value database {name!r} does not exist in {self.path}")
             if name in self._keyvalues:
                 self._keyvalues.pop(name).close()
             directory = self.path / "kv" / name
@@ -358,7 +358,7 @@ class Store:
         """
         if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
             raise CorruptionError(
-                "there are rows but no manifest, run `siltstone verify --repair` or restore a copy",
+                "the manifest is missing, run `siltstone verify --repair` or restore a backup",
                 path=directory,
             )
         for entry in self._fs.list(directory):
@@ -390,7 +390,7 @@ class Store:
         strangers = [entry.name for entry in self._fs.list(self.path)]
         if set(strangers) - {"LOCK", "data", COMMITS, "VERSION.tmp"}:
             raise UsageError(
-                f"{self.path} is not empty and not a Siltstone data directory; name another one"
+                f"{self.path} is neither empty nor a Siltstone data directory; choose another one"
             )
         for name in ("data", COMMITS):
             create_directories(self._fs, self.path / name)
@@ -406,9 +406,9 @@ class Store:
     def _check_version(self) -> None:
         version = self.path / "VERSION"
         if not self._fs.exists(version):
-            raise NotFoundError(f"there is no Siltstone data directory at {self.path}")
+            raise NotFoundError(f"{self.path} is not a Siltstone data directory")
         if self._fs.read(version) != VERSION:
-            raise UsageError(f"{self.path} was written by another version of Siltstone")
+            raise UsageError(f"another version of Siltstone wrote {self.path}: use that version")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -429,14 +429,14 @@ def open_store(
     UsageError when there can be no such path.
     """
     if not isinstance(path, str | PurePath):
-        raise UsageError(f"path must be that of a directory: type={type(path).__name__}")
+        raise UsageError(f"path must be text or a path: type={type(path).__name__}")
     try:
         # Names of files that are no UTF-8 come with escapes for their bytes.
         encoded = str(path).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
         raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc
     if 0 in encoded:
-        raise UsageError(f"path has a zero character: path={str(path)!r}")
+        raise UsageError(f"path must not have the character U+0000: path={str(path)!r}")
     return Store(absolute_path(path), read_only=read_only, clock=clock)
 
 
@@ -444,6 +444,6 @@ def _check_name(name: str) -> None:
     require_kind("name", name, str, "text")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"a database's name has up to 100 letters, digits, '_', '-' and '.', "
-            f"and begins with none of the last two: name={name!r}"
+            f"the name of a database must have 1 to 100 letters, digits, '_', '-' and '.', and "
+            f"must begin with a letter, a digit or '_': name={name!r}"
         )

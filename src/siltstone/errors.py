@@ -40,8 +40,7 @@ class QuotaExceededError(RetryError):
 
     def __init__(self, database: str, *, used_bytes: int, quota_bytes: int) -> None:
         super().__init__(
-            f"database {database!r} has no room for this within its quota, drop sealed slabs or "
-            f"raise it: "
+            f"database {database!r} has reached its quota, drop sealed slabs or raise the quota: "
             f"used_bytes={used_bytes} quota_bytes={quota_bytes}"
         )
         self.database = database
@@ -67,10 +66,10 @@ class Unmet:
         """Say it in one line, without the values: they may be large, or secret."""
         place = f"topic={self.topic!r} time_us={self.time_us}"
         if not self.present:
-            return f"present, but was required to be absent: {place}"
+            return f"the row exists, but must not exist: {place}"
         if self.found is None:
-            return f"absent, but was required to be present: {place}"
-        return f"present, but with another value than required: {place}"
+            return f"the row does not exist, but must exist: {place}"
+        return f"the row has another value than required: {place}"
 
 
 class PreconditionError(SiltstoneError):

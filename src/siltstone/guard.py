@@ -22,6 +22,6 @@ def contain_with(
     try:
         act(argument)
     except Exception:  # noqa: BLE001 - told with its trace, and the others go on
-        _LOG.exception("a mistake of ours, contained")
+        _LOG.exception("internal_error")
         if otherwise is not None:
             otherwise()

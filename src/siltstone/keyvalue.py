@@ -177,7 +177,9 @@ class KeyValueDatabase:
         Raises: UsageError for a database with times; ConflictError when too many take it at once.
         """
         if self._settings.timed:
-            raise UsageError("owned maps need a plain map, a database with the setting timed off")
+            raise UsageError(
+                "owned maps need a plain map: a database with the setting timed = false"
+            )
         begin = partial(self.transaction, key=text_of("collection", collection))
         return take(begin, collection, retries, self._retry)
 
@@ -249,7 +251,7 @@ class KeyValueDatabase:
         require_kind("stream", stream, StreamRef, "one that streams() returned")
         require_key_place(stream, database=self.name, identity=self._identity)
         if self._find(stream.slab).slab.stream(stream.stream_id) is None:
-            raise NotFoundError(f"slab {stream.slab} has no stream {stream.stream_id:016x}")
+            raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
         return KeyIterator(
             database=self.name,
             slab=stream.slab,
@@ -270,7 +272,7 @@ class KeyValueDatabase:
         require_key_place(iterator, database=self.name, identity=self._identity)
         until = None if until_us is None else end_of(until_us)
         if whole_number("rows_max", rows_max) < 1:
-            raise UsageError(f"rows_max must be at least 1: rows_max={rows_max}")
+            raise UsageError(f"rows_max must be at least 1, got {rows_max}")
         # Whether the slab has ended must be known before looking for its last rows.
         known = self._find(iterator.slab)
         ended = known.record.state is not SlabState.CURRENT
@@ -289,7 +291,7 @@ class KeyValueDatabase:
         self._check_open()
         if not self._settings.timed:
             raise UsageError(
-                f"database {self.name!r} is a plain map, which has one generation: it is not sealed"
+                f"database {self.name!r} is a plain map with one generation, which cannot be sealed"
             )
         for number, queue in enumerate(self._queues):
             queue.order(partial(self._turn_over, number))
@@ -425,7 +427,7 @@ class KeyValueDatabase:
 
     def _drop(self, slab: SlabId, why: Why) -> None:
         if self._find(slab).record.state is SlabState.CURRENT:
-            raise UsageError(f"slab {slab} is current, seal it before dropping it")
+            raise UsageError(f"slab {slab} is current: seal it, then drop it")
         size_bytes = self._size_of(slab)
         changes = Changes()
         catalog.remove_slab(changes, slab)
@@ -450,8 +452,8 @@ class KeyValueDatabase:
             return found
         later = [known for known in self._slabs if known.shard == slab.shard]
         if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
-            raise SlabDroppedError(f"slab {slab} was dropped, its rows are gone")
-        raise NotFoundError(f"there is no slab {slab}")
+            raise SlabDroppedError(f"slab {slab} was dropped with its rows")
+        raise NotFoundError(f"unknown slab {slab}")
 
     def _number(self, shard: int | None, key: str | None) -> int:
         if self._closed:
@@ -463,10 +465,12 @@ class KeyValueDatabase:
             return self.shard_of(key)
         if shard is None:
             if shards > 1:
-                raise UsageError(f"give a shard or a key, there is more than one: shards={shards}")
+                raise UsageError(
+                    f"give a shard or a key: the database has more than one shard: shards={shards}"
+                )
             return 0
         if not 0 <= whole_number("shard", shard) < shards:
-            raise UsageError(f"there is no such shard: shard={shard} shards={shards}")
+            raise UsageError(f"shard must be from 0 to {shards - 1}, got {shard}")
         return shard
 
     def _check_open(self) -> None:

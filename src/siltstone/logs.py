@@ -1,7 +1,7 @@
 """Structured logs on stderr: an event, and its facts, a line each.
 
-    2026-01-31T12:00:00.123Z info    client connected client_id=c1 address=127.0.0.1:50000
-    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "event": "client connected", …}
+    2026-01-31T12:00:00.123Z info    client_connected client_id=c1 address=127.0.0.1:50000
+    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "event": "client_connected", …}
 
 One record is one line, whatever a client puts into its names: characters that end a line or move
 the cursor are escaped, long values are cut, and the lines of a traceback are indented. Facts whose
@@ -27,7 +27,11 @@ _QUOTED: Final = frozenset(" \"'=\\")
 
 
 def log(logger: logging.Logger, level: int, event: str, /, **facts: object) -> None:
-    """Tell an event with its facts; what came from clients is a fact, never part of the event."""
+    """Log an event with its facts.
+
+    The event is a literal in snake_case, which tools match and docs/reference/log-events.md lists.
+    Whatever varies, such as a value of a client, is a fact.
+    """
     if logger.isEnabledFor(level):
         logger.log(level, event, extra={"facts": facts}, stacklevel=2)
 

@@ -195,14 +195,14 @@ class _Draft:
             value = json.loads(text) if _is_list(_shape(key)) or model_of(key) else text
             self.tree = _with(self.tree, key, value)
         except json.JSONDecodeError as exc:
-            found = f"what is no JSON from character {exc.pos + 1} on"
+            found = f"invalid JSON from character {exc.pos + 1} on"
             sentence = f"expected {_expected(key)} as JSON, found {found}"
             self._complaints.append(f"{origin}: {dotted_name(key)}: {sentence}")
         except (ValueError, RecursionError):
             sentence = "is nested too deeply, or has a number with too many digits"
             self._complaints.append(f"{origin}: {dotted_name(key)}: {sentence}")
         except IndexError:
-            self._complaints.append(f"{origin}: {dotted_name(key)}: skips a place in its list")
+            self._complaints.append(f"{origin}: {dotted_name(key)}: skips an index of its list")
         else:
             below = [known for known in self.origins if known[: len(key)] == key]
             self.origins = {k: v for k, v in self.origins.items() if k not in below}
@@ -237,12 +237,12 @@ def _read_file(fs: FileSystem, file: PurePath) -> dict[str, Any]:
     try:
         encoded = fs.read(file)
     except NotFoundError as exc:
-        raise UsageError(f"{file}: there is no such file") from exc
+        raise UsageError(f"{file}: the file does not exist") from exc
     try:
         return tomllib.loads(encoded.decode())
     except UnicodeDecodeError as exc:
         line = encoded.count(b"\n", 0, exc.start) + 1
-        raise UsageError(f"{file}: is no text in UTF-8 (at line {line})") from exc
+        raise UsageError(f"{file}: invalid UTF-8 (at line {line})") from exc
     except tomllib.TOMLDecodeError as exc:
         end = f"at the end, line {len(encoded.splitlines())}"
         raise UsageError(f"{file}: {str(exc).replace('at end of document', end)}") from exc

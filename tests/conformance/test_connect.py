@@ -461,7 +461,7 @@ def test_mqtt_3_2_2_19_a_reason_string_is_left_out_where_it_does_not_fit() -> No
     assert isinstance(told, ConnAck)
     assert (told.reason, told.properties.reason_string) == (
         Reason.SERVER_BUSY,
-        "too many clients are connected",
+        "too many clients are connected: limits.connections_max is reached",
     )
     assert narrow.connect("c", maximum_packet_size=20) == [ConnAck(reason=Reason.SERVER_BUSY)]
     assert narrow.is_closed

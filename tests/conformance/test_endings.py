@@ -139,7 +139,7 @@ def test_mqtt_3_14_2_3_a_reason_string_is_left_out_where_it_does_not_fit() -> No
     wide, narrow = core.connect("wide"), core.connect("narrow", maximum_packet_size=20)
     for wire in (wide, narrow):
         wire.send(ConnAck())
-    explained = Properties(reason_string="ConnAck while CONNECTED")
+    explained = Properties(reason_string="unexpected ConnAck while CONNECTED")
     assert wide.take() == [Disconnect(reason=Reason.PROTOCOL_ERROR, properties=explained)]
     assert narrow.take() == [Disconnect(reason=Reason.PROTOCOL_ERROR)]
 

@@ -78,7 +78,7 @@ def test_refused_messages_are_told_in_one_line_for_a_while(
     for number in range(1, 6):
         client.publish("b", "2", 1, number)
         core.advance(4.0)
-    told = [record for record in caplog.records if record.message == "publish refused"]
+    told = [record for record in caplog.records if record.message == "publish_refused"]
     assert [record.__dict__["facts"]["text"] for record in told] == [
         "messages since the last line: 1",
         "messages since the last line: 3",

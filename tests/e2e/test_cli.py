@@ -246,7 +246,7 @@ def test_a_second_writer_is_refused_in_one_sentence_and_readers_are_not(cli: Run
             ("read", "metrics", "--json", "--output", "no/such/place"),
             "cannot open no/such/place: directory no/such does not exist",
         ),
-        (("db", "create", "../evil"), "a database's name has up to 100 letters"),
+        (("db", "create", "../evil"), "the name of a database must have 1 to 100 letters"),
     ],
 )
 def test_wrong_input_ends_in_one_sentence(
@@ -448,7 +448,10 @@ def test_a_database_for_which_there_are_too_few_files_is_not_left_behind_untold(
     script = f'ulimit -n {files_max}; exec "$@"'
     done = cli.run_in_shell(script, "db", "create", "metrics", *options)
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (3, b"", 1)
-    assert b"no file descriptor is left, raise the limit (ulimit -n" in done.stderr
+    assert (
+        b"too many open files, raise the limit (ulimit -n, LimitNOFILE) or lower "
+        b"limits.connections_max: path" in done.stderr
+    )
     # Whether a file is left to open, to drop it by, depends on where the last one was taken.
     is_left = cli.document("db", "list") != []
     assert is_left == (b"database 'metrics' may exist in part" in done.stderr)

@@ -224,7 +224,7 @@ class TestIndex:
         flip(world.fs, path, offset)
         report = verify(world, repair=True)
         assert [(found.path, found.repaired) for found in report.findings] == [
-            (path, "made anew from the segment")
+            (path, "rebuilt from the segment")
         ]
         assert world.fs.read(path) == sound
         assert verify(world).findings == ()
@@ -429,7 +429,7 @@ class TestManifest:
         flip(world.fs, DATABASE / MANIFEST, 100)
         flip(world.fs, SEALED, 5000)
         first, second, *_ = [found.repaired for found in verify(world, repair=True).findings]
-        assert first.startswith("made anew from the segments, with the default settings")
+        assert first.startswith("rebuilt from the segments with default settings")
         assert second.startswith("a hole; kept as ")
         left = read_all(world)
         assert left == [row for row in rows if row in left]

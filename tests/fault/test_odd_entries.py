@@ -23,8 +23,8 @@ from tests.support.topiclog import log_port, served_by_process
 
 NAME = "messages"
 SMALL = DatabaseSettings(segment_bytes=64 * 1024)
-ODD = "007777.log is a pipe, link or device with the name of a file of RocksDB, move it away"
-LEFT_ALONE = "not a file of this store, left alone"
+ODD = "007777.log must be a regular file, not a pipe, link or device: move it away"
+LEFT_ALONE = "not a file of the store; it stays as it is"
 
 
 def slab_of(data: Path) -> Path:
@@ -176,7 +176,7 @@ def test_a_segment_of_another_slab_is_taken_out_and_no_row_is_lost(data: Path) -
         store.database(NAME)
     (finding,) = check(data, repair=True).findings
     assert finding.problem == (
-        "segment is not of this slab: its database is 'other'; no row is lost"
+        "the segment belongs to another slab: its database is 'other'; no row is lost"
     )
     assert finding.repaired == f"kept as {data / 'quarantine' / path.name}"
     with siltstone.open(data) as store:
@@ -233,10 +233,10 @@ def test_odd_entries_above_the_slabs_are_noted(data: Path) -> None:
     os.mkfifo(database / "pipe")
     (database / "manifest.tmp").write_bytes(b"half")
     notes = [
-        (database / "0" / "9", "slab that the manifest does not name"),
+        (database / "0" / "9", "a slab that is not in the manifest"),
         (database / "0" / "x", LEFT_ALONE),
         (database / "7", LEFT_ALONE),
-        (database / "manifest.tmp", "left by a crash, removed at the next start"),
+        (database / "manifest.tmp", "a file that a crash left; the next start removes it"),
         (database / "pipe", LEFT_ALONE),
     ]
     assert list(check(data).findings) == [
@@ -280,7 +280,7 @@ def test_a_broker_starts_beside_foreign_files_in_every_database_and_names_them(
         broker.start()
         with TopicLogClient(port=log_port(broker)) as client:
             assert client.bounds("t") == range(60)
-        told = broker.events("foreign files are left alone")
+        told = broker.events("foreign_files_ignored")
         assert [(event["database"], event["names"]) for event in told] == [
             (slab.parent.parent.name, f"{7777:020d}.seg") for slab in (slabs[0], slabs[2], slabs[1])
         ]

@@ -141,7 +141,7 @@ def test_a_damaged_frame_is_said_and_the_batches_before_it_stay(
     (segment,) = (file for file in path.rglob("*.seg") if marker in file.read_bytes())
     whole = segment.read_bytes()
     segment.write_bytes(whole.replace(marker, marker.replace(b"7", b"8")))
-    with pytest.raises(SiltstoneError, match="frame does not match its checksum"):
+    with pytest.raises(SiltstoneError, match="the frame does not match its checksum"):
         tier_all(path)
     assert tiered_rows(path) == before
     segment.write_bytes(whole)
@@ -158,7 +158,7 @@ def test_rows_that_a_repair_could_not_save_do_not_hold_up_the_others(
     database.seal()
     (segment,) = (file for file in path.rglob("*.seg") if marker in file.read_bytes())
     segment.write_bytes(segment.read_bytes().replace(marker, marker.replace(b"7", b"8")))
-    with pytest.raises(SiltstoneError, match="frame does not match its checksum"):
+    with pytest.raises(SiltstoneError, match="the frame does not match its checksum"):
         tier_all(path)
     database.close()
     place = path / "data" / DATABASE

@@ -155,7 +155,9 @@ def test_a_frame_that_a_later_one_knows_as_synced_is_damaged_not_torn(
     patch(world.fs, PATH, SYNCED_CELL, struct.pack("<Q", frames[number].start))
     damage(world, frames[number])
     before = world.fs.read(PATH)
-    with pytest.raises(CorruptionError, match="later ones are whole") as caught:
+    with pytest.raises(
+        CorruptionError, match="a synced frame is damaged before valid frames"
+    ) as caught:
         reopened(world)
     assert (caught.value.path, caught.value.offset) == (PATH, frames[number].start)
     assert world.fs.read(PATH) == before
@@ -202,7 +204,7 @@ class TestVerify:
         (note,) = notes_in(report)
         last = note.offset
         size = len(world.fs.read(IN_DATABASE).rstrip(b"\0")) - last
-        assert note.problem == f"torn tail of {size} bytes, will be cut at the next start"
+        assert note.problem == f"torn tail of {size} bytes; the next start cuts it off"
         assert damage_in(report) == []
 
     def test_readers_see_what_stands_before_a_torn_tail(self) -> None:

@@ -105,7 +105,7 @@ def test_a_commit_that_is_not_done_in_time_may_have_happened() -> None:
         begun.wait()
         client.join()
         assert [(type(error), str(error)) for error in errors] == [
-            (OutcomeUnknownError, "no outcome after 1.0 seconds")
+            (OutcomeUnknownError, "the outcome is not known after 1.0 seconds")
         ]
         go.set()
         cast("Any", world.memory).write = write

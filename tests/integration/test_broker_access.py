@@ -233,7 +233,7 @@ def test_sighup_takes_new_users_and_rights_for_all_and_wrong_files_for_nobody(
         assert reader.expect(Publish).topic == b"plant/after"
         acl.write_text("topic everything #\n", "utf-8")
         told = broker.reload()
-        assert told["event"] == "users and rights not reloaded"
+        assert told["event"] == "access_reload_failed"
         assert f"{acl}" in told["error"]
         assert writer.publish("new/x", b"") is Reason.SUCCESS
         acl.write_text(ACL, "utf-8")

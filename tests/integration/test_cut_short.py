@@ -25,7 +25,7 @@ def test_what_a_cut_takes_is_told_and_its_serials_are_not_used_again(tmp_path: P
         quarantine=PurePath(tmp_path / "quarantine"),
     )
     told = [finding.problem for finding in report.findings if finding.severity == "damage"]
-    assert "rows may be lost behind its end" in told[0]
+    assert "rows may be lost after its end" in told[0]
     assert "rows are lost: serials" in told[1]
     with siltstone.open(tmp_path) as store:
         database = store.database("one")

@@ -42,7 +42,7 @@ def test_connections_end_before_descriptors_do_and_publishing_goes_on(tmp_path: 
     with ExitStack() as stack:
         stack.callback(broker.kill)
         broker.start()
-        (told,) = broker.events("the limit of open files allows fewer connections than the setting")
+        (told,) = broker.events("open_files_limit_low")
         assert (told["setting"], told["wanted"], told["limit"]) == (
             "limits.connections_max",
             100_000,
@@ -52,7 +52,7 @@ def test_connections_end_before_descriptors_do_and_publishing_goes_on(tmp_path: 
         client.connect("c")
         for _ in range(FILES_MAX):
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.port)))
-        refused = broker.wait_for("connections refused")
+        refused = broker.wait_for("connections_refused")
         assert refused["connections"] == told["allowed"]
         assert "ulimit -n, LimitNOFILE" in refused["remedy"]
         # More than a segment of 1 MiB holds.

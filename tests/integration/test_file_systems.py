@@ -154,7 +154,7 @@ def test_data_ends_behind_the_last_byte_that_was_written(disk: Disk) -> None:
 def test_allocate_past_the_end_is_refused(disk: Disk) -> None:
     with disk.fs.create(disk.root / "a") as file:
         file.truncate(100)
-        with pytest.raises(UsageError, match="past the end of the file"):
+        with pytest.raises(UsageError, match="cannot allocate after the end of the file: path"):
             file.allocate(50, 51)
         assert file.size() == 100
 

@@ -69,7 +69,7 @@ def drain(port: int, name: str, count: int) -> None:
 
 
 def alarms(broker: BrokerProcess) -> list[str]:
-    return [str(each["text"]) for each in broker.events("alarm")]
+    return [str(each["text"]) for each in broker.events("alarm_raised")]
 
 
 def test_publishers_stop_first_and_sessions_drain_a_disk_that_is_full(disk: Path) -> None:
@@ -82,12 +82,12 @@ def test_publishers_stop_first_and_sessions_drain_a_disk_that_is_full(disk: Path
         stored, reason = publish_until_refused(broker.port)
         assert (stored > 50, reason) == (True, Reason.QUOTA_EXCEEDED)
         assert shutil.disk_usage(disk).free > KEEP_FREE_BYTES - 16 * MIB
-        broker.wait_for("alarm")
+        broker.wait_for("alarm_raised")
         assert come(broker.port, "newcomer") is Reason.SUCCESS
 
         hog = disk / "hog"
         take_the_rest(hog)
-        broker.wait_for("alarm", count=2)
+        broker.wait_for("alarm_raised", count=2)
         assert alarms(broker) == [
             "the disk is nearly full: publishes are refused",
             "the disk is full: publishes and new durable sessions are refused",
@@ -128,12 +128,12 @@ def test_a_broker_starts_on_a_full_disk_and_all_goes_on_when_there_is_space_agai
         hog = disk / "hog"
         take_the_rest(hog)
         broker.start()
-        broker.wait_for("alarm")
+        broker.wait_for("alarm_raised")
         assert come(broker.port, "before") is Reason.SUCCESS
         assert come(broker.port, "meanwhile") is Reason.QUOTA_EXCEEDED
         assert publish_until_refused(broker.port)[0] == 0
         hog.unlink()
-        broker.wait_for("alarm is over")
+        broker.wait_for("alarm_cleared")
         assert come(broker.port, "meanwhile") is Reason.SUCCESS
         assert publish_until_refused(broker.port)[0] > 0
         assert broker.mistakes() == []

@@ -36,4 +36,4 @@ def test_idle_connections_to_topic_logs_and_the_control_socket_are_closed(tmp_pa
             # It waits for longer than it may be idle, and is then told that nothing came.
             assert client.poll(timeout=1.5) is None
             assert client.send("t", b"x") == 0
-        assert len(broker.events("idle connection closed")) == 1
+        assert len(broker.events("topiclog_idle_connection_closed")) == 1

@@ -17,7 +17,9 @@ from tests.support.tx_builders import World
 def test_a_plain_map_has_one_generation_and_is_not_sealed() -> None:
     with World(timed=False) as world:
         world.write("a", b"1")
-        with pytest.raises(UsageError, match="is a plain map, which has one generation"):
+        with pytest.raises(
+            UsageError, match="is a plain map with one generation, which cannot be sealed"
+        ):
             world.database.seal()
         assert world.database.get("a") == b"1"
         assert [(row.topic, row.value) for row in world.database.read("#")] == [("a", b"1")]
@@ -31,7 +33,7 @@ class Hurried(MemoryEngine):
 
     def size_bytes(self, family: str | None = None) -> int:
         if family == self.gone:
-            raise NotFoundError(f"there is no such family: name={family}")
+            raise NotFoundError(f"unknown column family: name={family}")
         return super().size_bytes(family)
 
 

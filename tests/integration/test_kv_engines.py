@@ -57,7 +57,7 @@ def test_views_that_are_left_do_not_keep_the_directory_locked(tmp_path: Path) ->
 
 def test_a_second_opening_is_refused_here_and_in_another_process(tmp_path: Path) -> None:
     engine = RocksEngine(tmp_path)
-    text = f"the database is open elsewhere, close it: path={tmp_path}"
+    text = f"another process has the database open, stop that process: path={tmp_path}"
     with pytest.raises(LockedError) as caught:
         RocksEngine(tmp_path)
     assert str(caught.value) == text
@@ -140,7 +140,10 @@ def test_damage_in_the_middle_of_the_log_is_refused_and_not_taken_for_its_end(
 ) -> None:
     log = written(tmp_path)
     middle = len(log) // 2
-    with pytest.raises(CorruptionError, match="is damaged and sound ones follow"):
+    with pytest.raises(
+        CorruptionError,
+        match="a record of the log is damaged before valid records: restore the file from a backup",
+    ):
         keys_left(tmp_path, log[:middle] + bytes([log[middle] ^ 1]) + log[middle + 1 :])
 
 

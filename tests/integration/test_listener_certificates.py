@@ -211,25 +211,26 @@ def test_a_bad_certificate_key_or_authority_is_named(authority: Authority) -> No
     sealed = authority.server("sealed")
     encrypt_key(sealed, b"quarry")
     assert sentence(certificate=server.key) == (
-        f"certificate must hold a PEM certificate: path={server.key}"
+        f"certificate must contain a PEM certificate: path={server.key}"
     )
     assert sentence(key="/nowhere/server.key") == (
-        "key cannot be read, No such file or directory: path=/nowhere/server.key"
+        "key cannot be read: No such file or directory: path=/nowhere/server.key"
     )
     assert sentence(key=server.certificate) == (
-        f"key must hold a PEM private key: path={server.certificate}"
+        f"key must contain a PEM private key: path={server.certificate}"
     )
     assert sentence(key=other.key) == (
-        f"key does not belong to the certificate: path={other.key} certificate={server.certificate}"
+        f"key does not match the certificate: path={other.key} certificate={server.certificate}"
     )
     assert sentence(certificate=sealed.certificate, key=sealed.key) == (
-        f"key is encrypted, and nobody is there to type its password; decrypt it: path={sealed.key}"
+        f"key is encrypted; decrypt the file, the broker does not ask for its password: "
+        f"path={sealed.key}"
     )
     assert sentence(client_ca="/nowhere/ca.pem") == (
-        "client_ca cannot be read, No such file or directory: path=/nowhere/ca.pem"
+        "client_ca cannot be read: No such file or directory: path=/nowhere/ca.pem"
     )
     assert sentence(client_ca=other.key) == (
-        f"client_ca must hold a PEM certificate: path={other.key}"
+        f"client_ca must contain a PEM certificate: path={other.key}"
     )
 
 

@@ -272,7 +272,7 @@ def test_a_live_socket_file_is_left_alone(runner: asyncio.Runner, tmp_path: Path
     async def scenario() -> None:
         async with listening(unix(path)):
             assert await refusal(unix(path)) == (
-                f"cannot listen on unix://{path}: another server listens there, stop it or "
+                f"cannot listen on unix://{path}: another server listens there; stop it or "
                 f"choose another path: path={path}"
             )
             assert await ask_unix(path, b"first") == b"first"
@@ -300,8 +300,8 @@ def test_a_file_or_a_link_that_is_no_socket_is_left_alone(
     os.mkfifo(pipe)
     for path in (data, pipe):
         assert runner.run(refusal(unix(path))) == (
-            f"cannot listen on unix://{path}: the path must be free or a socket file, and "
-            f"something else is there: path={path}"
+            f"cannot listen on unix://{path}: a file that is not a socket has this path; "
+            f"choose another path: path={path}"
         )
     assert data.read_bytes() == b"rows"
     assert pipe.is_fifo()

@@ -16,10 +16,7 @@ from tests.support.mqtt_socket import MqttSocket
 
 KEPT = Properties(session_expiry_interval=3600)
 EVERYONE = stat.S_IRWXG | stat.S_IRWXO
-WARNING = (
-    "every user of this machine can enter the data directory: chmod it to 700, or to 2750 to let "
-    "its group read"
-)
+WARNING = "data_directory_open"
 
 
 def reachable(directory: Path, permissions: int) -> list[str]:

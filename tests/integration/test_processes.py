@@ -95,7 +95,7 @@ def test_a_quota_refuses_rows_until_a_slab_is_dropped(tmp_path: Path) -> None:
         database.append([Row("t", bytes(1000))] * 50).wait()
         database.seal()
         tickets = [database.append([Row("t", bytes(1000))] * 50) for _ in range(100)]
-        with pytest.raises(QuotaExceededError, match="drop sealed slabs or raise it"):
+        with pytest.raises(QuotaExceededError, match="drop sealed slabs or raise the quota"):
             tickets[-1].wait()
         database.drop_slab(SlabId(0, 1))
         database.append([Row("t", b"again")]).wait()

@@ -17,8 +17,8 @@ def test_a_stock_client_goes_on_behind_a_message_that_it_may_not_publish(tmp_pat
                 client.publish("forbidden", b"%d" % number, qos=1 + number % 2)
             client.publish("plant/1", b"end")
             client.wait_for(lambda payloads: payloads == [b"end"])
-        assert len(broker.events("client connected")) == 1
-        assert [event["text"] for event in broker.events("publish refused")] == [
+        assert len(broker.events("client_connected")) == 1
+        assert [event["text"] for event in broker.events("publish_refused")] == [
             "messages since the last line: 1"
         ]
     assert stored(tmp_path / "data") == [("plant/1", b"end")]

@@ -78,7 +78,7 @@ def test_signals_during_the_start_do_not_end_the_broker(tmp_path: Path) -> None:
             started.ask(signal.SIGHUP)
             started.ask(signal.SIGUSR1)
             assert started.is_running
-        started.wait_for("snapshot written")
+        started.wait_for("snapshot_written")
         started.stop()
     finally:
         if started.is_running:

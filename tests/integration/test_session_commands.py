@@ -109,7 +109,7 @@ def test_groups_are_listed_and_reset_while_they_have_members_and_when_not(
     assert read(client, 2) == [b"1", b"2"]
     command("groups", "reset", GROUP, "--to", "earliest")
     assert read(client, 2) == [b"1", b"2"]
-    assert "the group has members" in command("groups", "drop", GROUP, "--yes", status=2)
+    assert "the share group has members" in command("groups", "drop", GROUP, "--yes", status=2)
     client.disconnect()
     publish(broker, b"3")
     assert command.document("groups", "show", GROUP)["behind"] == 1
@@ -166,9 +166,9 @@ def test_the_socket_is_for_the_brokers_user_and_answers_nonsense_with_a_sentence
     place = broker.data / "control.sock"
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert is_served(broker.data)
-    with pytest.raises(UsageError, match="this broker does not know the request"):
+    with pytest.raises(UsageError, match="the broker does not know this request"):
         ask_broker(broker.data, {"do": "dance"})
-    with pytest.raises(UsageError, match="a share group is named"):
+    with pytest.raises(UsageError, match="a share group has the form"):
         ask_broker(broker.data, {"do": "move-group", "group": "x", "to": "latest"})
     broker.kill()
     # What a killed broker leaves behind is no broker.
@@ -185,5 +185,9 @@ def test_without_durable_sessions_requests_about_them_are_not_known(tmp_path: Pa
         done = run_command("sessions", "drop", "a", "--yes", "--data", str(broker.data))
         assert (done.returncode, done.stderr) == (
             2,
-            b"siltstone: this broker does not know the request\n",
+            (
+                b"siltstone: the broker does not know this request: broker and command must have "
+                b"the "
+                b"same version\n"
+            ),
         )

@@ -165,7 +165,7 @@ def test_a_quota_refuses_rows_and_a_drop_makes_room(tmp_path: Path) -> None:
         append(database, b"first")
         database.seal()
         stored = fill(database)
-        with pytest.raises(QuotaExceededError, match="drop sealed slabs or raise it"):
+        with pytest.raises(QuotaExceededError, match="drop sealed slabs or raise the quota"):
             append(database, VALUE)
         assert database.size_bytes() <= 256 * 1024 + 65536
         assert [row.value for row in read_rows(database)] == [b"first", *stored]

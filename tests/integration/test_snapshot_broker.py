@@ -109,7 +109,7 @@ def test_damaged_snapshots_are_passed_over_and_an_empty_start_must_be_allowed(
         newest = tmp_path / "d" / "snapshots" / name_of(2)
         newest.write_bytes(bytes(newest.stat().st_size))
         broker.start()
-        assert broker.wait_for("snapshot damaged")["level"] == "error"
+        assert broker.wait_for("snapshot_damaged")["level"] == "error"
         assert (tmp_path / "d" / "quarantine" / name_of(2)).exists()
         assert [each.payload for each in come_back(broker.port, "c", 1)] == [b"old"]
         broker.kill()
@@ -195,7 +195,7 @@ def test_signals_the_command_and_the_clock_write_one_each_and_two_are_kept(tmp_p
         assert found.returncode == 0
     settings = IN_MEMORY | {"snapshot.time_interval": 0.05}
     with broker_process(data, settings=settings) as broker:
-        broker.wait_for("snapshot written", count=4)
+        broker.wait_for("snapshot_written", count=4)
 
 
 def last_values(data: Path) -> tuple[bytes, bytes]:

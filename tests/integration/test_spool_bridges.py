@@ -52,7 +52,7 @@ def test_messages_go_both_ways_under_their_prefixes(tmp_path: Path, version: str
             tmp_path / "data", settings=bridge(mosquitto.port, *topics, version=version)
         ) as broker,
     ):
-        broker.wait_for("bridge connected")
+        broker.wait_for("bridge_connected")
         with watching(mosquitto.port, "#") as remote, watching(broker.port, "do/#") as local:
             local.publish("plant/temp/1", b"hot", qos=2)
             # One of QoS 1 may overtake it.
@@ -81,7 +81,7 @@ def test_what_goes_both_ways_goes_round_no_circle(tmp_path: Path) -> None:
             tmp_path / "near", settings=bridge(far.port, {"filter": "#", "direction": "both"})
         ) as near,
     ):
-        near.wait_for("bridge connected")
+        near.wait_for("bridge_connected")
         with watching(near.port, "#") as here, watching(far.port, "#") as there:
             here.publish("a", b"from here")
             there.wait_for(lambda payloads: b"from here" in payloads)
@@ -108,7 +108,7 @@ def test_a_peer_that_comes_later_gets_everything_in_order(tmp_path: Path) -> Non
         near.kill()
         near.start()
         with broker_process(tmp_path / "far", listeners={"tcp": {"port": port}}) as far:
-            near.wait_for("bridge connected")
+            near.wait_for("bridge_connected")
             send_last(near, far)
         assert [value for _, value in stored(tmp_path / "far")] == [*wanted, b"end"]
 
@@ -158,13 +158,13 @@ def test_what_the_peer_refuses_is_a_dead_letter_and_the_rest_goes_on(tmp_path: P
         ) as far,
         broker_process(tmp_path / "near", settings=bridge(far.port, {"filter": "#"})) as near,
     ):
-        near.wait_for("bridge connected")
+        near.wait_for("bridge_connected")
         with watching(near.port) as here, watching(far.port, "ok/x") as there:
             here.publish("secret/x", b"forbidden")
             here.publish("ok/large", bytes(3000))
             here.publish("ok/x", b"fine")
             assert there.wait_for(bool) == [b"fine"]
-        near.wait_for("bridge message refused", count=2)
+        near.wait_for("bridge_message_refused", count=2)
         dead = tmp_path / "near" / "spool" / "peer.dead"
         reasons = sorted(path.read_text().splitlines()[0] for path in dead.glob("*.reason.txt"))
         assert reasons == [

@@ -139,7 +139,10 @@ def test_another_process_reads_discards_and_puts(tmp_path: Path) -> None:
         first, second = opened.store(b"one", "a/b"), opened.store(b"two")
         assert run_command("spool", "cat", str(tmp_path / "q"), str(first.id)).stdout == b"one"
         refused = run_command("spool", "discard", str(tmp_path / "q"), str(first.id))
-        assert (refused.returncode, b"open for writing elsewhere" in refused.stderr) == (2, True)
+        assert (
+            refused.returncode,
+            b"another process has the directory open for writing, stop it: path" in refused.stderr,
+        ) == (2, True)
     assert run_command("spool", "discard", str(tmp_path / "q"), str(first.id)).returncode == 0
     put = run_command("spool", "put", str(tmp_path / "q"), stdin=b"three")
     with spool.open(tmp_path / "q") as opened:

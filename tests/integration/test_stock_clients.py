@@ -367,7 +367,7 @@ def test_who_shows_no_certificate_where_one_is_required_is_not_let_in(
     client = make(name, version, target)
     with pytest.raises((ClosedError, OSError)):
         come_in(client, Login(client_id="nameless"), "#")
-    assert [e for e in broker.events("client connected") if e["client_id"] == "nameless"] == []
+    assert [e for e in broker.events("client_connected") if e["client_id"] == "nameless"] == []
 
 
 def test_sigterm_tells_clients_of_every_listener_why_they_are_closed(

@@ -9,10 +9,7 @@ from pathlib import Path
 
 from tests.support.broker_process import BrokerProcess, broker_process, run_command
 
-WARNED = (
-    "[storage] is for a database that is yet to be made; this one is changed, while the broker is "
-    "stopped, by"
-)
+WARNED = "storage_settings_ignored"
 
 
 def test_the_start_tells_the_command_that_applies_what_was_edited(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_an_empty_store_is_an_empty_table(
     [
         ({"startingOffset": "latest"}, "unknown option startingoffset; did you mean startingOffs"),
         ({"filter": "a/#/b"}, "filter is no MQTT topic filter"),
-        ({"database": "other"}, "there is no database 'other'"),
+        ({"database": "other"}, "database 'other' does not exist"),
     ],
     ids=str,
 )

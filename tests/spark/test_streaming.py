@@ -111,7 +111,9 @@ def test_a_generation_that_was_dropped_unread_fails_the_query_or_is_skipped(
     for shard in range(2):
         database.drop_slab(SlabId(shard, 1))
     database.append(rows(100, 120)).wait()
-    with pytest.raises(StreamingQueryException, match="rows are gone that the query asks for"):
+    with pytest.raises(
+        StreamingQueryException, match="the query needs rows that are not in the store"
+    ):
         run_to_the_end(spark, path, tmp_path, sink)
     run_to_the_end(spark, path, tmp_path, sink, failOnDataLoss="false")
     assert len(sink.places()) == 70

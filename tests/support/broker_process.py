@@ -27,6 +27,7 @@ Settings = Mapping[str, str | float]
 
 # Listeners by the names that a test has for them; the first one is plain TCP.
 PLAIN: Mapping[str, Listener] = {"tcp": {"port": 0}}
+RELOADS = {"reloaded", "access_reload_failed", "certificates_reload_failed"}
 QUICK: Settings = {"storage.segment_bytes": "1 MiB", "sys_interval": 0, "drain_timeout": 0.5}
 
 
@@ -144,7 +145,7 @@ class BrokerProcess:
 
             def is_told() -> bool:
                 since = self._events[before:]
-                done[:] = [each for each in since if each["event"].endswith("reloaded")]
+                done[:] = [each for each in since if each["event"] in RELOADS]
                 return self._is_over or bool(done)
 
             self._changed.wait_for(is_told, EVENT_SECONDS)
@@ -156,7 +157,7 @@ class BrokerProcess:
         with self._changed:
             before = len(self._events)
         self._signal(signal.SIGUSR1)
-        self.wait_for("snapshot written", skip=before)
+        self.wait_for("snapshot_written", skip=before)
 
     def kill(self) -> None:
         """Kill it as -9 does; return when it is gone."""

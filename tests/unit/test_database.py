@@ -123,7 +123,7 @@ class TestAppend:
         size = CALL_BYTES_MAX // 4 - 1
         value = bytes(size)
         with new_database() as database:
-            with pytest.raises(UsageError, match="too much for one append, split it"):
+            with pytest.raises(UsageError, match="the append is too large, split it: size_bytes"):
                 database.append(Columns([b"t"] * 5, [value] * 5))
             assert database.count() == 0
 
@@ -157,12 +157,12 @@ class TestProducer:
         self, sequence: int
     ) -> None:
         with new_database() as database:
-            with pytest.raises(UsageError, match=f"sequence={sequence}"):
+            with pytest.raises(UsageError, match=f"got {sequence}$"):
                 database.append(rows_on("t"), producer=("p", sequence)).wait()
             database.append(rows_on("t"), producer=("p", (1 << 64) - 1)).wait()
 
     def test_a_name_that_is_no_unicode_is_refused(self) -> None:
-        with new_database() as database, pytest.raises(UsageError, match="not valid Unicode"):
+        with new_database() as database, pytest.raises(UsageError, match="must be valid Unicode"):
             database.append(rows_on("t"), producer=("\ud800", 0))
 
 
@@ -188,7 +188,9 @@ class TestTicket:
     def test_waiting_has_a_limit_and_the_outcome_is_then_unknown(self) -> None:
         with new_database(**HELD) as database:
             ticket = database.append(rows_on("t"))
-            with pytest.raises(OutcomeUnknownError, match="no outcome after 0 seconds"):
+            with pytest.raises(
+                OutcomeUnknownError, match="the outcome is not known after 0 seconds"
+            ):
                 ticket.wait(0)
             assert ticket.done is False
             database.sync()
@@ -219,7 +221,7 @@ class TestTicket:
             with pytest.raises(OutcomeUnknownError) as caught:
                 ticket.wait()
             assert isinstance(caught.value.__cause__, InvalidTopicError)
-            assert "rows for one shard were stored, for another not" in str(caught.value)
+            assert "only the rows of some shards were stored" in str(caught.value)
             assert read_topics(database) == ["good"]
 
 
@@ -274,9 +276,9 @@ class TestStreams:
             for database in (first, second):
                 database.append(rows_on("t")).wait()
             (stream,) = first.streams()
-            with pytest.raises(UsageError, match="belongs to database 'first'"):
+            with pytest.raises(UsageError, match="belongs to another database: 'first'"):
                 second.next(first.iterator(stream))
-            with pytest.raises(UsageError, match="belongs to database 'first'"):
+            with pytest.raises(UsageError, match="belongs to another database: 'first'"):
                 second.iterator(stream)
 
     @pytest.mark.parametrize("rows_max", [0, -1])
@@ -284,7 +286,7 @@ class TestStreams:
         with new_database() as database:
             database.append(rows_on("t")).wait()
             iterator = database.iterator(database.streams()[0])
-            with pytest.raises(UsageError, match=f"rows_max={rows_max}"):
+            with pytest.raises(UsageError, match=f"rows_max must be at least 1, got {rows_max}"):
                 database.next(iterator, rows_max)
 
 
@@ -445,7 +447,7 @@ class TestRead:
 
     def test_an_unknown_column_and_a_bad_filter_are_refused_before_the_first_batch(self) -> None:
         with new_database() as database:
-            with pytest.raises(UsageError, match=f"no such column: payload; .*{COLUMNS[-1]}"):
+            with pytest.raises(UsageError, match=f"unknown column payload .*{COLUMNS[-1]}"):
                 database.read(columns=["payload"])
             for call in (database.read, database.count, database.streams):
                 with pytest.raises(InvalidTopicError):
@@ -455,7 +457,7 @@ class TestRead:
         with new_database() as database:
             database.append(rows_on("t")).wait()
             assert read_rows(database, rows_max=0) == []
-            with pytest.raises(UsageError, match="rows_max=-1"):
+            with pytest.raises(UsageError, match="got -1"):
                 read_rows(database, rows_max=-1)
 
     def test_an_empty_database_has_nothing(self) -> None:

@@ -79,7 +79,7 @@ class TestLayout:
             with pytest.raises(UsageError) as caught:
                 world.store()
             assert str(caught.value) == (
-                "/data is not empty and not a Siltstone data directory; name another one"
+                "/data is neither empty nor a Siltstone data directory; choose another one"
             )
         names = {entry.name for entry in world.fs.list(PATH)}
         assert names - {"LOCK"} == {"thesis.doc"}
@@ -90,14 +90,14 @@ class TestLayout:
         create_directories(world.fs, PATH)
         with world.fs.create(PATH / "VERSION") as file:
             file.write(b"siltstone 2\n")
-        with pytest.raises(UsageError, match="was written by another version of Siltstone"):
+        with pytest.raises(UsageError, match="another version of Siltstone wrote"):
             world.store(read_only=read_only)
 
     @pytest.mark.parametrize("path", ["\0", "a\0b", "\ud800"])
     @pytest.mark.parametrize("read_only", [True, False])
     def test_what_can_be_no_path_is_refused(self, path: str, *, read_only: bool) -> None:
         for given in (path, PurePath(path)):
-            with pytest.raises(UsageError, match=r"^path (has a zero|is not valid)"):
+            with pytest.raises(UsageError, match=r"^path (must not have|is not valid)"):
                 open_store(given, read_only=read_only)
 
 
@@ -131,7 +131,7 @@ class TestLock:
 class TestReadOnly:
     def test_nothing_to_read_is_not_found_and_nothing_is_created(self) -> None:
         world = World()
-        with pytest.raises(NotFoundError, match="there is no Siltstone data directory at /data"):
+        with pytest.raises(NotFoundError, match="/data is not a Siltstone data directory"):
             world.store(read_only=True)
         assert not world.fs.exists(PATH)
 
@@ -196,7 +196,9 @@ class TestCreate:
     def test_a_bad_name_is_refused(self, name: str) -> None:
         with World().store() as store:
             for refused in (store.create, store.database, store.ensure):
-                with pytest.raises(UsageError, match="a database's name has up to 100 letters"):
+                with pytest.raises(
+                    UsageError, match="the name of a database must have 1 to 100 letters"
+                ):
                     refused(name)
             assert store.names() == []
 
@@ -219,7 +221,13 @@ class TestCreate:
         world.fs.remove(manifest)
         with world.store() as store:
             for make in (store.create, store.ensure):
-                with pytest.raises(CorruptionError, match="rows but no manifest"):
+                with pytest.raises(
+                    CorruptionError,
+                    match=(
+                        "the manifest is missing, run `siltstone verify --repair` or restore "
+                        "a backup"
+                    ),
+                ):
                     make(NAME, settings_of())
             replace_file(world.fs, manifest, saved)
             assert read_topics(store.database(NAME)) == ["t"]
@@ -296,10 +304,12 @@ class TestOpen:
         with World().store() as store:
             with pytest.raises(NotFoundError) as caught:
                 store.database("missing")
-            assert str(caught.value) == ("there is no database 'missing' in /data; there are: none")
+            assert str(caught.value) == (
+                "database 'missing' does not exist in /data (databases: none)"
+            )
             store.create("a", settings_of())
             store.create("b", settings_of())
-            with pytest.raises(NotFoundError, match="there are: a, b"):
+            with pytest.raises(NotFoundError, match="databases: a, b"):
                 store.database("missing")
 
     def test_a_database_that_was_closed_is_opened_anew(self) -> None:
@@ -354,7 +364,7 @@ class TestDrop:
         with World().store() as store:
             store.create(NAME, settings_of())
             store.drop(NAME)
-            with pytest.raises(NotFoundError, match=f"there is no database '{NAME}'"):
+            with pytest.raises(NotFoundError, match=f"database '{NAME}' does not exist"):
                 store.drop(NAME)
 
     def test_what_was_saved_of_it_is_refused_by_a_later_one_of_its_name(self) -> None:
@@ -373,7 +383,7 @@ class TestDrop:
                 lambda: later.feed(position),
                 lambda: later.iterator(StreamRef.from_bytes(stream.to_bytes())),
             ):
-                with pytest.raises(SlabDroppedError, match="another database that was called"):
+                with pytest.raises(SlabDroppedError, match="belongs to an earlier database"):
                     refused()
 
     def test_what_was_saved_without_an_identity_is_taken_by_name_and_gets_one(self) -> None:
@@ -541,7 +551,7 @@ class TestKeyValue:
             store.drop_keyvalue("state")
             assert database.closed
             assert (store.keyvalue_names(), world.fs.exists(PATH / "kv" / "state")) == ([], False)
-            with pytest.raises(NotFoundError, match="there is no key-value database 'state'"):
+            with pytest.raises(NotFoundError, match="key-value database 'state' does not exist"):
                 store.drop_keyvalue("state")
             store.keyvalue("other")
             assert store.keyvalue_names() == ["other"]

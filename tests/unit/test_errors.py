@@ -25,7 +25,7 @@ def test_a_precondition_error_has_what_was_found_and_says_it_without_the_values(
     error = PreconditionError((ABSENT, OTHER, PRESENT))
     assert error.unmet == (ABSENT, OTHER, PRESENT)
     assert str(error) == (
-        "absent, but was required to be present: topic='a' time_us=1; "
-        "present, but with another value than required: topic='b' time_us=2; "
-        "present, but was required to be absent: topic='c' time_us=3"
+        "the row does not exist, but must exist: topic='a' time_us=1; "
+        "the row has another value than required: topic='b' time_us=2; "
+        "the row exists, but must not exist: topic='c' time_us=3"
     )

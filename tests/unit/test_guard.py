@@ -23,5 +23,5 @@ def test_what_raises_is_logged_with_its_trace_and_the_other_is_done(
     contain(fail)
     assert done == ["otherwise"]
     assert [(r.getMessage(), str(r.exc_info[1])) for r in caplog.records if r.exc_info] == [
-        ("a mistake of ours, contained", "ours")
+        ("internal_error", "ours")
     ] * 2

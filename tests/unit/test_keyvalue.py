@@ -134,10 +134,10 @@ class TestShards:
     def test_shards_are_given_in_one_way(self) -> None:
         with World(shards=2) as world:
             for wrong, text in [
-                ({}, "give a shard or a key, there is more than one: shards=2"),
+                ({}, "give a shard or a key: the database has more than one shard: shards=2"),
                 ({"shard": 0, "key": "x"}, "give a shard or a key, not both"),
-                ({"shard": 2}, "there is no such shard: shard=2 shards=2"),
-                ({"shard": -1}, "there is no such shard: shard=-1 shards=2"),
+                ({"shard": 2}, "shard must be from 0 to 1, got 2"),
+                ({"shard": -1}, "shard must be from 0 to 1, got -1"),
             ]:
                 with pytest.raises(UsageError) as caught:
                     world.database.transaction(**cast("Any", wrong))
@@ -240,7 +240,7 @@ class TestReading:
                 world.write("a", b"%d" % time_us, time_us=time_us)
             assert [row.value for row in world.database.read("a", 1, 3)] == [b"1", b"2"]
             assert [row.value for row in world.database.read("a", 2)] == [b"2", b"3"]
-            with pytest.raises(UsageError, match="times are 0 or more"):
+            with pytest.raises(UsageError, match="times must be 0 or more: since_us"):
                 world.database.read("a", -1)
 
     def test_a_read_may_begin_with_a_topic(self) -> None:
@@ -370,7 +370,7 @@ class TestSlabs:
 
     def test_the_current_slab_and_unknown_ones_are_not_dropped(self) -> None:
         with World() as world:
-            with pytest.raises(UsageError, match="slab 0/1 is current, seal it before"):
+            with pytest.raises(UsageError, match="slab 0/1 is current: seal it"):
                 world.database.drop_slab(SlabId(0, 1))
             for slab in (SlabId(0, 9), SlabId(7, 1)):
                 with pytest.raises(NotFoundError):
@@ -551,7 +551,7 @@ def test_an_outcome_is_known_only_when_everything_handed_in_before_has_ended() -
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 1e300])
 def test_a_timeout_that_none_is_is_refused_before_anything_happens(timeout: float) -> None:
-    with World(timed=False) as world, pytest.raises(UsageError, match="a timeout is from 0 to"):
+    with World(timed=False) as world, pytest.raises(UsageError, match="timeout must be from 0 to"):
         world.database.transaction(timeout=timeout)
 
 

@@ -39,24 +39,24 @@ LOGGER = logging.getLogger("siltstone.broker")
 
 def test_people_read_time_level_event_and_facts(start: Start) -> None:
     out = start()
-    log(LOGGER, logging.INFO, "client connected", client_id="c1", keep_alive=60, clean=True)
-    log(LOGGER, logging.WARNING, "disk is slow", seconds=0.5, user=None)
+    log(LOGGER, logging.INFO, "client_connected", client_id="c1", keep_alive=60, clean=True)
+    log(LOGGER, logging.WARNING, "disk_slow", seconds=0.5, user=None)
     assert out.getvalue() == (
-        f"{MOMENT} info    client connected client_id=c1 keep_alive=60 clean=true\n"
-        f"{MOMENT} warning disk is slow seconds=0.5 user=none\n"
+        f"{MOMENT} info    client_connected client_id=c1 keep_alive=60 clean=true\n"
+        f"{MOMENT} warning disk_slow seconds=0.5 user=none\n"
     )
 
 
 def test_programs_read_an_object_a_line(start: Start) -> None:
     out = start("json")
-    log(LOGGER, logging.INFO, "client connected", client_id="é\n", keep_alive=60, user=None)
+    log(LOGGER, logging.INFO, "client_connected", client_id="é\n", keep_alive=60, user=None)
     log(LOGGER, logging.ERROR, "refused", time="late", topic=b"a/\xff")
     assert out.getvalue().isascii()
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
         {
             "time": MOMENT,
             "level": "info",
-            "event": "client connected",
+            "event": "client_connected",
             "client_id": "é\n",
             "keep_alive": 60,
             "user": None,
@@ -134,14 +134,14 @@ def fail() -> None:
     try:
         raise ValueError("bad\n2026-01-31 forged\x1b")
     except ValueError:
-        LOGGER.exception("connection failed", extra={"facts": {"client_id": "c1"}})
+        LOGGER.exception("connection_failed", extra={"facts": {"client_id": "c1"}})
 
 
 def test_a_traceback_is_indented_below_its_event(start: Start) -> None:
     out = start()
     fail()
     lines = out.getvalue().splitlines()
-    assert lines[0] == f"{MOMENT} error   connection failed client_id=c1"
+    assert lines[0] == f"{MOMENT} error   connection_failed client_id=c1"
     assert lines[1] == "    Traceback (most recent call last):"
     assert lines[-2:] == ["    ValueError: bad", "    2026-01-31 forged\\x1b"]
     assert all(line.startswith("    ") for line in lines[1:])
@@ -155,6 +155,6 @@ def test_a_traceback_is_a_field_for_programs(start: Start) -> None:
     assert document["traceback"].endswith("ValueError: bad\n2026-01-31 forged\x1b")
     assert {key: document[key] for key in ("level", "event", "client_id")} == {
         "level": "error",
-        "event": "connection failed",
+        "event": "connection_failed",
         "client_id": "c1",
     }

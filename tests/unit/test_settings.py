@@ -183,7 +183,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ("log = 'json'", "log: expected a table, found 'json'"),
         ("listeners = 3", "listeners: expected a list of tables, found 3"),
         ("listeners = [3]", "listeners.0: expected a table, found 3"),
-        ("listeners = []", "listeners: is empty, clients need a place to connect to"),
+        ("listeners = []", "listeners: is empty: a broker needs at least one listener"),
         (
             "[storage]\nthresholds = []",
             (
@@ -201,11 +201,11 @@ def test_variables_of_others_are_left_alone() -> None:
         ),
         (
             "[[storage.rules]]\nfilter = 'a/#/b'",
-            "storage.rules.0.filter: # must be the whole of the last level: filter='a/#/b'",
+            "storage.rules.0.filter: # must be the last level, alone: filter='a/#/b'",
         ),
         (
             "[[listeners]]\nkind = 'tls'",
-            "listeners.0.certificate: is missing, tls needs a certificate and its key",
+            "listeners.0.certificate: is missing: tls needs a certificate and its key",
         ),
         (
             "[access]\nlogin_delay_max = 0.1",
@@ -244,7 +244,7 @@ def test_a_wrong_variable_is_refused_by_its_name() -> None:
         ),
         (
             "SILTSTONE_LISTENERS: listeners: expected a list of tables as JSON, "
-            "found what is no JSON from character 3 on"
+            "found invalid JSON from character 3 on"
         ),
         (
             "SILTSTONE_LISTENERS__00__PORT: unknown variable, "
@@ -273,7 +273,7 @@ def test_a_wrong_flag_is_refused_as_it_was_written() -> None:
         "--set limits.receive_maxx: unknown key, did you mean receive_max?",
         "--set limits.receive_max.0: unknown key",
         "--set limit.receive_max: unknown key, did you mean limits?",
-        "--set listeners.2.port: listeners.2.port: skips a place in its list",
+        "--set listeners.2.port: listeners.2.port: skips an index of its list",
         (
             "--set limits.receive_max: limits.receive_max: "
             "expected a whole number from 1 to 65535, found '0'"
@@ -293,8 +293,8 @@ def test_what_a_wrong_file_has_in_place_of_a_table_is_not_hidden_by_a_flag() -> 
 
 def test_settings_that_do_not_go_together_are_blamed_on_where_they_came_from() -> None:
     nobody = (
-        "listeners.0: lets nobody in at tcp://192.168.0.1:1884: set access.password_file or "
-        "access.hook, or allow clients without a name by allow_anonymous = true"
+        "listeners.0: accepts no client at tcp://192.168.0.1:1884: set access.password_file or "
+        "access.hook, or allow clients without a login with allow_anonymous = true"
     )
     host, port = {"--host": "192.168.0.1"}, "[[listeners]]\nport = 1884"
     assert complaints(port, {}, host) == [f"/etc.toml, --host: {nobody}"]
@@ -323,7 +323,7 @@ def test_the_value_of_an_unknown_key_is_never_shown() -> None:
     [
         ("[limits]\nreceive_max =\n", "Invalid value (at line 2, column 14)"),
         ("a = 1\na = 2", "Cannot overwrite a value (at the end, line 2)"),
-        (b"a = 1\nb = '\xff'", "is no text in UTF-8 (at line 2)"),
+        (b"a = 1\nb = '\xff'", "invalid UTF-8 (at line 2)"),
     ],
 )
 def test_a_file_that_is_no_toml_is_refused_by_line(toml: str | bytes, complaint: str) -> None:
@@ -333,7 +333,7 @@ def test_a_file_that_is_no_toml_is_refused_by_line(toml: str | bytes, complaint:
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(UsageError) as caught:
         load_settings(PurePath("/none.toml"), {}, {}, fs=MemoryFileSystem())
-    assert str(caught.value) == "/none.toml: there is no such file"
+    assert str(caught.value) == "/none.toml: the file does not exist"
 
 
 def test_the_file_is_the_one_named_or_of_the_environment_or_the_one_here() -> None:

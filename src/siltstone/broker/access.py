@@ -72,7 +72,7 @@ class Hook:
         self._authorize: Authorize | None = _method(target, "authorize")
         if self._authenticate is None and self._authorize is None:
             raise UsageError(
-                f"the hook has neither a method authenticate nor authorize: "
+                f"the hook must have a method authenticate or authorize, or both: "
                 f"hook={type(target).__name__}"
             )
 
@@ -127,7 +127,7 @@ class Hook:
             self._unlogged += 1
             return
         _LOG.error(
-            "the hook failed, so the client was refused",
+            "hook_failed",
             exc_info=failure.__cause__ or failure,
             extra={"facts": {"method": method, "unlogged": self._unlogged}},
         )
@@ -246,13 +246,12 @@ def load_hook(name: str, clock: Clock | None = None) -> Hook:
         module = _called(importlib.import_module, module_name)
         make = getattr(module, callable_name, None)
         if not callable(make):
-            raise UsageError(f"the module has no such callable: setting access.hook={name!r}")
+            raise UsageError(f"setting access.hook must name a callable of its module: {name!r}")
         return Hook(_called(make), clock)
     except _HookFailedError as exc:
         cause = exc.__cause__
         raise UsageError(
-            f"the hook cannot be made, {type(cause).__name__}: {cause}: "
-            f"setting access.hook={name!r}"
+            f"setting access.hook: {name!r} failed with {type(cause).__name__}: {cause}"
         ) from cause
 
 
@@ -269,7 +268,7 @@ def _method(target: object, name: str) -> Callable[..., object] | None:
     if method is None:
         return None
     if not callable(method) or inspect.iscoroutinefunction(method):
-        raise UsageError(f"the hook's {name} must be a plain function, not async: got={method!r}")
+        raise UsageError(f"the hook's {name} must be a function that is not async, got {method!r}")
     return method
 
 
@@ -283,7 +282,7 @@ def _called(function: Callable[..., object], *args: object) -> object:
 
 def _misunderstood(answer: object, expected: str) -> _HookFailedError:
     # The type alone: what it returned may hold a secret.
-    return _HookFailedError(f"the hook must return {expected}: got={type(answer).__name__}")
+    return _HookFailedError(f"the hook must return {expected}, got {type(answer).__name__}")
 
 
 def _refusal(credentials: Credentials) -> Reason:

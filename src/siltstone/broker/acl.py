@@ -192,7 +192,8 @@ class Acl:
                         patterns.append(_rule(rest))
                     case _ if keyword and not keyword.startswith("#"):
                         raise UsageError(
-                            f"expected user, client, topic, pattern or a comment: got={keyword!r}"
+                            f"a line must begin with user, client, topic, pattern or #, got "
+                            f"{keyword!r}"
                         )
             except UsageError as exc:
                 raise UsageError(f"{exc}: path={path} line={number}") from exc
@@ -237,20 +238,24 @@ def _rule(rest: str) -> Rule:
     if not text:
         # `topic deny` alone would otherwise allow the topic named deny.
         if not first or first in _ACCESS:
-            raise UsageError(f"expected a filter: got={rest!r}")
+            raise UsageError(f"expected a topic filter, got {rest!r}")
         first, text = "readwrite", first
     if first not in _ACCESS:
-        raise UsageError(f"expected read, write, readwrite, subscribe or deny: got={first!r}")
+        raise UsageError(f"expected read, write, readwrite, subscribe or deny, got {first!r}")
     parsed = TopicFilter.parse(text)
     if parsed.group is not None:
-        raise UsageError("a shared filter is checked by what stands behind its group: write that")
+        raise UsageError(
+            "a rule must not have a shared filter: write the filter without $share/GROUP/"
+        )
     return Rule(_ACCESS[first], parsed.levels)
 
 
 def _topic_rule(rest: str) -> Rule:
     rule = _rule(rest)
     if _names_in(rule):
-        raise UsageError("%u and %c are replaced in pattern lines only: write pattern, not topic")
+        raise UsageError(
+            "%u and %c have a meaning in pattern lines only: write pattern instead of topic"
+        )
     return rule
 
 

@@ -34,6 +34,6 @@ class Alarms:
             return
         self._texts[name] = text
         if text == QUIET:
-            log(_LOG, logging.WARNING, "alarm is over", alarm=name, **facts)
+            log(_LOG, logging.WARNING, "alarm_cleared", alarm=name, **facts)
         else:
-            log(_LOG, level, "alarm", alarm=name, text=text, **facts)
+            log(_LOG, level, "alarm_raised", alarm=name, text=text, **facts)

@@ -196,7 +196,9 @@ class Bridge:
         outcomes: list[Ticket | SiltstoneError] = []
         contain(partial(self._hand_over, append, outcomes))
         if not outcomes:
-            self._settle(lane, append, OutcomeUnknownError("internal error, see the broker's log"))
+            self._settle(
+                lane, append, OutcomeUnknownError("internal error: see the log of the broker")
+            )
             return True
         outcome = outcomes[0]
         if isinstance(outcome, Ticket):

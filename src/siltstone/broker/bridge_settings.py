@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 def _name(text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise ValueError("no name")
+        raise ValueError("invalid name")
     return text
 
 
@@ -28,7 +28,7 @@ def _url(text: str) -> str:
     except UsageError as exc:
         raise wrong(str(exc)) from exc
     if url.topic is not None or url.username is not None:
-        raise wrong("says where a server is, and neither topic nor user")
+        raise wrong("must be a URL without topic and user: set topics and username instead")
     return text
 
 
@@ -60,13 +60,15 @@ class BridgeTopic(Settings):
         for key in ("local_prefix", "remote_prefix"):
             prefix: str = getattr(self, key)
             if any(char in prefix for char in "+#"):
-                raise wrong("is the beginning of topics, and has no wildcards", key)
+                raise wrong("must not have the wildcards + and #", key)
             try:
                 parsed = TopicFilter.parse(prefix + self.filter)
             except InvalidTopicError as exc:
-                raise wrong(f"does not go with the filter: {exc}", key) from exc
+                raise wrong(
+                    f"and the filter are not a valid topic filter together: {exc}", key
+                ) from exc
             if parsed.group is not None:
-                raise wrong("makes a share group of the filter", key)
+                raise wrong("and the filter must not make a shared filter ($share/…) together", key)
         return self
 
 
@@ -110,12 +112,12 @@ class BridgeSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.topics:
-            raise wrong("is empty, nothing would go over the bridge", "topics")
+            raise wrong("is empty: a bridge needs at least one topic", "topics")
         for key in ("authorities", "certificate", "key"):
             if getattr(self, key) and not self.secure:
-                raise wrong("is for mqtts, and the server is reached by mqtt", key)
+                raise wrong("is only for mqtts, and the URL has mqtt", key)
         if self.key and not self.certificate:
-            raise wrong("is missing, a key needs its certificate", "certificate")
+            raise wrong("is missing: a key needs its certificate", "certificate")
         if self.password_file and not self.username:
-            raise wrong("is missing, a password needs its user", "username")
+            raise wrong("is missing: a password needs a user name", "username")
         return self

@@ -259,7 +259,7 @@ class Broker:
         try:
             ticket = self.retained.take_back(exchanges)
         except SiltstoneError as exc:
-            log(self.log, logging.WARNING, "refused messages stay retained", error=str(exc))
+            log(self.log, logging.WARNING, "retained_rollback_failed", error=str(exc))
             return
         if ticket is not None:
             ticket.on_done(self._hear_retained)
@@ -279,7 +279,7 @@ class Broker:
             log(
                 self.log,
                 logging.WARNING,
-                "publishes not stored",
+                "publishes_not_stored",
                 count=self._untold,
                 error=str(error),
             )
@@ -393,12 +393,12 @@ class Broker:
             try:
                 _, _, exchanges = self.retain(batch, publisher, None)
             except SiltstoneError as exc:
-                log(self.log, logging.WARNING, "will not retained", error=str(exc))
+                log(self.log, logging.WARNING, "will_not_retained", error=str(exc))
             hears = None if settle is None else settling.settled
             settling.waits += self.store(batch, publisher, hears, exchanges)
             self.dispatch(batch, source)
         except BaseException:
-            settling.give_up(OutcomeUnknownError("internal error, see the broker's log"))
+            settling.give_up(OutcomeUnknownError("internal error: see the log of the broker"))
             raise
         settling.settled(None, None)
 

@@ -133,7 +133,10 @@ class Client:
         broker.partial_bytes += held - self._partial_bytes
         self._partial_bytes = held
         if held and broker.partial_bytes > broker.limits.partial_bytes_max:
-            self.end(Reason.SERVER_BUSY, "too many packets have not arrived whole")
+            self.end(
+                Reason.SERVER_BUSY,
+                "too many bytes wait in incomplete packets: limits.partial_bytes_max is reached",
+            )
 
     def pause_writing(self) -> None:
         """Send no more for now: the peer does not read."""
@@ -176,7 +179,7 @@ class Client:
         if data:
             self._outlet.write(data)
         self.report(
-            logging.INFO, "client refused" if session is None else "client ended", reason, text
+            logging.INFO, "client_refused" if session is None else "client_closed", reason, text
         )
 
     def _finish_and_close(self, *, with_will: bool) -> None:
@@ -267,7 +270,7 @@ class Client:
             case PubAck() | PubRec() | PubRel() | PubComp():
                 self._reasoned(packet)
             case _:
-                raise AssertionError(f"the connection let pass {type(packet).__name__}")
+                raise AssertionError(f"internal error: unexpected {type(packet).__name__}")
 
     @property
     def _asked(self) -> Requests:
@@ -348,7 +351,7 @@ class Client:
             broker.shell.now(),
         )
         requests.begin(is_present=is_present)
-        self.report(logging.INFO, "client connected", Reason.SUCCESS, "")
+        self.report(logging.INFO, "client_connected", Reason.SUCCESS, "")
         if self._stops == 0:
             self._outlet.resume_reading()
         limits = broker.limits
@@ -366,10 +369,13 @@ class Client:
         if expiry is not None:
             # 3.14.2.2.2: what was 0 at CONNECT must stay so.
             if self._asked_expiry == 0 and expiry != 0:
-                self.end(Reason.PROTOCOL_ERROR, "session expiry was 0 at CONNECT")
+                self.end(
+                    Reason.PROTOCOL_ERROR,
+                    "session expiry cannot be set at DISCONNECT if it was 0 at CONNECT",
+                )
                 return
             session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
-        self.report(logging.INFO, "client disconnected", packet.reason, "")
+        self.report(logging.INFO, "client_disconnected", packet.reason, "")
         # [MQTT-3.1.2-10]: a client that says goodbye takes its will with it.
         self._finish_and_close(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
@@ -418,7 +424,10 @@ class Client:
         """Go on after acknowledgements, unless one of them was of the wrong kind."""
         if wrong:
             # [MQTT-4.13.1-1].
-            self.end(Reason.PROTOCOL_ERROR, f"acknowledgement of another QoS: packet_id={wrong}")
+            self.end(
+                Reason.PROTOCOL_ERROR,
+                f"acknowledgement does not match the QoS of the message: packet_id={wrong}",
+            )
         else:
             self._asked.refill()
 
@@ -436,9 +445,7 @@ class Client:
     def _connect_timed_out(self) -> None:
         if self._connection.state is State.CONNECTING:
             # [MQTT-3.1.4-1]: no CONNECT within a reasonable time; there is nobody to answer.
-            self.report(
-                logging.INFO, "client sent no CONNECT in time", Reason.MAXIMUM_CONNECT_TIME, ""
-            )
+            self.report(logging.INFO, "connect_timed_out", Reason.MAXIMUM_CONNECT_TIME, "")
             self._finish_and_close(with_will=False)
 
     def report(

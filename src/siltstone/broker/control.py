@@ -111,7 +111,10 @@ class ControlDesk:
                 return _encoded({"ok": visit.pin()})
             deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
             if deed is None:
-                raise UsageError("this broker does not know the request")
+                raise UsageError(
+                    "the broker does not know this request: broker and command must have the "
+                    "same version"
+                )
             result: dict[str, object] = {"ok": await deed(request)}
         except KeyError as exc:
             result = {"error": f"the request lacks {exc}"}
@@ -167,7 +170,7 @@ class Control:
         is_connected = self._end(client_id)
         async with self._turn(client_id):
             if client_id in self._broker.clients:
-                raise RetryError(f"{client_id!r} has connected again, try again")
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
                 return is_connected
@@ -180,7 +183,7 @@ class Control:
             self._broker.subscriptions.forget(client_id)
             self._durables.drop_away(owned, lambda: done.set_result(None))
             await done
-        log(_LOG, logging.WARNING, "session dropped", client_id=client_id)
+        log(_LOG, logging.WARNING, "session_dropped", client_id=client_id)
         return True
 
     async def _move(self, request: Mapping[str, Any]) -> bool:
@@ -190,14 +193,14 @@ class Control:
         self._end(client_id)
         async with self._turn(client_id), self._pinned():
             if client_id in self._broker.clients:
-                raise RetryError(f"{client_id!r} has connected again, try again")
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
-                raise NotFoundError(f"there is no durable session of {client_id!r}")
+                raise NotFoundError(f"client {client_id!r} has no durable session")
             position = await self._in_thread(lambda: find_place(self._source, place))
             move_session(owned, position)
             await self._in_thread(owned.save)
-        log(_LOG, logging.WARNING, "session moved", client_id=client_id, to=place)
+        log(_LOG, logging.WARNING, "session_moved", client_id=client_id, to=place)
         return True
 
     async def _move_group(self, request: Mapping[str, Any]) -> bool:
@@ -211,14 +214,17 @@ class Control:
             if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
                 await asyncio.wait([saved], timeout=_SAVE_SECONDS)
                 if not saved.done():
-                    raise RetryError(f"the group could not be saved: group={text!r}")
+                    raise RetryError(
+                        f"the share group could not be saved, see the log of the broker: "
+                        f"group={text!r}"
+                    )
             else:
                 owned = await self._take_group(name, topic_filter)
                 if owned is None:
-                    raise NotFoundError(f"there is no share group {text!r}")
+                    raise NotFoundError(f"share group {text!r} does not exist")
                 move_group(owned, position)
                 await self._in_thread(owned.save)
-        log(_LOG, logging.WARNING, "share group moved", group=text, to=place)
+        log(_LOG, logging.WARNING, "share_group_moved", group=text, to=place)
         return True
 
     async def _drop_group(self, request: Mapping[str, Any]) -> bool:
@@ -227,7 +233,7 @@ class Control:
         name, topic_filter = group_parts(text)
         async with self._turn(text):
             if text in self._groups.groups:
-                raise UsageError(f"the group has members: group={text!r}")
+                raise UsageError(f"the share group has members that are connected: group={text!r}")
             owned = await self._take_group(name, topic_filter)
             if owned is not None:
                 await self._in_thread(owned.drop)
@@ -345,7 +351,7 @@ def _place_of(request: Mapping[str, Any]) -> Place:
     to = request["to"]
     if to in ("earliest", "latest") or isinstance(to, int):
         return to  # type: ignore[no-any-return]
-    raise UsageError(f"a place is earliest, latest or a time: to={to!r}")
+    raise UsageError(f"to must be earliest, latest or a time, got {to!r}")
 
 
 async def serve_control(
@@ -366,7 +372,7 @@ async def serve_control(
         fs.set_mode(path, _MODE)
         sock.listen()
     except (SiltstoneError, OSError) as exc:
-        log(_LOG, logging.WARNING, "no control socket", path=str(path), error=str(exc))
+        log(_LOG, logging.WARNING, "control_socket_failed", path=str(path), error=str(exc))
         sock.close()
         return None
     return await asyncio.start_unix_server(

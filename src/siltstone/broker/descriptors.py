@@ -50,7 +50,7 @@ def tell_shares(shares: Shares, limit: int, *, clients_wanted: int, topic_logs_w
             log(
                 _LOG,
                 logging.WARNING,
-                "the limit of open files allows fewer connections than the setting",
+                "open_files_limit_low",
                 setting=setting,
                 wanted=wanted,
                 allowed=allowed,
@@ -65,7 +65,7 @@ def tell_refused(admission: Admission, address: str, now: float) -> None:
         log(
             _LOG,
             logging.WARNING,
-            "connections refused",
+            "connections_refused",
             count=count,
             last_address=address,
             connections=admission.connections,

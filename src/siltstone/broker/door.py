@@ -108,7 +108,7 @@ class Door:
             servers = [*self._replaced, self._network, *([self._local] if self._local else [])]
         held_up = [server for server in servers if not server.close(timeout)]
         if held_up:
-            log(_LOG, logging.WARNING, "calls left behind")
+            log(_LOG, logging.WARNING, "flight_calls_abandoned")
         if self._socket is not None:
             with suppress(NotFoundError):
                 PosixFileSystem().remove(self._socket)
@@ -131,10 +131,16 @@ def open_door(settings: FlightSettings, store: Store, broker: Broker) -> Door:
     desk = Desk(fs, store, Commits(Staging(fs, store.path), announce), announce)
     door = Door(settings, desk, BrokerGate(settings, broker))
     address = settings.address.rpartition(":")[0]
-    log(_LOG, logging.INFO, "serving flight", address=f"{address}:{door.port}")
+    log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{door.port}")
     socket = store.path / SOCKET
     if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
-        log(_LOG, logging.WARNING, "path too long for a socket, sinks need the url", path=socket)
+        log(
+            _LOG,
+            logging.WARNING,
+            "flight_socket_path_too_long",
+            path=socket,
+            remedy="use a shorter data directory, or set the option url of the Spark sink",
+        )
     else:
         door.serve_socket(store.path)
     return door
@@ -295,4 +301,4 @@ def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
     try:
         return answer.result(_ANSWER_SECONDS)
     except TimeoutError as exc:
-        raise RetryError("the broker does not answer, it may be stopping") from exc
+        raise RetryError("the broker does not answer: it may be stopping, try again") from exc

@@ -464,7 +464,7 @@ class Durables:
                 answers.append(exc)
 
         def answer() -> None:
-            mistake = OutcomeUnknownError("internal error, see the broker's log")
+            mistake = OutcomeUnknownError("internal error: see the log of the broker")
             then(answers[0] if answers else mistake)
 
         self._shell.read_in_thread(partial(contain, ask), answer)
@@ -483,7 +483,7 @@ class Durables:
 
     def tell(self, client_id: str, error: Exception) -> None:
         """Log what went wrong with a session."""
-        log(self._log, logging.ERROR, "session not saved", client_id=client_id, error=str(error))
+        log(self._log, logging.ERROR, "session_save_failed", client_id=client_id, error=str(error))
 
 
 def _end(turn: Turn, durable: Durable) -> None:

@@ -63,7 +63,9 @@ def is_turned_away(broker: Broker, visitor: Visitor, client_id: str) -> bool:
     """Refuse a visitor where there is no place, nor one that it takes over; tell whether."""
     if len(broker.clients) < broker.limits.connections_max or client_id in broker.clients:
         return False
-    visitor.end(Reason.SERVER_BUSY, "too many clients are connected")
+    visitor.end(
+        Reason.SERVER_BUSY, "too many clients are connected: limits.connections_max is reached"
+    )
     return True
 
 
@@ -130,7 +132,9 @@ class Entry:
         """Keep the visitor waiting no longer, nor those behind it for its sake."""
         holder = self._durables.turns.holder(self._terms.client_id)
         waits_for = "its turn" if holder is None else holder.waits_for
-        self._visitor.end(Reason.SERVER_BUSY, f"the session is busy: it waits for {waits_for}")
+        self._visitor.end(
+            Reason.SERVER_BUSY, f"the session is busy, try again: it waits for {waits_for}"
+        )
         self._durables.turns.withdraw(self._turn)
         if self._joining is not None:
             # Its save may be tried for long, should the disk be full.
@@ -147,7 +151,9 @@ class Entry:
             durable.when_lost = None
             self._broker.leave(session, None)
         if not self._visitor.ended and not self._visitor.is_in:
-            self._visitor.end(Reason.SERVER_UNAVAILABLE, "internal error, see the broker's log")
+            self._visitor.end(
+                Reason.SERVER_UNAVAILABLE, "internal error: see the log of the broker"
+            )
 
     def _take_turn(self) -> None:
         broker = self._broker
@@ -164,7 +170,7 @@ class Entry:
             step = self._turn.step("its session to be loaded", self._found)
             self._durables.find(client_id, step)
         elif other is self._former:
-            raise AssertionError("a client that was ended is still there")
+            raise AssertionError("internal error: an ended client is still registered")
         else:
             # [MQTT-3.1.4-3]. It leaves in the next turn, and then it is this one's again.
             self._former = other
@@ -218,13 +224,17 @@ class Entry:
         if self._visitor.ended or is_turned_away(broker, self._visitor, self._terms.client_id):
             self._turn.end()
         elif broker.registry.is_full:
-            self._visitor.end(Reason.QUOTA_EXCEEDED, "too many sessions")
+            self._visitor.end(
+                Reason.QUOTA_EXCEEDED, "too many sessions: limits.sessions_max is reached"
+            )
             self._turn.end()
         elif self._terms.expiry_seconds == 0:
             self._welcome(None, is_present=False)
             self._turn.end()
         elif not broker.alarms.takes_new_sessions:
-            self._visitor.end(Reason.QUOTA_EXCEEDED, "the disk is full, no new sessions are kept")
+            self._visitor.end(
+                Reason.QUOTA_EXCEEDED, "the disk is full: the broker creates no durable sessions"
+            )
             self._turn.end()
         else:
             self._durables.make(

@@ -47,7 +47,7 @@ class Errands(Generic[Item, Answer]):
         def then() -> None:
             self._is_away = False
             # Whoever asked waits for an answer, be it that ours was a mistake.
-            mistake = OutcomeUnknownError("internal error, see the broker's log")
+            mistake = OutcomeUnknownError("internal error: see the log of the broker")
             answers.extend([mistake] * (len(taken) - len(answers)))
             for (_, tell), answer in zip(taken, answers, strict=True):
                 contain(partial(tell, answer))

@@ -112,7 +112,7 @@ class Group:
         log(
             _LOG,
             logging.WARNING,
-            "rows gone before a share group read them",
+            "share_group_rows_lost",
             group=self.text,
             serials=serials,
         )
@@ -121,7 +121,7 @@ class Group:
         """Lend nothing more for now: the rows cannot be read."""
         self.look()
         self.feed = None
-        log(_LOG, logging.ERROR, "share group not read", group=self.text, error=str(error))
+        log(_LOG, logging.ERROR, "share_group_read_failed", group=self.text, error=str(error))
 
     def restore(self, saved: SavedGroup | None) -> None:
         """Begin where the group was left; a new one begins where its first member found it."""
@@ -435,4 +435,4 @@ def _end(turn: Turn, group: Group) -> None:
 
 
 def _tell(text: str, error: Exception) -> None:
-    log(_LOG, logging.ERROR, "share group not kept", group=text, error=str(error))
+    log(_LOG, logging.ERROR, "share_group_save_failed", group=text, error=str(error))

@@ -208,7 +208,7 @@ class Intake:
         while self._line:
             self._line.popleft()
             self._session.settled()
-        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error")
+        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
 
     def _take(
         self,
@@ -280,7 +280,7 @@ class Intake:
         """Return the messages that the client may publish."""
         refused = self._forbidden(batch)
         if refused:
-            self._tell_refused("publish refused", batch, refused, Reason.NOT_AUTHORIZED)
+            self._tell_refused("publish_refused", batch, refused, Reason.NOT_AUTHORIZED)
             if self._acknowledges_refused:
                 return without(batch, refused)
             return self._leave_out(batch, refused, receipt, Reason.NOT_AUTHORIZED)
@@ -309,13 +309,13 @@ class Intake:
             waits, beyond, exchanges = self._broker.retain(batch, self._session.publisher, settle)
         except SiltstoneError as exc:
             refused = find_flags(batch.flags, RETAIN)
-            self._tell_refused("publish refused", batch, refused, reason_of(exc))
+            self._tell_refused("publish_refused", batch, refused, reason_of(exc))
             return 0, self._leave_out(batch, refused, receipt, reason_of(exc)), []
         if beyond and self._acknowledges_refused:
             # It is kept, and subscribers get it.
-            self._tell_refused("publish not retained", batch, beyond, Reason.QUOTA_EXCEEDED)
+            self._tell_refused("publish_not_retained", batch, beyond, Reason.QUOTA_EXCEEDED)
         elif beyond:
-            self._tell_refused("publish refused", batch, beyond, Reason.QUOTA_EXCEEDED)
+            self._tell_refused("publish_refused", batch, beyond, Reason.QUOTA_EXCEEDED)
             batch = self._leave_out(batch, beyond, receipt, Reason.QUOTA_EXCEEDED)
         return waits, batch, exchanges
 

@@ -67,7 +67,7 @@ def begin_run(archive: SessionArchive, clock: Clock) -> int:
     """
     started = archive.begin_run()
     if started.orphans:
-        log(_LOG, logging.WARNING, "clients were connected", sessions=len(started.orphans))
+        log(_LOG, logging.WARNING, "sessions_found_connected", sessions=len(started.orphans))
     archive.mark_away(started.orphans, clock.now_us())
     _empty_groups(archive, clock.now_us())
     return started.run
@@ -113,10 +113,10 @@ def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: 
 def _end_session(broker: Broker, session: Session, error: Exception) -> None:
     """End the connection of a durable session that can be kept no longer."""
     client_id = session.client_id
-    log(_LOG, logging.ERROR, "session failed", client_id=client_id, error=str(error))
+    log(_LOG, logging.ERROR, "session_failed", client_id=client_id, error=str(error))
     client = broker.clients.get(client_id)
     if client is not None:
-        client.end(Reason.UNSPECIFIED_ERROR, "the session cannot be kept")
+        client.end(Reason.UNSPECIFIED_ERROR, "the state of the session cannot be saved")
 
 
 def _empty_groups(archive: SessionArchive, now_us: int) -> None:

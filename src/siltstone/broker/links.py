@@ -101,7 +101,5 @@ def client_context(bridge: BridgeSettings) -> ssl.SSLContext:
             named = bridge.certificate
             context.load_cert_chain(bridge.certificate, bridge.key or None)
     except OSError as exc:
-        raise UsageError(
-            f"bridge {bridge.name!r} cannot take {named} as it is: {system_words(exc)}"
-        ) from exc
+        raise UsageError(f"bridge {bridge.name!r} cannot use {named}: {system_words(exc)}") from exc
     return context

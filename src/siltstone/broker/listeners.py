@@ -264,15 +264,15 @@ def _bind_unix(settings: ListenerSettings, fs: SocketFiles) -> socket.socket:
     if fs.is_socket(path):
         if _is_live(path):
             raise UsageError(
-                f"cannot listen on {settings.address}: another server listens there, stop it or "
+                f"cannot listen on {settings.address}: another server listens there; stop it or "
                 f"choose another path: path={path}"
             )
         with suppress(NotFoundError):
             fs.remove(path)
     elif fs.exists(path):
         raise UsageError(
-            f"cannot listen on {settings.address}: the path must be free or a socket file, and "
-            f"something else is there: path={path}"
+            f"cannot listen on {settings.address}: a file that is not a socket has this path; "
+            f"choose another path: path={path}"
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -66,7 +66,9 @@ class Login:
         if known is not None:
             self._judged(known)
         elif not broker.login_lanes.begin(self._lane, self._take_lane):
-            self._visitor.end(Reason.SERVER_BUSY, "too many clients log in at once")
+            self._visitor.end(
+                Reason.SERVER_BUSY, "too many clients log in at the same time, try again"
+            )
         return self._credentials.address
 
     @property
@@ -97,7 +99,7 @@ class Login:
         wait = broker.throttle.judge(self._credentials.username, self._credentials.address)
         if isinstance(wait, Reason):
             broker.login_lanes.end(self._lane)
-            self._visitor.end(wait, "too many logins have failed, try again later")
+            self._visitor.end(wait, "too many failed logins, try again later")
         else:
             self._later(wait, self._ask)
 
@@ -116,7 +118,9 @@ class Login:
             return
         if broker.logins >= _LOGINS_MAX:
             broker.login_lanes.end(self._lane)
-            self._visitor.end(Reason.SERVER_BUSY, "too many clients log in at once")
+            self._visitor.end(
+                Reason.SERVER_BUSY, "too many clients log in at the same time, try again"
+            )
             return
         broker.logins += 1
 
@@ -151,7 +155,9 @@ class Login:
         broker.throttle.succeeded(user, address)
         will = self._connect.will
         if will is not None and not broker.access.may_publish(answer, will.topic):
-            self._visitor.end(Reason.NOT_AUTHORIZED, "the will may not be published")
+            self._visitor.end(
+                Reason.NOT_AUTHORIZED, "the will has a topic that this user may not publish to"
+            )
             return
         self._enter(answer)
 
@@ -162,14 +168,14 @@ class Login:
         facts = {"user": shown.username or "", "address": shown.address}
         broker.login_log.tell(
             logging.WARNING,
-            "login refused",
+            "login_refused",
             client_id=shown.client_id,
             reason=reason.name.lower(),
             **facts,
         )
         if is_locked:
             seconds = broker.settings.access.login_lockout
-            log(broker.log, logging.WARNING, "user locked out", seconds=seconds, **facts)
+            log(broker.log, logging.WARNING, "user_locked_out", seconds=seconds, **facts)
 
     def _enter(self, identity: Identity) -> None:
         """Take a place."""
@@ -210,7 +216,9 @@ class Login:
             if self._timer is None:
                 self._timer = broker.timers.at(
                     broker.shell.now() + broker.limits.connect_timeout,
-                    partial(self._visitor.end, Reason.SERVER_BUSY, "the session is busy"),
+                    partial(
+                        self._visitor.end, Reason.SERVER_BUSY, "the session is busy, try again"
+                    ),
                 )
             return
         if session is not None and is_clean:
@@ -218,7 +226,9 @@ class Login:
             broker.registry.end(session)
             session = None
         if session is None and broker.registry.is_full:
-            self._visitor.end(Reason.QUOTA_EXCEEDED, "too many sessions")
+            self._visitor.end(
+                Reason.QUOTA_EXCEEDED, "too many sessions: limits.sessions_max is reached"
+            )
             return
         broker.timers.cancel(self._timer)
         self._visitor.welcome(

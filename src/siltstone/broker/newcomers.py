@@ -31,7 +31,7 @@ def publish_rows(broker: Broker, rows: Columns) -> None:
         try:
             broker.retain(pick(batch, indexes), publisher, None)
         except SiltstoneError as exc:
-            log(broker.log, logging.WARNING, "rows not retained", error=str(exc))
+            log(broker.log, logging.WARNING, "external_rows_not_retained", error=str(exc))
     broker.router.dispatch(batch, None, broker.shell.now())
 
 

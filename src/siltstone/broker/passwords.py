@@ -86,11 +86,14 @@ class PasswordHash:
         """Read the text of a hash; the error shows none of it. Raises: UsageError."""
         found = _HASH.fullmatch(text)
         if found is None:
-            raise UsageError("the hash must read $scrypt$ln=…,r=…,p=…$salt$hash")
+            raise UsageError(
+                "the hash must have the form $scrypt$ln=…,r=…,p=…$salt$hash: write it with "
+                "'siltstone passwd'"
+            )
         cost = Cost(log_rounds=int(found[1]), block=int(found[2]), parallel=int(found[3]))
         if not cost.is_sound():
             raise UsageError(
-                f"the cost of the hash is out of bounds: "
+                f"the cost of the hash is out of bounds, write it with 'siltstone passwd': "
                 f"ln={cost.log_rounds} r={cost.block} p={cost.parallel}"
             )
         try:
@@ -190,10 +193,10 @@ def parse_passwords(lines: Sequence[str], path: PurePath) -> dict[str, PasswordH
             continue
         try:
             if ":" not in line:
-                raise UsageError("expected user:hash, as 'siltstone passwd' writes it")
+                raise UsageError("expected user:hash: write the line with 'siltstone passwd'")
             check_user(user)
             if user in hashes:
-                raise UsageError(f"user {user!r} is here twice")
+                raise UsageError(f"user {user!r} has two lines")
             hashes[user] = PasswordHash.parse(line.partition(":")[2].rstrip())
         except UsageError as exc:
             raise UsageError(f"{exc}: path={path} line={number}") from exc
@@ -204,13 +207,11 @@ def check_user(user: str) -> None:
     """Refuse a name that cannot stand in a password file. Raises: UsageError."""
     if not user or user != user.strip() or user.startswith("#"):
         raise UsageError(
-            f"a user's name must not be empty, begin with # or begin or end with a blank: "
+            f"a user name must not be empty, begin with # or begin or end with a space: "
             f"user={user!r}"
         )
     if ":" in user or not user.isprintable():
-        raise UsageError(
-            f"a user's name must not have a colon or characters that do not print: user={user!r}"
-        )
+        raise UsageError(f"a user name must not have a colon or control characters: user={user!r}")
 
 
 def with_password(lines: Sequence[str], user: str, password: PasswordHash) -> list[str]:

@@ -26,7 +26,7 @@ def _tell(database: str, report: RecoveryReport) -> None:
         log(
             _LOG,
             logging.WARNING,
-            "mended after a crash",
+            "slab_recovered",
             database=database,
             slab=report.slab,
             torn_bytes=report.torn_bytes,
@@ -36,7 +36,7 @@ def _tell(database: str, report: RecoveryReport) -> None:
         log(
             _LOG,
             logging.WARNING,
-            "foreign files are left alone",
+            "foreign_files_ignored",
             database=database,
             slab=report.slab,
             count=len(report.foreign),

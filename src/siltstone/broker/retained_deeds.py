@@ -52,7 +52,7 @@ class RetainedDeeds:
         log(
             self._broker.log,
             logging.WARNING,
-            "retained messages cleared",
+            "retained_messages_cleared",
             filter=str(request["filter"]),
             messages=cleared,
         )

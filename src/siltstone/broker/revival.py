@@ -80,8 +80,8 @@ class Revival:
                 self._wills.append((self._current, record))
             case _:
                 raise UsageError(
-                    f"the snapshot is none of a broker, see 'siltstone restore': "
-                    f"record={type(record).__name__}"
+                    f"the snapshot is a copy of a store, not the state of a broker: restore it "
+                    f"with 'siltstone restore': record={type(record).__name__}"
                 )
 
     def finish(self) -> None:

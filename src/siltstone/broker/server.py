@@ -134,7 +134,7 @@ def run_server(
     except SiltstoneError as exc:
         if failure is None:
             raise
-        log(_LOG, logging.ERROR, "the store could not be closed in order", error=str(exc))
+        log(_LOG, logging.ERROR, "store_close_failed", error=str(exc))
     status = 0 if failure is None else STORE_FAILED
     if left_calls:
         # All is stored, and Python would wait for those who do not read what they asked for.
@@ -305,10 +305,10 @@ class Server:
                 log(
                     _LOG,
                     logging.CRITICAL,
-                    "the store has failed, so the broker ends: nothing more can be acknowledged "
-                    "until it starts again",
+                    "store_failed",
                     database=database,
                     error=str(cause),
+                    remedy="start the broker again: it acknowledges nothing until then",
                 )
         return self._failure
 
@@ -330,8 +330,8 @@ class Server:
             log(
                 _LOG,
                 logging.ERROR,
-                "topic logs are damaged and not served",
-                reason=str(exc),
+                "topic_logs_damaged",
+                error=str(exc),
                 remedy="stop the broker and run: siltstone verify topics --repair",
             )
             return None
@@ -449,9 +449,9 @@ class Server:
                 with closing(retained.compact()) as steps:
                     for step in steps:
                         await loop.run_in_executor(None, step)
-                log(_LOG, logging.INFO, "retained messages compacted", messages=len(retained))
+                log(_LOG, logging.INFO, "retained_log_compacted", messages=len(retained))
             except SiltstoneError as exc:
-                log(_LOG, logging.WARNING, "retained messages not compacted", error=str(exc))
+                log(_LOG, logging.WARNING, "retained_log_compaction_failed", error=str(exc))
 
     def _reload_soon(self, broker: Broker) -> None:
         task = asyncio.get_running_loop().create_task(self._reload(broker))
@@ -467,19 +467,19 @@ class Server:
             broker.use_access(await loop.run_in_executor(None, read))
         except SiltstoneError as exc:
             failures += 1
-            log(_LOG, logging.ERROR, "users and rights not reloaded", error=str(exc))
+            log(_LOG, logging.ERROR, "access_reload_failed", error=str(exc))
         for listener in self._listeners:
             try:
                 await listener.reload()
             except SiltstoneError as exc:
                 failures += 1
-                log(_LOG, logging.ERROR, "certificates not reloaded", error=str(exc))
+                log(_LOG, logging.ERROR, "certificates_reload_failed", error=str(exc))
         if self._door is not None:
             try:
                 await loop.run_in_executor(None, self._door.reload)
             except SiltstoneError as exc:
                 failures += 1
-                log(_LOG, logging.ERROR, "certificates not reloaded", error=str(exc))
+                log(_LOG, logging.ERROR, "certificates_reload_failed", error=str(exc))
         if not failures:
             log(_LOG, logging.INFO, "reloaded")
 

@@ -78,7 +78,7 @@ def wrong(sentence: str, *key: str | int) -> PydanticCustomError:
 def _number(value: Any) -> Any:
     # Python takes true for 1; a person who writes it means something else.
     if isinstance(value, bool):
-        raise ValueError("no number")  # noqa: TRY004 - what pydantic listens to
+        raise ValueError("invalid number")  # noqa: TRY004 - what pydantic listens to
     return value
 
 
@@ -88,7 +88,7 @@ def _size(value: Any) -> Any:
     try:
         return int(_BYTE_SIZE.validate_python(value))
     except ValidationError as exc:
-        raise ValueError("no size") from exc
+        raise ValueError("invalid size") from exc
 
 
 def _seconds(value: Any) -> Any:
@@ -116,14 +116,14 @@ def _topic_filter(text: str) -> str:
     except InvalidTopicError as exc:
         raise wrong(str(exc)) from exc
     if parsed.group is not None:
-        raise wrong(f"is for topics, and a share group is none: filter={text!r}")
+        raise wrong(f"must not be a shared filter ($share/…): {text!r}")
     return text
 
 
 def _matching(pattern: re.Pattern[str]) -> AfterValidator:
     def check(text: str) -> str:
         if pattern.fullmatch(text) is None:
-            raise ValueError("no match")
+            raise ValueError("invalid text")
         return text
 
     return AfterValidator(check)

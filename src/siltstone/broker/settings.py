@@ -279,16 +279,22 @@ class ListenerSettings(Settings):
                 self.kind not in kinds
                 and getattr(self, key) != type(self).model_fields[key].default
             ):
-                raise wrong(f"is only for {' and '.join(kinds)}, and this is {self.kind}", key)
+                raise wrong(
+                    f"is only for listeners of kind {' and '.join(kinds)}, and this one has kind "
+                    f"{self.kind}",
+                    key,
+                )
         if self.kind == "unix" and not self.path:
-            raise wrong("is missing, a unix listener needs the path of its socket file", "path")
+            raise wrong("is missing: a unix listener needs the path of its socket file", "path")
         if self.kind in {"ws", "wss"} and not self.url_path.startswith("/"):
-            raise wrong("must begin with /, it is the path of a URL", "path")
+            raise wrong("must begin with /: it is the path of a URL", "path")
         for key in ("certificate", "key"):
             if self.secure and not getattr(self, key):
-                raise wrong(f"is missing, {self.kind} needs a certificate and its key", key)
+                raise wrong(f"is missing: {self.kind} needs a certificate and its key", key)
         if self.client_certificate != "none" and not self.client_ca:
-            raise wrong("is missing, it says whose client certificates are taken", "client_ca")
+            raise wrong(
+                "is missing: client certificates need the authority that signs them", "client_ca"
+            )
         return self
 
 
@@ -370,9 +376,9 @@ class FlightSettings(Settings):
     def _check(self) -> Self:
         if bool(self.certificate) != bool(self.key):
             missing = "key" if self.certificate else "certificate"
-            raise wrong("is missing, TLS needs a certificate and its key", missing)
+            raise wrong("is missing: TLS needs a certificate and its key", missing)
         if self.client_ca and not self.certificate:
-            raise wrong("is only for TLS, which needs a certificate", "client_ca")
+            raise wrong("is only for TLS: set certificate and key too", "client_ca")
         return self
 
 
@@ -451,32 +457,34 @@ class BrokerSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.listeners:
-            raise wrong("is empty, clients need a place to connect to", "listeners")
+            raise wrong("is empty: a broker needs at least one listener", "listeners")
         for (_, one), (index, other) in combinations(enumerate(self.listeners), 2):
             if one.collides(other):
                 raise wrong(
-                    f"wants {other.address}, which {one.address} has taken", "listeners", index
+                    f"has the address {other.address}, which conflicts with {one.address}",
+                    "listeners",
+                    index,
                 )
         for (_, this), (index, that) in combinations(enumerate(self.bridge), 2):
             if this.name == that.name:
                 raise wrong(f"is the name of another bridge: {that.name!r}", "bridge", index)
         if self.topiclog.enabled and self.persistence == "snapshot":
-            raise wrong("needs the store: set persistence to it", "topiclog", "enabled")
+            raise wrong('needs persistence = "store"', "topiclog", "enabled")
         if self.flight.enabled and self.persistence == "snapshot":
-            raise wrong("needs the store: set persistence to it", "flight", "enabled")
+            raise wrong('needs persistence = "store"', "flight", "enabled")
         if self.access.password_file or self.access.hook:
             return self
         if self.flight.enabled and not self.flight.anonymous_allowed:
             raise wrong(
-                f"lets nobody in at {self.flight.address}: set access.password_file or "
-                "access.hook, or allow clients without a name by allow_anonymous = true",
+                f"accepts no client at {self.flight.address}: set access.password_file or "
+                "access.hook, or allow clients without a login with allow_anonymous = true",
                 "flight",
             )
         for index, listener in enumerate(self.listeners):
             if not listener.anonymous_allowed and not listener.knows_by_certificate:
                 raise wrong(
-                    f"lets nobody in at {listener.address}: set access.password_file or "
-                    "access.hook, or allow clients without a name by allow_anonymous = true",
+                    f"accepts no client at {listener.address}: set access.password_file or "
+                    "access.hook, or allow clients without a login with allow_anonymous = true",
                     "listeners",
                     index,
                 )

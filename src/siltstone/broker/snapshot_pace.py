@@ -98,7 +98,7 @@ class LoopPace:
         try:
             return filling.result()
         except CancelledError as exc:
-            raise ClosedError("the broker ends before its snapshot was written") from exc
+            raise ClosedError("the broker stops before its snapshot was written") from exc
 
     def rest(self) -> None:
         """Leave the processor to others."""

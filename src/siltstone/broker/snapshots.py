@@ -109,7 +109,7 @@ class Snapshots:
         try:
             saved = await asyncio.shield(self.save(is_last=False))
         except SiltstoneError as exc:
-            log(_LOG, logging.ERROR, "snapshot not written", error=str(exc))
+            log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
             raise
         return saved.path.name
 
@@ -126,7 +126,7 @@ class Snapshots:
                 # Shielded, for a thread that writes cannot be stopped half way.
                 await asyncio.shield(self.save(is_last=False))
             except SiltstoneError as exc:
-                log(_LOG, logging.ERROR, "snapshot not written", error=str(exc))
+                log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
 
     async def save(self, *, is_last: bool = True) -> Saved:
         """Write one, when no other is being written; the last one, and what it waits for, at once.
@@ -143,11 +143,11 @@ class Snapshots:
             finally:
                 self._schedule.end()
         if saved.prune_error is not None:
-            log(_LOG, logging.WARNING, "old snapshots not removed", error=str(saved.prune_error))
+            log(_LOG, logging.WARNING, "snapshot_prune_failed", error=str(saved.prune_error))
         log(
             _LOG,
             logging.INFO,
-            "snapshot written",
+            "snapshot_written",
             file=saved.path.name,
             size_bytes=saved.size_bytes,
             contents=saved.totals.contents,
@@ -222,7 +222,7 @@ async def _cut(broker: Broker, source: StoreSource) -> None:
             was_still = standstill.end()
         if is_still and was_still:
             return
-    log(_LOG, logging.WARNING, "messages were stored while a snapshot began")
+    log(_LOG, logging.WARNING, "snapshot_cut_not_quiet")
 
 
 def open_keeper(fs: FileSystem, clock: Clock, data: PurePath, keep: int) -> Keeper:
@@ -238,8 +238,8 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
     if persistence == "snapshot":
         if names := store.names():
             raise UsageError(
-                f'{store.path} has a store, which persistence = "snapshot" does not read; name '
-                f"another directory: databases={', '.join(names)}"
+                f'{store.path} has a store, which a broker with persistence = "snapshot" does not '
+                f"read; choose another data directory: databases={', '.join(names)}"
             )
         return
     directory = store.path / SNAPSHOTS
@@ -247,13 +247,14 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
     if not name:
         return
     if not fs.exists(directory / name):
-        log(_LOG, logging.WARNING, "the link to the newest snapshot leads nowhere", missing=name)
+        log(_LOG, logging.WARNING, "snapshot_link_broken", missing=name)
         return
     with fs.open(directory / name, writable=False) as file:
         if SnapshotReader(file, NoContents()).about.source == OF_BROKER:
             raise UsageError(
-                f'{directory} has the state of a broker with persistence = "snapshot", which the '
-                f"store does not read; name another directory, or move {directory} away"
+                f'{directory} has the state of a broker with persistence = "snapshot", which a '
+                f'broker with persistence = "store" does not read; choose another data directory, '
+                f"or move {directory} away"
             )
 
 
@@ -292,8 +293,8 @@ def load_state(
         gc.freeze()
     except MemoryError as exc:
         raise UsageError(
-            f"the snapshot does not fit into memory; lower snapshot.memory_max, so that more "
-            f"payloads stay on disk, or allow more memory: directory={keeper.directory} "
+            f"the snapshot does not fit into memory; lower snapshot.memory_max, which keeps more "
+            f"payloads on disk, or allow more memory: directory={keeper.directory} "
             f"sessions={revival.sessions} messages={revival.messages}"
         ) from exc
     finally:
@@ -302,26 +303,27 @@ def load_state(
         log(
             _LOG,
             logging.WARNING,
-            "payloads of waiting messages stay on disk, they exceed snapshot.memory_max",
+            "snapshot_payloads_on_disk",
             size_bytes=contents.size_bytes,
             messages=revival.spilled_messages,
+            setting="snapshot.memory_max",
         )
     for bad in loaded.bad:
-        log(_LOG, logging.ERROR, "snapshot damaged", moved_to=str(bad.path), error=str(bad.error))
+        log(_LOG, logging.ERROR, "snapshot_damaged", moved_to=str(bad.path), error=str(bad.error))
     if loaded.missing:
         log(
             _LOG,
             logging.WARNING,
-            "the newest snapshot is missing, so an older one is loaded",
+            "snapshot_missing",
             missing=loaded.missing,
         )
     if loaded.path is None:
-        log(_LOG, logging.INFO, "starting without a snapshot")
+        log(_LOG, logging.INFO, "snapshot_not_found")
         return
     log(
         _LOG,
         logging.WARNING if loaded.bad else logging.INFO,
-        "snapshot loaded",
+        "snapshot_loaded",
         file=loaded.path.name,
         retained=len(broker.retained),
         sessions=revival.sessions,

@@ -69,7 +69,7 @@ async def until_settled(broker: Broker, seconds: float) -> None:
         log(
             _LOG,
             logging.ERROR,
-            "stopped before all was saved",
+            "stop_incomplete",
             pending_bytes=broker.bridge.pending_bytes,
             sessions=0 if broker.durables is None else len(broker.durables.turns),
         )

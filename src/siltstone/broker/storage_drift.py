@@ -45,17 +45,18 @@ def tell_drift(section: Storage | TopicLogSettings, database: Database, data: st
         log(
             _LOG,
             logging.WARNING,
-            f"the database keeps what it was created with, whatever {title} says",
+            "storage_settings_fixed",
             database=database.name,
             settings=", ".join(fixed),
+            remedy=f"remove them from {title}, or create another database",
         )
     if changes:
         log(
             _LOG,
             logging.WARNING,
-            f"{title} is for a database that is yet to be made; this one is changed, while the "
-            "broker is stopped, by",
+            "storage_settings_ignored",
             database=database.name,
+            remedy="stop the broker, then run the command",
             command=command_for(changes, database.name, data),
         )
 

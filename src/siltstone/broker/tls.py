@@ -63,12 +63,12 @@ def _reading(settings: ListenerSettings, name: str, path: str, *, holds: str) ->
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
-                f"{where} does not belong to the certificate: path={path} "
+                f"{where} does not match the certificate: path={path} "
                 f"certificate={settings.certificate}"
             ) from exc
-        raise UsageError(f"{where} must hold {holds}: path={path}") from exc
+        raise UsageError(f"{where} must contain {holds}: path={path}") from exc
     except OSError as exc:
-        raise UsageError(f"{where} cannot be read, {exc.strerror}: path={path}") from exc
+        raise UsageError(f"{where} cannot be read: {exc.strerror}: path={path}") from exc
 
 
 def _no_password(settings: ListenerSettings) -> Callable[[], str]:
@@ -76,8 +76,8 @@ def _no_password(settings: ListenerSettings) -> Callable[[], str]:
 
     def refuse() -> str:
         raise UsageError(
-            f"cannot listen on {settings.address}: key is encrypted, and nobody is there to type "
-            f"its password; decrypt it: path={settings.key}"
+            f"cannot listen on {settings.address}: key is encrypted; decrypt the file, the broker "
+            f"does not ask for its password: path={settings.key}"
         )
 
     return refuse

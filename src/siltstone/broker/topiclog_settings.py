@@ -47,7 +47,7 @@ class TopicLogPublish(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if set(self.prefix) & set("+#\0"):
-            raise wrong("is the beginning of a topic, and has no wildcards", "prefix")
+            raise wrong("must not have the wildcards + and #, or U+0000", "prefix")
         return self
 
 
@@ -129,8 +129,8 @@ class TopicLogSettings(Settings):
     def _check(self) -> Self:
         if self.enabled and not self.allow_anonymous and not _is_loopback(self.host):
             raise wrong(
-                "is not on loopback, and anybody may use topic logs: say allow_anonymous = true "
-                "where the network is yours",
+                "is not a loopback address, and topic logs have no login: set allow_anonymous = "
+                "true if you trust every client of this network",
                 "host",
             )
         return self

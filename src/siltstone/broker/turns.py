@@ -195,7 +195,7 @@ class Turns:
                 log(
                     _LOG,
                     logging.WARNING,
-                    "session busy",
+                    "session_busy",
                     client_id=turn.client_id,
                     waits_for=turn.waits_for,
                     seconds=round(lasted, 1),
@@ -203,4 +203,4 @@ class Turns:
                 )
             untold += 1
         if untold > _TOLD_MAX:
-            log(_LOG, logging.WARNING, "further sessions busy", sessions=untold - _TOLD_MAX)
+            log(_LOG, logging.WARNING, "more_sessions_busy", sessions=untold - _TOLD_MAX)

@@ -210,7 +210,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _answer(self, request: Request) -> Response:
         if request.path.partition("?")[0] != self._rules.path:
-            return self._frames.reject(404, "There is no MQTT at this path.\n")
+            return self._frames.reject(404, "MQTT is not served at this path.\n")
         return self._frames.accept(request)
 
     def _take_frames(self, channel: asyncio.Protocol, data: bytes) -> None:
@@ -223,7 +223,7 @@ class WebSocketProtocol(asyncio.Protocol):
             elif frame.opcode is Opcode.TEXT:
                 # [MQTT-6.0.0-1]: "If any other type of data frame is received the recipient MUST
                 # close the Network Connection."
-                self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
+                self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT must be sent in binary frames")
                 break
         # Before the channel is called: what it does to its transport meets nothing half done.
         ended = self._flush()

@@ -103,7 +103,7 @@ def encode(named: tuple[tuple[str, str], ...]) -> bytes:
         field = name.removeprefix(_PREFIX)
         if field not in _READ:
             known = ", ".join(_PREFIX + each for each in _READ)
-            raise UsageError(f"no property of a message: {name}; there are {known}")
+            raise UsageError(f"unknown property {name} (supported: {known})")
         fields[field] = _READ[field](name, value)
     writer = Writer()
     encode_properties(writer, Properties(**fields), PacketType.PUBLISH)
@@ -122,7 +122,7 @@ def _from_base64(name: str, value: str) -> bytes:
     try:
         return b64decode(value, validate=True)
     except ValueError as exc:
-        raise UsageError(f"property {name} must be base64") from exc
+        raise UsageError(f"property {name} must be valid base64") from exc
 
 
 def _as_text(_: str, value: str) -> str:

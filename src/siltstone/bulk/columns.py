@@ -58,21 +58,19 @@ def check_columns(schema: pa.Schema, given: Given) -> None:
     """Refuse columns that cannot be rows of the store. Raises: UsageError."""
     names = schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"column {twice[0]} stands twice")
+        raise UsageError(f"column {twice[0]} is repeated")
     for name in names:
         if name not in TAKEN and name not in LEFT_OUT:
             raise UsageError(
-                f"unknown column {name}; rows have {', '.join(TAKEN)}: select or rename them"
+                f"unknown column {name} (supported: {', '.join(TAKEN)}): drop or rename it"
             )
     if "topic" not in names and not given.topic:
-        raise UsageError("column topic is missing, and no topic is given for all rows")
+        raise UsageError("column topic is missing: add it, or set the option topic for all rows")
     if "payload" not in names:
         raise UsageError("column payload is missing")
     for name, (fits, expected) in _TYPES.items():
         if name in names and not fits(_plain(schema.field(name).type)):
-            raise UsageError(
-                f"column {name} must be {expected}: {name} is {schema.field(name).type}"
-            )
+            raise UsageError(f"column {name} must be {expected}, got {schema.field(name).type}")
 
 
 def rows_of(batch: pa.RecordBatch, given: Given) -> Iterator[pa.RecordBatch]:
@@ -99,15 +97,17 @@ def check_rows(rows: pa.RecordBatch) -> None:
     Raises: UsageError, InvalidTopicError.
     """
     if rows.schema != ROWS_SCHEMA:
-        raise UsageError("rows to stage must be as they are stored")
+        raise UsageError("internal error: staged rows must have the columns of the store")
     for topic in rows.column("topic").unique().to_pylist():
         check_topic(topic)
     for flags in rows.column("flags").unique().to_pylist():
         if flags & ~RETAIN > 2:
-            raise UsageError(f"flags have a QoS of 0 to 2, and retain: flags={flags}")
+            raise UsageError(
+                f"flags must be a QoS from 0 to 2, with or without retain: flags={flags}"
+            )
     for properties in rows.column("properties").unique().to_pylist():
         if any(name == UNDECODED for name, _ in decode(properties)):
-            raise UsageError("properties are none of MQTT")
+            raise UsageError("properties are not valid MQTT properties")
     try:
         rows.column("publisher").cast(pa.string())
     except pa.ArrowInvalid as exc:
@@ -178,7 +178,9 @@ def _topics(column: pa.Array | None, topic: str, count: int) -> pa.Array:
         check_topic(topic.encode())
         return pa.repeat(pa.scalar(topic.encode(), pa.binary()), count)
     if column.null_count:
-        raise UsageError(f"topic is null: row={pc.index(column.is_null(), value=True).as_py()}")
+        raise UsageError(
+            f"topic must not be null: row={pc.index(column.is_null(), value=True).as_py()}"
+        )
     topics = column.cast(pa.binary())
     for each in topics.unique().to_pylist():
         check_topic(each)
@@ -188,7 +190,7 @@ def _topics(column: pa.Array | None, topic: str, count: int) -> pa.Array:
 def _payloads(column: pa.Array) -> pa.Array:
     if column.null_count:
         row = pc.index(column.is_null(), value=True).as_py()
-        raise UsageError(f"payload is null, which no message can be: row={row}")
+        raise UsageError(f"payload must not be null: row={row}")
     return column.cast(pa.binary())
 
 

@@ -52,32 +52,34 @@ def parse_node(
     parts = urlsplit(url.strip())
     # Before any sentence that repeats the url.
     if "@" in url and parts.scheme != "grpc+unix":
-        raise UsageError("url holds a login, which logs would show: give username and password")
+        raise UsageError(
+            "url must not contain a login, which logs would show: set username and password"
+        )
     if parts.scheme not in _SCHEMES:
         raise UsageError(
-            f"url must be like grpc+tcp://host:{PORT}, grpc+tls://host:{PORT} or "
-            f"grpc+unix:///path: url={url!r}"
+            f"url must have the form grpc+tcp://HOST:{PORT}, grpc+tls://HOST:{PORT} or "
+            f"grpc+unix:///PATH: url={url!r}"
         )
     if parts.scheme == "grpc+unix":
         address = f"grpc+unix://{parts.path}"
         if not parts.path.startswith("/"):
-            raise UsageError(f"url must name a socket by its whole path: url={url!r}")
+            raise UsageError(f"url must have the absolute path of a socket: url={url!r}")
     else:
         address = _network_address(url, parts.scheme)
     if password and not username:
-        raise UsageError("password is given without username")
+        raise UsageError("password needs username")
     if ":" in username:
-        raise UsageError(f"username has a colon, which no user has: username={username!r}")
+        raise UsageError(f"username must not have a colon: username={username!r}")
     if token and username:
-        raise UsageError("token and username are both given: a token stands for a login")
+        raise UsageError("set either token or username, not both")
     if not all("!" <= letter <= "~" for letter in token):
-        raise UsageError("token has characters that no token has: blanks, or others than ASCII")
+        raise UsageError("token must have ASCII characters only, without spaces")
     files = {"rootCertificates": root_certificates, "certificate": certificate, "key": key}
     for name, file in files.items():
         if file and parts.scheme != "grpc+tls":
             raise UsageError(f"{name} is only for grpc+tls")
     if bool(certificate) != bool(key):
-        raise UsageError("certificate and key go together")
+        raise UsageError("set both certificate and key, or neither")
     return Node(
         url=address,
         username=username,
@@ -97,10 +99,10 @@ def node_from(given: Mapping[str, str]) -> Node | None:
     if not given.get("url"):
         for name in NODE_OPTIONS[1:]:
             if name.lower() in given:
-                raise UsageError(f"{name} is only for a node that is reached by url")
+                raise UsageError(f"{name} is only for a node: set url too")
         return None
     if given.get("path"):
-        raise UsageError("path and url are both given: choose the directory, or the node")
+        raise UsageError("set either path (a data directory) or url (a node), not both")
     return parse_node(
         given["url"],
         username=given.get("username", ""),
@@ -119,9 +121,11 @@ def _network_address(url: str, scheme: str) -> str:
     except ValueError as exc:
         raise UsageError(f"url must have a port from 0 to 65535: url={url!r}") from exc
     if not host:
-        raise UsageError(f"url must name a host: url={url!r}")
+        raise UsageError(f"url must have a host: url={url!r}")
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise UsageError(f"url ends behind its port; the database is an option: url={url!r}")
+        raise UsageError(
+            f"url must end after its port; set the option database instead: url={url!r}"
+        )
     shown = f"[{host}]" if ":" in host else host
     kind = "grpc+tls" if scheme == "grpc+tls" else "grpc+tcp"
     return f"{kind}://{shown}:{PORT if port is None else port}"

@@ -77,7 +77,7 @@ def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
         values = json.loads(word)
     except (ValueError, RecursionError) as exc:
         raise UsageError(
-            f"{name} must be earliest, latest, or JSON like "
+            f"{name} must be earliest, latest, or JSON such as "
             f'{{"version": 1, "shards": {{"0": 1200}}}}: {name}={shortened(text)}'
         ) from exc
     return _offsets_of(values, name, default, unnamed=None)
@@ -93,24 +93,26 @@ def _offsets_of(values: object, name: str, default: int, *, unnamed: str | None)
     if not isinstance(values, dict) or "version" not in values or "shards" not in values:
         raise UsageError(f"{name} must have version and shards: {values!r}")
     if values["version"] not in (VERSION, _WITHOUT_IDENTITY):
-        raise UsageError(f"{name} are of an unknown version: version={values['version']!r}")
+        raise UsageError(f"unknown version {values['version']!r} of {name}")
     known = {"version", "shards"} | ({"identity"} if values["version"] == VERSION else set())
     if set(values) != known:
         there = ", ".join(sorted(known))
-        raise UsageError(f"{name} of this version must have {there}, and nothing else: {values!r}")
+        raise UsageError(f"{name} of this version must have {there} only: {values!r}")
     identity = values.get("identity", unnamed)
     if "identity" in values and not (isinstance(identity, str) and identity):
-        raise UsageError(f"{name} must name the identity of a database: identity={identity!r}")
+        raise UsageError(
+            f"{name} must have the identity of a database as text: identity={identity!r}"
+        )
     shards = values["shards"]
     if not isinstance(shards, dict):
-        raise UsageError(f"{name} must give a serial for each shard: shards={shards!r}")
+        raise UsageError(f"{name} must have a serial for each shard: shards={shards!r}")
     serials: dict[int, int] = {}
     for shard, serial in shards.items():
         if not (isinstance(shard, str) and shard.isdecimal() and len(shard) <= _DIGITS_MAX):
-            raise UsageError(f"{name} must name shards by their numbers: shard={shard!r}")
+            raise UsageError(f"{name} must have the numbers of shards as keys: shard={shard!r}")
         if type(serial) is not int or not EARLIEST <= serial < _SERIAL_MAX:
             raise UsageError(
-                f"{name} must give a serial, -2 for earliest or -1 for latest: "
+                f"{name} must have a serial, -2 for earliest or -1 for latest: "
                 f"shard={shard} serial={serial!r}"
             )
         serials[int(shard)] = serial
@@ -146,7 +148,7 @@ def resolve(offsets: Offsets, extents: Sequence[SlabExtent]) -> dict[int, int]:
     bounds = bounds_of(extents)
     if unknown := sorted(set(offsets.serials) - set(bounds)):
         raise UsageError(
-            f"offsets name a shard that the database has not: shard={unknown[0]} "
+            f"the offsets have a shard that is not in the database: shard={unknown[0]} "
             f"shards={len(bounds)}"
         )
     words = {

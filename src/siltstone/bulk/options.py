@@ -78,15 +78,17 @@ class ReadOptions:
     def batch_start(self) -> Offsets:
         """Return where a batch query begins. Raises: UsageError."""
         if self.starting == AT_LATEST:
-            raise UsageError("startingOffsets of a batch query cannot be latest: nothing follows")
+            raise UsageError(
+                "startingOffsets of a batch query must not be latest: no rows would follow"
+            )
         if self.ending == AT_EARLIEST:
-            raise UsageError("endingOffsets cannot be earliest: nothing comes before")
+            raise UsageError("endingOffsets must not be earliest: no rows come before")
         return self.starting
 
     def stream_start(self) -> Offsets:
         """Return where a streaming query begins that has no checkpoint. Raises: UsageError."""
         if self.ending != AT_LATEST:
-            raise UsageError("endingOffsets is for batch queries: a stream does not end")
+            raise UsageError("endingOffsets is for batch queries only: a stream does not end")
         return self.starting
 
 
@@ -97,12 +99,12 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     if not given:
         # Seen with CREATE TABLE … USING siltstone OPTIONS (…), when the table is read.
         raise UsageError(
-            "Spark has lost the options of this table; make a temporary view, or use spark.read"
+            "Spark does not pass the options of this table: use a temporary view or spark.read"
         )
     node = node_from(given)
     if node is None and not given.get("path"):
         raise UsageError(
-            "path is missing: give the data directory of the store, or the url of a node"
+            "path is missing: set path to the data directory of the store, or url to a node"
         )
     values: dict[str, Any] = {"path": plain_path(given.get("path", "")), "node": node}
     for name, (field, parse) in _PARSERS.items():
@@ -112,16 +114,16 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
                 values[field] = parse(text, name)
             except (ValueError, OverflowError, RecursionError) as exc:
                 raise UsageError(
-                    f"{name} has a number that is too large, or is nested too deeply: "
+                    f"{name} is nested too deeply, or has a number with too many digits: "
                     f"{name}={shortened(text)}"
                 ) from exc
     parsed = ReadOptions(**values)
     if parsed.until_us is not None and parsed.until_us < parsed.since_us:
-        raise UsageError("endTime lies before startTime")
+        raise UsageError("endTime must not be before startTime")
     if parsed.payload_schema and parsed.decode != "json":
         raise UsageError("payloadSchema needs decode=json")
     if (parsed.rows_to_wait_for or 0) > (parsed.rows_per_trigger or parsed.rows_to_wait_for or 0):
-        raise UsageError("minRowsPerTrigger is more than maxRowsPerTrigger, so no batch would do")
+        raise UsageError("minRowsPerTrigger must not be greater than maxRowsPerTrigger")
     return parsed
 
 
@@ -163,7 +165,7 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in known and name not in _OF_CATALOG and not name.startswith("option."):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(OPTIONS)}"
+            hint = f"did you mean {known[near[0]]}?" if near else f"supported: {', '.join(OPTIONS)}"
             raise UsageError(f"unknown option {name}; {hint}")
 
 
@@ -176,20 +178,22 @@ def parse_filters(text: str, name: str) -> tuple[str, ...]:
         try:
             filters = json.loads(text)
         except json.JSONDecodeError as exc:
-            raise UsageError(f"{name} begins like a JSON list but is none: {exc}") from exc
+            raise UsageError(f"{name} begins with [ and must be a JSON list: {exc}") from exc
         if not all(isinstance(item, str) for item in filters):
             raise UsageError(f"{name} must be a list of text: {name}={text!r}")
     else:
         filters = [item.strip() for item in re.split(r"[,\n]", text) if item.strip()]
     if not filters:
-        raise UsageError(f"{name} names no topic filter; # is every topic")
+        raise UsageError(f"{name} must have at least one topic filter; # matches every topic")
     for item in filters:
         try:
             parsed = TopicFilter.parse(item)
         except InvalidTopicError as exc:
-            raise UsageError(f"{name} is no MQTT topic filter: {exc}") from exc
+            raise UsageError(f"{name} must be an MQTT topic filter: {exc}") from exc
         if parsed.group is not None:
-            raise UsageError(f"{name} cannot be shared, leave $share/… out: {name}={item!r}")
+            raise UsageError(
+                f"{name} must not be a shared filter, remove $share/…: {name}={item!r}"
+            )
     return tuple(dict.fromkeys(filters))
 
 
@@ -202,31 +206,31 @@ def parse_time(text: str, name: str) -> int:
             return number * 1_000_000
         time_us = number * 1000 if number < _MILLISECONDS_END else number
         if time_us >= _TIME_END_US:
-            raise UsageError(f"{name} lies behind the year 9999: {name}={shortened(text)}")
+            raise UsageError(f"{name} must not be after the year 9999: {name}={shortened(text)}")
         return time_us
     try:
         moment = datetime.fromisoformat(word)
     except ValueError as exc:
         raise UsageError(
-            f"{name} must be a time like 2026-01-31T12:00:00Z, or a number since 1970: "
+            f"{name} must be a time such as 2026-01-31T12:00:00Z, or a number since 1970: "
             f"{name}={text!r}"
         ) from exc
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     time_us = (moment - _EPOCH) // timedelta(microseconds=1)
     if time_us < 0:
-        raise UsageError(f"{name} lies before 1970: {name}={text!r}")
+        raise UsageError(f"{name} must not be before 1970: {name}={text!r}")
     return time_us
 
 
 def _parse_columns(text: str, name: str) -> tuple[str, ...]:
     columns = [item.strip() for item in text.split(",") if item.strip()]
     if not columns:
-        raise UsageError(f"{name} names no column; there are {', '.join(COLUMNS)}")
+        raise UsageError(f"{name} must have at least one column (supported: {', '.join(COLUMNS)})")
     if unknown := [item for item in columns if item not in COLUMNS]:
-        raise UsageError(f"no such column: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+        raise UsageError(f"unknown column {', '.join(unknown)} (supported: {', '.join(COLUMNS)})")
     if len(set(columns)) < len(columns):
-        raise UsageError(f"{name} names a column twice: {name}={text!r}")
+        raise UsageError(f"{name} must not repeat a column: {name}={text!r}")
     return tuple(columns)
 
 
@@ -248,14 +252,16 @@ def _parse_count(text: str, name: str, highest: int = 1 << 62) -> int:
 def _parse_size(text: str, name: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise UsageError(f"{name} must be a size like 64MiB, or a number of bytes: {name}={text!r}")
+        raise UsageError(
+            f"{name} must be a size such as 64MiB, or a number of bytes: {name}={text!r}"
+        )
     return int(match[1]) * _SIZES[match[2].lower()]
 
 
 def _parse_duration(text: str, name: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{name} must be a duration like 500ms, 30s or 15m: {name}={text!r}")
+        raise UsageError(f"{name} must be a duration such as 500ms, 30s or 15m: {name}={text!r}")
     return float(match[1]) * _DURATIONS[match[2].lower()]
 
 
@@ -268,7 +274,7 @@ def _parse_flag(text: str, name: str) -> bool:
 
 def _as_given(text: str, name: str) -> str:
     if not text.strip():
-        raise UsageError(f"{name} is empty: leave it out or give it a value")
+        raise UsageError(f"{name} is empty: remove it or set a value")
     return text.strip()
 
 

@@ -51,8 +51,8 @@ class Portion:
             except NotFoundError as exc:
                 if fails_on_loss:
                     raise SlabDroppedError(
-                        f"slab {run.slab} was dropped after the query was planned; run it again, "
-                        "or set failOnDataLoss=false to go on without its rows"
+                        f"slab {run.slab} was dropped after the query was planned; run the query "
+                        "again, or set failOnDataLoss=false to skip its rows"
                     ) from exc
 
     def batches(

@@ -55,9 +55,9 @@ class WriteBatch:
 
     def __post_init__(self) -> None:
         if not self.write:
-            raise UsageError("a write has no name")
+            raise UsageError("a write must have a name")
         if not 0 <= self.number < _BATCHES_MAX:
-            raise UsageError(f"the number of a batch is out of bounds: batch={self.number}")
+            raise UsageError(f"the number of a batch is out of range: batch={self.number}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,9 @@ class Staging:
         rows = 0
         for piece_number, piece in enumerate(self._pieces(batch, names)):
             if piece_number >> _PIECE_BITS:
-                raise UsageError(f"too much for one batch: pieces={piece_number}")
+                raise UsageError(
+                    f"the batch is too large, write smaller batches: pieces={piece_number}"
+                )
             sequence = batch.number << _PIECE_BITS | piece_number
             under_way.append(append(piece, (batch.write, sequence)))
             rows += piece.num_rows
@@ -224,7 +226,7 @@ def _checked(names: Sequence[str]) -> list[str]:
     """Refuse names that no task of ours has given. Raises: UsageError."""
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"no name of a staged file: name={name!r}")
+            raise UsageError(f"invalid name of a staged file: name={name!r}")
     return list(names)
 
 

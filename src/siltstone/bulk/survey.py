@@ -75,8 +75,8 @@ def find_database(store: Store, name: str) -> Database:
     names = [known for known in store.names() if not known.startswith("_")]
     if len(names) != 1:
         raise UsageError(
-            f"database is missing, and there is not exactly one to take: there are "
-            f"{', '.join(names) or 'none'}"
+            f"database is missing, and the store does not have exactly one (found: "
+            f"{', '.join(names) or 'none'}): set database"
         )
     return store.database(names[0])
 
@@ -99,8 +99,8 @@ def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
     if losses and options.fails_on_loss:
         gone = "; ".join(str(loss) for loss in losses)
         raise SlabDroppedError(
-            f"rows are gone that the query asks for: {gone}; they were dropped, or the store is "
-            "not the one that the offsets are of; set failOnDataLoss=false to go on without them"
+            f"the query needs rows that are not in the store: {gone}; they were dropped, or the "
+            "offsets belong to another store; set failOnDataLoss=false to skip them"
         )
 
 
@@ -115,9 +115,9 @@ def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions
         return offsets
     if options.fails_on_loss:
         raise SlabDroppedError(
-            f"the offsets are of another database of this name, which was dropped: "
-            f"offsets={told(identity)} database={origin.text}; begin with another checkpoint to "
-            "read this one, or set failOnDataLoss=false to go on at its beginning"
+            f"the offsets belong to an earlier database of this name, which was dropped: "
+            f"offsets={told(identity)} database={origin.text}; start with a new checkpoint, or "
+            "set failOnDataLoss=false to read the present database from its beginning"
         )
     return None
 

@@ -37,19 +37,19 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         if name not in known and name not in _OF_SPARK:
             near = difflib.get_close_matches(name, known, 1)
             listed = ", ".join(WRITE_OPTIONS)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {listed}"
+            hint = f"did you mean {known[near[0]]}?" if near else f"supported: {listed}"
             raise UsageError(f"unknown option {name} of a write; {hint}")
     node = node_from(given)
     if node is None and not given.get("path"):
         raise UsageError(
-            "path is missing: give the data directory of the store, or the url of a node"
+            "path is missing: set path to the data directory of the store, or url to a node"
         )
     topic = given.get("topic", "")
     if topic:
         try:
             check_topic(topic.encode())
         except InvalidTopicError as exc:
-            raise UsageError(f"option topic is no topic: {exc}") from exc
+            raise UsageError(f"option topic must be a topic: {exc}") from exc
     return WriteOptions(
         path=plain_path(given.get("path", "")),
         node=node,

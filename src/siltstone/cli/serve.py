@@ -146,7 +146,7 @@ def _warn_of_others(data: Path) -> None:
         log(
             logging.getLogger(LOGGER),
             logging.WARNING,
-            "every user of this machine can enter the data directory: chmod it to 700, or to 2750 "
-            "to let its group read",
+            "data_directory_open",
             data=str(data),
+            remedy="chmod it to 700, or to 2750 to let its group read",
         )

@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
 
     def abandon(self) -> None:
         """Leave without waiting for anything."""
-        self._fail(OutcomeUnknownError("the connection was abandoned"))
+        self._fail(OutcomeUnknownError("the client closed the connection"))
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error

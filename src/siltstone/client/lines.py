@@ -36,7 +36,7 @@ class LineSplitter:
         self._pieces.append(rest)
         self._size += len(rest)
         if self._size > VARIABLE_MAX:
-            raise UsageError(f"line is too long for a message: size_bytes={self._size}")
+            raise UsageError(f"the line is too long for a message: size_bytes={self._size}")
         return lines
 
     def end(self) -> list[bytes]:

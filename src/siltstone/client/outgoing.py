@@ -252,7 +252,7 @@ class Outgoing:
                 f" max={limits.qos_max}"
             )
         if publication.retain and not limits.retain:
-            return "the server keeps no retained messages"
+            return "the server does not support retained messages"
         if not self._fits(publication, payload):
             return (
                 f"message is too large for the server: size_bytes={len(payload)}"

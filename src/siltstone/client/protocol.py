@@ -180,11 +180,11 @@ class ClientProtocol:
                 self.state = State.OVER
                 raise refused("the server ended the connection", packet.reason, packet.properties)
             case _:
-                raise ProtocolError(f"a server may not send this: {type(packet).__name__}")
+                raise ProtocolError(f"a server must not send {type(packet).__name__}")
 
     def _connected(self, answer: ConnAck, now: float) -> None:
         if self.state is not State.CONNECTING:
-            raise ProtocolError("a second CONNACK")
+            raise ProtocolError("a server must send CONNACK once, got a second one")
         if answer.reason >= ERROR:
             self.state = State.OVER
             raise refused("the server refused the connection", answer.reason, answer.properties)
@@ -207,7 +207,7 @@ class ClientProtocol:
         )
         if answer.reasons and len(answer.reasons) != len(asked):
             raise ProtocolError(
-                f"an answer to {len(asked)} filters has {len(answer.reasons)} reasons"
+                f"the server answered {len(asked)} filters with {len(answer.reasons)} reason codes"
             )
         for topic_filter, reason in zip(asked, answer.reasons, strict=False):
             if reason >= ERROR:
@@ -221,7 +221,7 @@ class ClientProtocol:
 
     def _check_connected(self, what: str) -> None:
         if self.state is not State.CONNECTED:
-            raise ProtocolError(f"{what} before CONNACK")
+            raise ProtocolError(f"the server sent {what} before CONNACK")
 
     def _end(self, farewell: Disconnect) -> bytes:
         self.state = State.OVER

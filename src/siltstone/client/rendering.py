@@ -117,7 +117,7 @@ def _parse(text: str) -> list[bytes | Callable[[Message], bytes]]:
         if part is None:
             fields = " ".join(f"%{known}" for known in _FIELDS)
             escapes = " ".join(f"\\{known}" for known in _ESCAPES)
-            raise UsageError(f"{character + name!r} is no field; there are {fields} {escapes}")
+            raise UsageError(f"unknown field {character + name!r} (supported: {fields} {escapes})")
         parts.append(part)
     return parts
 

@@ -54,11 +54,11 @@ def parse_url(text: str) -> ServerUrl:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as exc:
-        raise UsageError(f"{text!r} is no URL: {exc}") from exc
+        raise UsageError(f"invalid URL {text!r}: {exc}") from exc
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname:
-        raise UsageError(f"{text!r} is no URL of a server; write mqtt:// or mqtts://HOST[:PORT]")
+        raise UsageError(f"invalid URL {text!r}: write mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
     if parts.query:
-        raise UsageError(f"{text!r} has a query; a topic with '?' is written with %3F")
+        raise UsageError(f"invalid URL {text!r}: write %3F for a '?' in the topic")
     tls = parts.scheme == "mqtts"
     # urlsplit cuts off what follows '#', which is a filter here.
     topic = parts.path[1:] + (f"#{parts.fragment}" if "#" in text else "")

@@ -83,7 +83,9 @@ def _joined(parts: list[pa.Array]) -> pa.Array:
     try:
         return pa.concat_arrays(parts)
     except pa.ArrowInvalid as exc:
-        raise UsageError("too much for one record batch, read less at once") from exc
+        raise UsageError(
+            "the rows are too large for one record batch: read fewer rows at a time"
+        ) from exc
 
 
 def _topic(batch: FeedBatch) -> pa.Array:

@@ -60,10 +60,12 @@ class Feeds:
         if position is not None:
             require_kind("position", position, FeedPosition, "a FeedPosition")
         if credit < 1:
-            raise UsageError(f"a feed without credit gets nothing: credit={credit}")
+            raise UsageError(f"credit must be at least 1, got {credit}")
         if isinstance(wanted, StreamIterator):
             if position is not None or since_us:
-                raise UsageError("an iterator says by itself where a feed begins")
+                raise UsageError(
+                    "give either an iterator or a start, not both: an iterator is a start"
+                )
             filters = [wanted.filter]
             since_us = wanted.since_us
             position = self._position_of(wanted)
@@ -72,7 +74,7 @@ class Feeds:
             require_kind("wanted", texts, Iterable, "a filter, filters or a StreamIterator")
             filters = [TopicFilter.parse(text) for text in texts]
             if not filters:
-                raise UsageError("a feed without filters gets nothing, give it one or more")
+                raise UsageError("a feed needs at least one filter")
             if position is not None:
                 self._check_place(position)
         with self._lock:
@@ -111,14 +113,14 @@ class Feeds:
         identity = position.identity
         if position.serials and identity is not None and not self._origin.owns(identity):
             raise SlabDroppedError(
-                f"the position belongs to another database of this name, which was dropped; begin "
-                f"without a position: position={told(identity)} database={self._origin.text}"
+                f"the position belongs to an earlier database of this name, which was dropped; "
+                f"start without a position: position={told(identity)} database={self._origin.text}"
             )
         ends = self.end_position().serials
         for shard, serial in position.serials.items():
             if serial != NEVER and serial > ends.get(shard, 0):
                 raise UsageError(
-                    f"the position is behind the last row, it is one of another database: "
+                    f"the position is after the last row, so it belongs to another database: "
                     f"shard={shard} serial={serial} end={ends.get(shard, 0)}"
                 )
 

@@ -74,7 +74,7 @@ class FeedHub:
     ) -> Feed:
         """Begin a feed at a position; nothing is delivered before its first job is given back."""
         if credit < 0:
-            raise UsageError(f"credit must be 0 or more: credit={credit}")
+            raise UsageError(f"credit must be 0 or more, got {credit}")
         feed = Feed(self._groups.join(filters), position, credit, tag)
         feed.ends = self.ends
         self._feeds[feed] = None
@@ -101,7 +101,7 @@ class FeedHub:
     def grant(self, feed: Feed, rows: int) -> None:
         """Give a feed credit for so many more rows."""
         if rows < 0:
-            raise UsageError(f"credit is not taken back: rows={rows}")
+            raise UsageError(f"credit cannot be negative: rows={rows}")
         if feed.removed or rows == 0:
             return
         feed.credit += rows

@@ -44,7 +44,10 @@ class FeedPosition:
     def __post_init__(self) -> None:
         for shard, serial in self.serials.items():
             if not 0 <= shard < 1 << 32 or not 0 <= serial <= NEVER:
-                raise UsageError(f"no such place: shard={shard} serial={serial}")
+                raise UsageError(
+                    f"a position needs a shard and a serial, both 0 or more: shard={shard} "
+                    f"serial={serial}"
+                )
 
     def serial(self, shard: int) -> int:
         """Return the next serial of a shard, 0 where none is known."""
@@ -73,30 +76,33 @@ class FeedPosition:
         """Read what to_bytes gave. Raises: UsageError."""
         require_kind("data", data, bytes, "bytes")
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
-            raise UsageError("these bytes are no saved position")
+            raise UsageError("invalid saved position: the bytes do not come from to_bytes")
         _, version, count = _HEAD.unpack_from(data)
         if version not in (_UNIDENTIFIED, _VERSION):
-            raise UsageError(f"saved position of an unknown version: version={version}")
+            raise UsageError(
+                f"unknown version {version} of a saved position (supported: {_UNIDENTIFIED}, "
+                f"{_VERSION})"
+            )
         end = _HEAD.size + count * _ENTRY.size
         if version == _UNIDENTIFIED:
             identity: str | None = UNIDENTIFIED
             if len(data) != end:
-                raise UsageError("saved position is not as long as it should be")
+                raise UsageError("invalid saved position: wrong length")
         else:
             identity = _identity_in(data[end:]) or None
         serials = dict(_ENTRY.iter_unpack(data[_HEAD.size : end]))
         if len(serials) != count:
-            raise UsageError("saved position names a shard twice")
+            raise UsageError("invalid saved position: a shard is repeated")
         return cls(serials, identity)
 
 
 def _identity_in(data: bytes) -> str:
     if len(data) < _LENGTH.size or len(data) != _LENGTH.size + _LENGTH.unpack_from(data)[0]:
-        raise UsageError("saved position is not as long as it should be")
+        raise UsageError("invalid saved position: wrong length")
     try:
         return data[_LENGTH.size :].decode()
     except UnicodeDecodeError as exc:
-        raise UsageError("these bytes are no saved position") from exc
+        raise UsageError("invalid saved position: the bytes do not come from to_bytes") from exc
 
 
 START: Final = FeedPosition({})

@@ -53,7 +53,7 @@ def check_writable(topics: Iterable[bytes], visitor: Visitor) -> None:
     refused = visitor.unwritable(set(topics))
     if refused:
         topic = min(refused).decode(errors="replace")
-        raise UsageError(f"you may not write to this topic: topic={topic!r}")
+        raise UsageError(f"this user may not write to the topic: topic={topic!r}")
 
 
 def _fresh(columns: Columns, ticket: Ticket, producer: tuple[str, int] | None) -> Columns | None:

@@ -128,9 +128,9 @@ def _untold(error: flight.FlightError, node: Node) -> SiltstoneError:
     text = str(error).partition(". gRPC client debug context")[0]
     match error:
         case flight.FlightUnavailableError():
-            return RetryError(f"no node answers at {node.url}: {text}")
+            return RetryError(f"cannot connect to the node at {node.url}: {text}")
         case flight.FlightUnauthenticatedError() | flight.FlightUnauthorizedError():
-            return UsageError(f"the node at {node.url} refuses this: {text}")
+            return UsageError(f"the node at {node.url} refused the request: {text}")
         case flight.FlightTimedOutError() | flight.FlightCancelledError():
             return OutcomeUnknownError(f"the node at {node.url} did not answer: {text}")
         case _:

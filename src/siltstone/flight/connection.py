@@ -125,7 +125,7 @@ class Connection:
         Raises: UsageError, NotFoundError, RetryError when nobody answers.
         """
         if unknown := [name for name in columns if name not in COLUMNS]:
-            raise UsageError(f"no such column: {unknown[0]}; there are {', '.join(COLUMNS)}")
+            raise UsageError(f"unknown column {unknown[0]} (supported: {', '.join(COLUMNS)})")
         request: dict[str, Any] = {
             "filter": [filter] if isinstance(filter, str) else list(filter),
             "columns": ",".join(fetched_columns(columns)),
@@ -221,7 +221,7 @@ def _from_rows(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Return rows that Python has as a table of the types that a node takes. Raises: UsageError."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if unknown := [name for name in names if name not in TAKEN]:
-        raise UsageError(f"unknown column {unknown[0]}; rows have {', '.join(TAKEN)}")
+        raise UsageError(f"unknown column {unknown[0]} (supported: {', '.join(TAKEN)})")
     for row in rows:
         if isinstance(row.get("properties"), Mapping):
             row["properties"] = list(row["properties"].items())

@@ -80,7 +80,7 @@ class Desk:
             case "admit":
                 start, end = positions_in(request.get("start")), positions_in(request.get("end"))
                 if start.keys() != end.keys():
-                    raise UsageError("start and end must name the same shards")
+                    raise UsageError("start and end must have the same shards")
                 admitted = self._origin(request, visitor).admit(
                     {shard: range(serial, end[shard]) for shard, serial in start.items()},
                     rows_max=_number(request, "rows"),
@@ -100,7 +100,7 @@ class Desk:
                 self._commits.staging.discard(_batch(request), _names(request))
                 return {}
             case _:
-                raise UsageError(f"unknown action {name!r}; there are {', '.join(ACTIONS)}")
+                raise UsageError(f"unknown action {name!r} (supported: {', '.join(ACTIONS)})")
 
     def put(
         self, request: Answer, batches: Iterable[pa.RecordBatch], visitor: Visitor
@@ -112,7 +112,7 @@ class Desk:
             case {"stage": dict(which)}:
                 return self._stage(which, batches, visitor)
             case _:
-                raise UsageError("rows are sent to append or to stage: the request says neither")
+                raise UsageError("the request must be append or stage")
 
     def _append(
         self, how: Answer, batches: Iterable[pa.RecordBatch], visitor: Visitor
@@ -124,7 +124,7 @@ class Desk:
             raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
         producer, sequence = how.get("producer"), _number(how, "sequence")
         if (producer is None) != (sequence is None):
-            raise UsageError("producer and sequence go together")
+            raise UsageError("set both producer and sequence, or neither")
         number = 0
         under_way: list[tuple[int, list[Ticket]]] = []
         for batch in batches:
@@ -190,7 +190,7 @@ def _batch(request: Answer) -> WriteBatch:
     number = _number(request, "batch")
     write = request.get("write")
     if number is None or not isinstance(write, str):
-        raise UsageError("staged rows have a write and a batch: the request lacks them")
+        raise UsageError("the request to stage rows must have write and batch")
     return WriteBatch(write=write, number=number)
 
 

@@ -88,6 +88,6 @@ def parse_caller(header: str, address: str) -> Caller | str:
                     return Caller(address=address, username=user.decode(), password=password)
             except ValueError:
                 pass
-            return "the login is no user:password in base64"
+            return "the login must be user:password in base64"
         case _:
-            return "the authorization header is neither Basic nor Bearer"
+            return "the authorization header must be Basic or Bearer"

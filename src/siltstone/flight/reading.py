@@ -55,13 +55,15 @@ class Reads:
         """Read the options of a request, and ask whether the visitor may. Raises: UsageError."""
         given = options_in(values)
         if named := [name for name in given if name.lower() in _NODE_ONLY]:
-            raise UsageError(f"option {named[0]} is for who connects, not for the node")
+            raise UsageError(
+                f"option {named[0]} is for the client only: do not send it to the node"
+            )
         options = parse_options(given | {"path": str(self._store.path)})
         if options.decode != "raw":
-            raise UsageError("a node sends payloads as they are: decode them where they arrive")
+            raise UsageError("a node does not decode payloads: decode them in the client")
         refused = visitor.may_read(options.filters)
         if refused is not None:
-            raise UsageError(f"you may not read this: filter={refused!r}")
+            raise UsageError(f"this user may not read the topics of the filter: filter={refused!r}")
         return options
 
     def database(self, options: ReadOptions) -> Database:
@@ -153,7 +155,7 @@ def public_database(store: Store, name: str) -> Database:
     """Open a database that callers may know of. Raises: NotFoundError, UsageError."""
     # Those of the broker itself are none of them: who writes there changes its state.
     if name.startswith("_"):
-        raise NotFoundError(f"there is no database {name!r}")
+        raise NotFoundError(f"database {name!r} does not exist")
     return find_database(store, name)
 
 
@@ -171,8 +173,8 @@ def _require_same(database: Database, identity: str, noun: str) -> None:
     """Raise SlabDroppedError for serials of another database of this name."""
     if identity not in ("", database.identity):
         raise SlabDroppedError(
-            f"the {noun} is of another database of this name, which was dropped; plan the read "
-            f"again: {noun}={identity} database={database.identity}"
+            f"the {noun} belongs to an earlier database of this name, which was dropped; plan the "
+            f"read again: {noun}={identity} database={database.identity}"
         )
 
 

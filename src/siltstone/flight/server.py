@@ -145,7 +145,7 @@ def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
         return load(descriptor.command, "command")
     path = [_text(part, "path") for part in descriptor.path or []]
     if len(path) not in {1, 2}:
-        raise UsageError("a path has a database, and a topic filter maybe")
+        raise UsageError("a path must have a database, and may have a topic filter")
     return dict(zip(["database", "filter"], path, strict=False))
 
 
@@ -168,7 +168,7 @@ def _told(context: flight.ServerCallContext) -> Iterator[None]:
     try:
         yield
     except SiltstoneError as exc:
-        log(_LOG, logging.INFO, "call failed", peer=context.peer(), error=str(exc))
+        log(_LOG, logging.INFO, "flight_call_failed", peer=context.peer(), error=str(exc))
         raise flight.FlightServerError(str(exc), error_info(exc)) from exc
 
 

@@ -133,8 +133,8 @@ class DirectoryTarget:
         except LockedError as exc:
             if not self._fs.exists(self._path / SOCKET):
                 raise LockedError(
-                    f"another process writes this directory, and it does not take rows of others: "
-                    f"set flight.enabled where the broker runs: path={self._path}"
+                    f"a broker writes this directory and does not accept rows from Spark: set "
+                    f"flight.enabled = true in its settings: path={self._path}"
                 ) from exc
         broker = NodeTarget(socket_node(self._path), self._database)
         return broker.commit_once(batch, names, forget=forget)

@@ -81,10 +81,10 @@ def decode_ticket(encoded: bytes) -> ReadTicket:
     """Read a ticket. Raises: UsageError."""
     values = load(encoded, "ticket")
     if values.get("version") != VERSION:
-        raise UsageError(f"ticket is of an unknown version: version={values.get('version')!r}")
+        raise UsageError(f"unknown version {values.get('version')!r} of a ticket")
     spans = values.get("spans")
     if not isinstance(spans, list) or not all(_is_span(span) for span in spans):
-        raise UsageError("ticket has no spans of serials")
+        raise UsageError("a ticket must have spans of serials")
     return ReadTicket(
         options=options_in(values.get("options")),
         spans=tuple(
@@ -124,14 +124,16 @@ def _is_span(span: object) -> bool:
 def options_in(values: object) -> dict[str, str]:
     """Return options as text, of JSON that may have numbers and lists. Raises: UsageError."""
     if not isinstance(values, dict):
-        raise UsageError("a read must be asked for by a JSON object of options")
+        raise UsageError("the options of a read must be a JSON object")
     try:
         return {
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in values.items()
         }
     except (RecursionError, ValueError) as exc:
-        raise UsageError("an option is nested too deeply, or has a number too many digits") from exc
+        raise UsageError(
+            "an option is nested too deeply, or has a number with too many digits"
+        ) from exc
 
 
 def positions_in(values: object) -> dict[int, int]:
@@ -192,9 +194,9 @@ def load(encoded: bytes, what: str) -> dict[str, Any]:
     except RecursionError as exc:
         raise UsageError(f"{what} is nested too deeply") from exc
     except ValueError as exc:
-        raise UsageError(f"{what} is no JSON: {exc}") from exc
+        raise UsageError(f"{what} must be JSON: {exc}") from exc
     if not isinstance(values, dict):
-        raise UsageError(f"{what} is no JSON object")
+        raise UsageError(f"{what} must be a JSON object")
     return values
 
 

@@ -98,7 +98,8 @@ class MemoryFile:
             self._check(to_write=True)
             if offset + length > len(self._node.contents):
                 raise UsageError(
-                    f"allocate past the end of the file: path={self._path} end={offset + length}"
+                    f"cannot allocate after the end of the file: path={self._path} "
+                    f"end={offset + length}"
                 )
             self._fs.take_space(self._node, self._path, offset, length)
 

@@ -49,7 +49,9 @@ class FileNode:
             elif growth < 0:
                 del self.contents[size:]
         except BufferError as exc:
-            raise AssertionError(f"a mapped file changed its size: {size=}") from exc
+            raise AssertionError(
+                f"internal error: a mapped file changed its size: {size=}"
+            ) from exc
         self.pages = {page for page in self.pages if page * self.page_bytes < size}
         self._smallest_size = min(self._smallest_size, size)
 
@@ -70,7 +72,9 @@ class FileNode:
         stored = holes.lstrip(b"\0")
         if stored:
             offset = len(holes) - len(stored)
-            raise AssertionError(f"a store through a map fell into a hole: {offset=}")
+            raise AssertionError(
+                f"internal error: a write through a map needs allocated space: {offset=}"
+            )
 
     def after_power_cut(self, rng: Random | None) -> FileNode:
         """Return what is found when the power is back."""

@@ -163,7 +163,7 @@ class PosixFile:
                 status = os.fstat(descriptor)
             if [status.st_dev, status.st_ino] != place:
                 os.close(descriptor)
-                raise DiskError(path, "open", "another file has taken the name", errno=0)
+                raise DiskError(path, "open", "another file has the same name now", errno=0)
             self._open_descriptor = descriptor
             return descriptor
 
@@ -208,7 +208,8 @@ class PosixFile:
         descriptor = self._descriptor(to_write=True)
         if offset + length > self.size():
             raise UsageError(
-                f"allocate past the end of the file: path={self._path} end={offset + length}"
+                f"cannot allocate after the end of the file: path={self._path} "
+                f"end={offset + length}"
             )
         if length == 0:
             return

@@ -34,14 +34,14 @@ def translate(
         case errno.ENOENT:
             return NotFoundError(f"no such file or directory: path={path}")
         case errno.EEXIST:
-            return ExistsError(f"the name is taken: path={path}")
+            return ExistsError(f"the file exists already: path={path}")
         # Of a name that could not be synced nothing is known: it must not pass for a clean refusal.
         case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
             return StorageFullError(path, needed_bytes=needed_bytes)
         # Nothing was opened, so nothing happened; behind a rename that does not hold.
         case errno.EMFILE | errno.ENFILE if operation != "sync_directory":
             return OverloadedError(
-                "no file descriptor is left, raise the limit (ulimit -n, LimitNOFILE) or lower "
+                "too many open files, raise the limit (ulimit -n, LimitNOFILE) or lower "
                 f"limits.connections_max: path={path}"
             )
         case errno.EWOULDBLOCK if operation == "lock":
@@ -63,7 +63,9 @@ def failure(
 def locked(path: PurePath, *, holder: str = "") -> LockedError:
     """Return the error for a lock that is held; holder is the text in the lock file, if any."""
     pid = f" pid={holder}" if holder else ""
-    return LockedError(f"the directory is open for writing elsewhere, close it: path={path}{pid}")
+    return LockedError(
+        f"another process has the directory open for writing, stop it: path={path}{pid}"
+    )
 
 
 def not_a_link(path: PurePath) -> UsageError:

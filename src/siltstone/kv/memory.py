@@ -46,7 +46,7 @@ class MemoryView:
 
     def _check(self) -> None:
         if self._engine is None or self._engine.closed:
-            raise ClosedError("the view is over, or its database was closed")
+            raise ClosedError("the snapshot view or its database is closed")
 
 
 class MemoryEngine:
@@ -63,7 +63,7 @@ class MemoryEngine:
     def create_family(self, name: str) -> None:
         self._check()
         if name in self._families:
-            raise ExistsError(f"the family exists already: name={name}")
+            raise ExistsError(f"the column family exists already: name={name}")
         self._families[name] = {}
 
     def drop_family(self, name: str) -> None:
@@ -112,7 +112,7 @@ class MemoryEngine:
     def _family(self, name: str) -> dict[bytes, bytes]:
         self._check()
         if name not in self._families:
-            raise NotFoundError(f"there is no such family: name={name}")
+            raise NotFoundError(f"unknown column family: name={name}")
         return self._families[name]
 
     def _check(self) -> None:

@@ -40,7 +40,7 @@ def mend(fs: FileSystem, path: PurePath, quarantine: PurePath) -> str:
         rebuild(path)
     if fs.exists(path / WITNESS):
         quarantine_file(fs, path / WITNESS, quarantine, reason)
-    return "accepted" if is_listed else "made the list of files anew from the files"
+    return "accepted" if is_listed else "rebuilt the list of files from the files"
 
 
 def _lists_its_files(fs: FileSystem, path: PurePath) -> bool:

@@ -115,7 +115,7 @@ def translate(error: Exception, operation: str, path: PurePath) -> SiltstoneErro
     if "No space left" in text or "Disk quota exceeded" in text:
         return StorageFullError(path)
     if "lock hold by" in text or "While lock file" in text:
-        return LockedError(f"the database is open elsewhere, close it: path={path}")
+        return LockedError(f"another process has the database open, stop that process: path={path}")
     if text.startswith("Corruption"):
         return CorruptionError(f"{operation} failed: {text}", path=path)
     return DiskError(path, operation, text, errno=0)
@@ -178,7 +178,7 @@ class RocksView:
     def _iterator(self) -> RdictIter:
         iterator = self._iterators.get(self._number)
         if iterator is None:
-            raise ClosedError("the view is over, or its database was closed")
+            raise ClosedError("the snapshot view or its database is closed")
         return iterator
 
 
@@ -228,7 +228,7 @@ class RocksEngine:
         root = self._open()
         with self._changing, _Translated(self._path, "create_family"):
             if name in self._tables:
-                raise ExistsError(f"the family exists already: name={name}")
+                raise ExistsError(f"the column family exists already: name={name}")
             root.create_column_family(name, _options())
             self._adopt(name)
             self._cover()
@@ -333,13 +333,13 @@ class RocksEngine:
         self._open()
         table = self._tables.get(name)
         if table is None:
-            raise NotFoundError(f"there is no such family: name={name}")
+            raise NotFoundError(f"unknown column family: name={name}")
         return table
 
     def _handle(self, name: str) -> ColumnFamily:
         handle = self._handles.get(name)
         if handle is None:
-            raise NotFoundError(f"there is no such family: name={name}")
+            raise NotFoundError(f"unknown column family: name={name}")
         return handle
 
 

@@ -64,7 +64,7 @@ class KeyValueSlab:
         try:
             return self.engine.view(self.family)
         except NotFoundError as exc:
-            raise SlabDroppedError("the slab was dropped, its rows are gone") from exc
+            raise SlabDroppedError("the slab was dropped with its rows") from exc
 
     def publish(self, edges: bytes, places: dict[bytes, bytes]) -> None:
         """Let readers know what a commit teaches, before they can meet rows of it."""

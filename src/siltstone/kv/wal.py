@@ -67,7 +67,7 @@ def check_logs(fs: FileSystem, directory: PurePath) -> None:
     """
     for name in _odd_names(fs, directory):
         raise CorruptionError(
-            f"{name} is a pipe, link or device with the name of a file of RocksDB, move it away",
+            f"{name} must be a regular file, not a pipe, link or device: move it away",
             path=directory / name,
         )
     names = sorted(
@@ -83,7 +83,8 @@ def check_logs(fs: FileSystem, directory: PurePath) -> None:
                 bad = bad or (path, offset)
             elif begins and bad is not None:
                 raise CorruptionError(
-                    "a record of the log is damaged and sound ones follow, restore it from a copy",
+                    "a record of the log is damaged before valid records: restore the file from "
+                    "a backup",
                     path=bad[0],
                     offset=bad[1],
                 )
@@ -121,7 +122,7 @@ def check_begin(fs: FileSystem, directory: PurePath) -> None:
     """
     if not fs.exists(directory / _CURRENT) and _contents(fs, directory):
         raise CorruptionError(
-            "the file that leads to all others is missing, restore it from a copy",
+            "the file CURRENT of RocksDB is missing: restore it from a backup",
             path=directory / _CURRENT,
             offset=0,
         )

@@ -45,7 +45,7 @@ _RUNNING: Final = struct.Struct("<Q")
 _RUNNING_OFFSET: Final = 256
 _RUNNING_BYTES: Final = 12
 _READ_BYTES: Final = 1024 * 1024
-_REMEDY: Final = "restore a copy, or keep what is left with `siltstone verify --repair`"
+_REMEDY: Final = "restore a backup, or keep the rest with `siltstone verify --repair`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def read_evidence(fs: FileSystem, directory: PurePath) -> Evidence | None:
     fixed = data[: _FIXED.size]
     if len(data) != WITNESS_BYTES or data[_FIXED.size :][:4] != _CRC.pack(crc32c(fixed)):
         raise CorruptionError(
-            "the record of how far the database had come is damaged; check the database, and "
-            "write it anew with `siltstone verify --repair`",
+            "the file with the last sequence number is damaged: check the database and write the "
+            "file again with `siltstone verify --repair`",
             path=directory / WITNESS,
         )
     _, manifest, manifest_bytes, manifest_crc, _, sequence = _FIXED.unpack(fixed)
@@ -113,7 +113,7 @@ def check_manifest(fs: FileSystem, directory: PurePath, evidence: Evidence) -> N
     """
     if not is_manifest_of(fs, directory, evidence):
         raise CorruptionError(
-            f"the list of files (MANIFEST) is not the one that was written, {_REMEDY}",
+            f"the list of files (MANIFEST) differs from the one that was written; {_REMEDY}",
             path=directory,
         )
 

@@ -73,7 +73,7 @@ def decode_entry(data: bytes, path: PurePath) -> PublishBatch:
         except MalformedPacketError:
             batch = None
     if batch is None:
-        raise CorruptionError("an entry is no run of messages", path=path)
+        raise CorruptionError("the entry does not contain messages of a bridge", path=path)
     return batch
 
 

@@ -138,7 +138,7 @@ class Forwarder:
             except PoisonedError:
                 raise
             except SiltstoneError as exc:
-                log(_LOG, logging.ERROR, "bridge cannot forward", bridge=self._name, error=str(exc))
+                log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self._name, error=str(exc))
             await asyncio.sleep(_AGAIN_SECONDS)
 
     def _load(self) -> list[_Loaded]:
@@ -169,7 +169,7 @@ class Forwarder:
             return None
         except CorruptionError as exc:
             path = self._dead_letters.put_damaged(entry, str(exc))
-            log(_LOG, logging.ERROR, "spool entry is damaged", bridge=self._name, path=path)
+            log(_LOG, logging.ERROR, "bridge_entry_damaged", bridge=self._name, path=path)
             return None
         return _Loaded(entry=entry, size_bytes=len(data), batch=batch)
 
@@ -200,7 +200,7 @@ class Forwarder:
             log(
                 _LOG,
                 logging.WARNING,
-                "bridge message refused",
+                "bridge_message_refused",
                 bridge=self._name,
                 topic=publication.topic,
                 reason=reason,

@@ -82,7 +82,7 @@ class Inbound:
             log(
                 _LOG,
                 logging.WARNING,
-                "bridge cannot keep what came",
+                "bridge_inbound_failed",
                 bridge=self._name,
                 error=str(error),
             )

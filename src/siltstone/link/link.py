@@ -128,7 +128,7 @@ class Link:
 
     async def run(self) -> None:
         """Serve the link until it is cancelled; nothing that goes wrong with it ends the broker."""
-        log(_LOG, logging.INFO, "bridge started", bridge=self.name, waiting=self._forwarder.waiting)
+        log(_LOG, logging.INFO, "bridge_started", bridge=self.name, waiting=self._forwarder.waiting)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._forward())
             group.create_task(self._connect())
@@ -143,7 +143,7 @@ class Link:
             try:
                 await self._client.run()
             except SiltstoneError as exc:
-                log(_LOG, logging.ERROR, "bridge failed", bridge=self.name, error=str(exc))
+                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=str(exc))
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _forward(self) -> None:
@@ -151,7 +151,7 @@ class Link:
             await self._forwarder.run()
         except SiltstoneError as exc:
             # What is under way stays in the spool, for the next start.
-            log(_LOG, logging.ERROR, "bridge cannot forward", bridge=self.name, error=str(exc))
+            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=str(exc))
 
     def _deliver(self, batch: PublishBatch) -> int:
         return self._inbound.deliver(batch)
@@ -159,7 +159,7 @@ class Link:
     def _progressed(self) -> None:
         if not self._was_connected:
             self._was_connected = True
-            log(_LOG, logging.INFO, "bridge connected", bridge=self.name)
+            log(_LOG, logging.INFO, "bridge_connected", bridge=self.name)
         self._forwarder.progressed()
 
     def _lost(self) -> None:
@@ -169,4 +169,4 @@ class Link:
         self._outbound.freed(size_bytes)
 
     def _note(self, sentence: str) -> None:
-        log(_LOG, logging.INFO, "bridge", bridge=self.name, text=sentence)
+        log(_LOG, logging.INFO, "bridge_status", bridge=self.name, text=sentence)

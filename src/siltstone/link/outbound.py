@@ -195,7 +195,7 @@ class Outbound:
             log(
                 _LOG,
                 logging.WARNING,
-                "bridge is full",
+                "bridge_spool_full",
                 bridge=self._name,
                 size_bytes=self.size_bytes,
                 policy=self._when_full,
@@ -226,8 +226,10 @@ class Outbound:
         if written.entries:
             self.size_bytes += written.size_bytes
         else:
-            error = written.error or OutcomeUnknownError("a mistake of ours, see the log")
-            log(_LOG, logging.ERROR, "bridge cannot spool", bridge=self._name, error=str(error))
+            error = written.error or OutcomeUnknownError(
+                "internal error: see the log of the broker"
+            )
+            log(_LOG, logging.ERROR, "bridge_spool_failed", bridge=self._name, error=str(error))
         self._pace.release(gathered.size_bytes)
         for settle, part in gathered.waiting:
             contain(partial(settle, part, error))

@@ -133,10 +133,10 @@ class Connection:
             self.version = _version_of(raw.body)
         elif raw.first >> 4 == PacketType.CONNECT:
             # [MQTT-3.1.0-2]: whatever it says.
-            raise ProtocolError("a second CONNECT")
+            raise ProtocolError("a client must send CONNECT once, got a second one")
         packet = decode(self.version, raw.first, raw.body, self._bounds)
         if not isinstance(packet, LEGAL[self.state]):
-            raise ProtocolError(f"{type(packet).__name__} while {self.state.name}")
+            raise ProtocolError(f"unexpected {type(packet).__name__} while {self.state.name}")
         if isinstance(packet, Auth):
             # [MQTT-4.12.0-1]: no method was agreed on, for none is supported.
             raise ProtocolError("AUTH without an authentication method")

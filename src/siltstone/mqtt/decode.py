@@ -86,7 +86,7 @@ def _read_version(reader: Reader) -> tuple[Version, bool]:
     # [MQTT-3.1.2-1]: the protocol name must be "MQTT".
     if name != PROTOCOL_NAME:
         raise ProtocolError(
-            f"protocol name is not MQTT: name={name[:16]!r}",
+            f"protocol name must be MQTT, got {name[:16]!r}",
             reason=Reason.UNSUPPORTED_PROTOCOL_VERSION,
         )
     level = reader.byte()
@@ -97,7 +97,7 @@ def _read_version(reader: Reader) -> tuple[Version, bool]:
     except ValueError as exc:
         # [MQTT-3.1.2-2]: a level that the server does not support ends in CONNACK and close.
         raise ProtocolError(
-            f"protocol level is neither 4 (3.1.1) nor 5: level={level}",
+            f"unsupported protocol level {level} (supported: 4 for MQTT 3.1.1, 5 for MQTT 5)",
             reason=Reason.UNSUPPORTED_PROTOCOL_VERSION,
         ) from exc
 
@@ -114,7 +114,7 @@ def _connect(_version: Version, _first: int, reader: Reader) -> Connect:
     # [MQTT-3.1.3-7] and [MQTT-3.1.3-8] of 3.1.1: without an id there is no session to keep.
     if version is Version.V3_1_1 and not client_id and not clean_start:
         raise ProtocolError(
-            "client id is empty, but the session is to be kept",
+            "an empty client id needs clean session = 1",
             reason=Reason.CLIENT_IDENTIFIER_NOT_VALID,
         )
     return Connect(
@@ -136,7 +136,9 @@ def _check_connect_flags(version: Version, flags: int) -> None:
         raise MalformedPacketError(f"reserved connect flag is set: flags={flags:#04x}")
     # [MQTT-3.1.2-11], [MQTT-3.1.2-13]: without a will its QoS and retain must be 0.
     if not flags & 0x04 and flags & 0x38:
-        raise MalformedPacketError(f"will flags without a will: flags={flags:#04x}")
+        raise MalformedPacketError(
+            f"will QoS or will retain is set without a will: flags={flags:#04x}"
+        )
     # [MQTT-3.1.2-12] ([MQTT-3.1.2-14] in 3.1.1): the will's QoS must not be 3.
     if flags & 0x18 == 0x18:
         raise MalformedPacketError(f"will has QoS 3: flags={flags:#04x}")
@@ -163,10 +165,10 @@ def _connack(version: Version, _first: int, reader: Reader) -> ConnAck:
     code = reader.byte()
     # [MQTT-3.2.2-1]: bits 7 to 1 of the flags are reserved.
     if flags & 0xFE:
-        raise MalformedPacketError(f"reserved acknowledge flags are set: flags={flags:#04x}")
+        raise MalformedPacketError(f"reserved flags of CONNACK are set: flags={flags:#04x}")
     # [MQTT-3.2.2-6] ([MQTT-3.2.2-4] in 3.1.1): what is refused has no session.
     if flags and code:
-        raise ProtocolError(f"refused, but with a session present: code={code}")
+        raise ProtocolError(f"a CONNACK that refuses must not have session present: code={code}")
     if version is Version.V5:
         reason = _reason(PacketType.CONNACK, code)
     elif code in OF_RETURN_CODE:
@@ -186,7 +188,7 @@ def _publish(version: Version, first: int, reader: Reader) -> Publish:
         raise MalformedPacketError(f"message has QoS 3: first_byte={first:#04x}")
     # [MQTT-3.3.1-2]: DUP must be 0 for QoS 0.
     if dup and qos == 0:
-        raise MalformedPacketError(f"message has DUP, but QoS 0: first_byte={first:#04x}")
+        raise MalformedPacketError(f"message with QoS 0 must not have DUP: first_byte={first:#04x}")
     topic = reader.binary()
     packet_id = _packet_id(reader) if qos else 0
     properties = _properties(version, reader, PacketType.PUBLISH)
@@ -229,14 +231,14 @@ def _subscribe(version: Version, _first: int, reader: Reader) -> Subscribe:
         subscriptions.append(_subscription(version, topic_filter, reader.byte()))
     # [MQTT-3.8.3-2] ([MQTT-3.8.3-3] in 3.1.1): at least one filter.
     if not subscriptions:
-        raise ProtocolError(f"SUBSCRIBE has no filter: packet_id={packet_id}")
+        raise ProtocolError(f"SUBSCRIBE needs at least one filter: packet_id={packet_id}")
     return Subscribe(packet_id=packet_id, subscriptions=tuple(subscriptions), properties=properties)
 
 
 def _subscription(version: Version, topic_filter: TopicFilter, options: int) -> Subscription:
     # [MQTT-3.8.3-5] ([MQTT-3.8.3-4] in 3.1.1): reserved bits must be 0.
     if options & (0xC0 if version is Version.V5 else 0xFC):
-        raise MalformedPacketError(f"reserved options are set: options={options:#04x}")
+        raise MalformedPacketError(f"reserved subscription options are set: options={options:#04x}")
     subscription = Subscription(
         filter=topic_filter,
         qos=options & 3,
@@ -250,7 +252,9 @@ def _subscription(version: Version, topic_filter: TopicFilter, options: int) -> 
         raise ProtocolError(f"subscription has retain handling 3: filter={topic_filter}")
     # [MQTT-3.8.3-4]: no local makes no sense where the group chooses the receiver.
     if subscription.no_local and topic_filter.group is not None:
-        raise ProtocolError(f"shared subscription has no local: filter={topic_filter}")
+        raise ProtocolError(
+            f"shared subscription must not have the option no local: filter={topic_filter}"
+        )
     return subscription
 
 
@@ -263,7 +267,7 @@ def _suback(version: Version, _first: int, reader: Reader) -> SubAck:
         raise ProtocolError(f"return code is reserved: packet_id={packet_id}")
     reasons = tuple(_reason(PacketType.SUBACK, code) for code in codes)
     if not reasons:
-        raise ProtocolError(f"SUBACK has no reason: packet_id={packet_id}")
+        raise ProtocolError(f"SUBACK needs at least one reason code: packet_id={packet_id}")
     return SubAck(packet_id=packet_id, reasons=reasons, properties=properties)
 
 
@@ -276,7 +280,7 @@ def _unsubscribe(version: Version, _first: int, reader: Reader) -> Unsubscribe:
         filters.append(parse_filter(reader.binary()))
     # [MQTT-3.10.3-2]: at least one filter.
     if not filters:
-        raise ProtocolError(f"UNSUBSCRIBE has no filter: packet_id={packet_id}")
+        raise ProtocolError(f"UNSUBSCRIBE needs at least one filter: packet_id={packet_id}")
     return Unsubscribe(packet_id=packet_id, filters=tuple(filters), properties=properties)
 
 
@@ -284,7 +288,8 @@ def _check_filter_count(reader: Reader, count: int) -> None:
     """Refuse one filter more than a packet may have."""
     if 0 < reader.bounds.filters_max <= count:
         raise ProtocolError(
-            f"too many filters: max={reader.bounds.filters_max}", reason=Reason.QUOTA_EXCEEDED
+            f"too many filters in one packet: max={reader.bounds.filters_max}",
+            reason=Reason.QUOTA_EXCEEDED,
         )
 
 
@@ -295,7 +300,7 @@ def _unsuback(version: Version, _first: int, reader: Reader) -> UnsubAck:
     properties = _properties(version, reader, PacketType.UNSUBACK)
     reasons = tuple(_reason(PacketType.UNSUBACK, code) for code in reader.rest())
     if not reasons:
-        raise ProtocolError(f"UNSUBACK has no reason: packet_id={packet_id}")
+        raise ProtocolError(f"UNSUBACK needs at least one reason code: packet_id={packet_id}")
     return UnsubAck(packet_id=packet_id, reasons=reasons, properties=properties)
 
 
@@ -336,7 +341,7 @@ def _properties(version: Version, reader: Reader, packet_type: PacketType) -> Pr
 def _reason(packet_type: PacketType, code: int) -> Reason:
     reason = ALLOWED.get((packet_type, code))
     if reason is None:
-        raise ProtocolError(f"{packet_type.name} may not have this reason: code={code:#04x}")
+        raise ProtocolError(f"{packet_type.name} must not have this reason code: code={code:#04x}")
     return reason
 
 
@@ -344,14 +349,14 @@ def _packet_id(reader: Reader) -> int:
     packet_id = reader.two()
     # [MQTT-2.2.1-3] ([MQTT-2.3.1-1] in 3.1.1): a packet id is not zero.
     if packet_id == 0:
-        raise ProtocolError("packet id is 0")
+        raise ProtocolError("packet id must not be 0")
     return packet_id
 
 
 def _check_authentication(properties: Properties) -> None:
     # 3.1.2.11.10: authentication data without a method is a protocol error.
     if properties.authentication_method is None and properties.authentication_data is not None:
-        raise ProtocolError("authentication data without a method")
+        raise ProtocolError("authentication data needs an authentication method")
 
 
 _ACKNOWLEDGEMENTS: Final[Mapping[PacketType, type[PubAck | PubRec | PubRel | PubComp]]] = {

@@ -102,12 +102,14 @@ def _packet(first: int, writer: Writer) -> bytes:
 def _connect(packet: Connect) -> bytes:
     will = packet.will
     if packet.version is Version.V5 and packet.is_bridge:
-        raise UsageError("MQTT 5 has no bridge bit: a bridge sets the options of subscriptions")
+        raise UsageError(
+            "the bridge bit does not exist in MQTT 5: set the options of subscriptions"
+        )
     if packet.version is Version.V3_1_1:
         if packet.password is not None and packet.username is None:
-            raise UsageError("MQTT 3.1.1 takes no password without a user name")
+            raise UsageError("MQTT 3.1.1: a password needs a user name")
         if not packet.client_id and not packet.clean_start:
-            raise UsageError("MQTT 3.1.1 keeps no session without a client id")
+            raise UsageError("MQTT 3.1.1: an empty client id needs clean session = 1")
     flags = 0x02 if packet.clean_start else 0
     if will is not None:
         _check_qos(will.qos)
@@ -141,7 +143,9 @@ def _will(version: Version, writer: Writer, will: Will) -> None:
 
 def _connack(version: Version, packet: ConnAck) -> bytes:
     if packet.session_present and packet.reason:
-        raise UsageError(f"refused, but with a session present: reason={packet.reason.name}")
+        raise UsageError(
+            f"a CONNACK that refuses must not have session present: reason={packet.reason.name}"
+        )
     writer = Writer()
     writer.byte(packet.session_present)
     if version is Version.V5:
@@ -149,7 +153,9 @@ def _connack(version: Version, packet: ConnAck) -> bytes:
     else:
         code = return_code(packet.reason)
         if code is None:
-            raise UsageError(f"MQTT 3.1.1 has no return code for this: {packet.reason.name}")
+            raise UsageError(
+                f"the reason does not have a return code in MQTT 3.1.1: reason={packet.reason.name}"
+            )
         writer.byte(code)
     _properties(version, writer, packet.properties, PacketType.CONNACK)
     return _packet(0x20, writer)
@@ -159,7 +165,7 @@ def _publish(version: Version, packet: Publish) -> bytes:
     _check_qos(packet.qos)
     if (packet.qos > 0) != (packet.packet_id > 0) or (packet.dup and not packet.qos):
         raise UsageError(
-            "a packet id, and DUP, are for QoS 1 and 2: "
+            "only messages with QoS 1 and 2 have a packet id and DUP: "
             f"qos={packet.qos} packet_id={packet.packet_id} dup={packet.dup}"
         )
     # MQTT 5 lets a topic alias stand for the topic.
@@ -180,7 +186,9 @@ def _acknowledgement(version: Version, packet: PubAck | PubRec | PubRel | PubCom
     _packet_id(writer, packet.packet_id)
     if version is Version.V3_1_1:
         if packet.reason >= ERROR:
-            raise UsageError(f"MQTT 3.1.1 acknowledges no failure: reason={packet.reason.name}")
+            raise UsageError(
+                f"an acknowledgement in MQTT 3.1.1 cannot refuse: reason={packet.reason.name}"
+            )
         return _packet(first, writer)
     if packet.reason or packet.properties != NO_PROPERTIES:
         _reason(writer, PacketType(first >> 4), packet.reason)
@@ -198,9 +206,14 @@ def _subscribe(version: Version, packet: Subscribe) -> bytes:
     for subscription in packet.subscriptions:
         _check_qos(subscription.qos)
         if not 0 <= subscription.retain_handling <= 2:
-            raise UsageError(f"retain handling is 0, 1 or 2: {subscription.retain_handling}")
+            raise UsageError(
+                f"retain handling must be 0, 1 or 2, got {subscription.retain_handling}"
+            )
         if subscription.no_local and subscription.filter.group is not None:
-            raise UsageError(f"shared subscription has no local: {subscription.filter}")
+            raise UsageError(
+                f"shared subscription must not have the option no local: "
+                f"filter={subscription.filter}"
+            )
         writer.string(subscription.filter.text)
         options = subscription.qos
         if version is Version.V5:
@@ -254,13 +267,15 @@ def _disconnect(version: Version, packet: Disconnect) -> bytes:
         if packet.properties != NO_PROPERTIES:
             encode_properties(writer, packet.properties, PacketType.DISCONNECT)
     elif packet.reason:
-        raise UsageError(f"MQTT 3.1.1 disconnects without a reason: {packet.reason.name}")
+        raise UsageError(
+            f"DISCONNECT does not have a reason in MQTT 3.1.1: reason={packet.reason.name}"
+        )
     return _packet(0xE0, writer)
 
 
 def _auth(version: Version, packet: Auth) -> bytes:
     if version is Version.V3_1_1:
-        raise UsageError("MQTT 3.1.1 has no AUTH")
+        raise UsageError("AUTH does not exist in MQTT 3.1.1")
     writer = Writer()
     if packet.reason or packet.properties != NO_PROPERTIES:
         _reason(writer, PacketType.AUTH, packet.reason)
@@ -277,16 +292,16 @@ def _properties(
 
 def _reason(writer: Writer, packet_type: PacketType, reason: Reason) -> None:
     if (packet_type, reason) not in ALLOWED:
-        raise UsageError(f"{packet_type.name} may not have this reason: {reason.name}")
+        raise UsageError(f"{packet_type.name} must not have this reason: {reason.name}")
     writer.byte(reason)
 
 
 def _packet_id(writer: Writer, packet_id: int) -> None:
     if packet_id == 0:
-        raise UsageError("packet id is 0")
+        raise UsageError("packet id must not be 0")
     writer.two(packet_id)
 
 
 def _check_qos(qos: int) -> None:
     if not 0 <= qos <= 2:
-        raise UsageError(f"QoS is 0, 1 or 2: qos={qos}")
+        raise UsageError(f"qos must be 0, 1 or 2, got {qos}")

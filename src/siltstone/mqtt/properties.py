@@ -211,10 +211,10 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
         # 2.2.2.2: an identifier that is not valid for its packet type makes the packet malformed.
         if rule is None or packet_type not in rule.packets:
             raise MalformedPacketError(
-                f"{packet_type.name} may not have this property: id={identifier:#04x}"
+                f"{packet_type.name} must not have this property: id={identifier:#04x}"
             )
         if rule.name in values and packet_type not in rule.repeats_in:
-            raise ProtocolError(f"property stands twice: property={rule.name}")
+            raise ProtocolError(f"property must not be repeated: property={rule.name}")
         value = _decode_value(part, rule)
         if rule.repeats_in:
             known = values.setdefault(rule.name, [])
@@ -246,10 +246,10 @@ def encode_properties(writer: Writer, properties: Properties, packet_type: Packe
         if value is None or value == ():
             continue
         if packet_type not in rule.packets:
-            raise UsageError(f"{packet_type.name} may not have this property: {rule.name}")
+            raise UsageError(f"{packet_type.name} must not have this property: {rule.name}")
         values = value if rule.repeats_in else (value,)
         if len(values) > 1 and packet_type not in rule.repeats_in:
-            raise UsageError(f"property stands twice: property={rule.name}")
+            raise UsageError(f"property must not be repeated: property={rule.name}")
         for item in values:
             try:
                 _check_value(rule, item)

@@ -225,7 +225,7 @@ class PacketSplitter:
                 )
             if 0 < self.control_size_max < stop - start and first >> 4 != 3:
                 raise ProtocolError(
-                    f"packet is too large for its type: size_bytes={stop - start}"
+                    f"control packet is too large: size_bytes={stop - start}"
                     f" max_bytes={self.control_size_max}",
                     reason=_QUOTA_EXCEEDED,
                 )
@@ -248,7 +248,7 @@ class PacketSplitter:
         if self._version == 0:
             # [MQTT-3.1.0-1]: the first packet of a client must be CONNECT.
             if first != _CONNECT:
-                raise ProtocolError(f"first packet is not CONNECT: first_byte={first:#04x}")
+                raise ProtocolError(f"the first packet must be CONNECT: first_byte={first:#04x}")
         elif first < _CONNECT or (first >= _AUTH and self._version == _V3_1_1):
             raise MalformedPacketError(f"packet type is reserved: first_byte={first:#04x}")
 
@@ -257,7 +257,9 @@ class PacketSplitter:
         qos = first >> 1 & 3
         # [MQTT-3.3.1-4], [MQTT-3.3.1-2].
         if qos == 3 or first & 0x0E == 0x08:
-            raise MalformedPacketError(f"QoS 3, or DUP with QoS 0: first_byte={first:#04x}")
+            raise MalformedPacketError(
+                f"message has QoS 3, or DUP with QoS 0: first_byte={first:#04x}"
+            )
         topic_end: i64 = start + 2 + _two(data, start, stop)
         position = topic_end
         packet_id: i64 = 0
@@ -289,7 +291,7 @@ class PacketSplitter:
             if not extended or self._alias == 0:
                 raise ProtocolError("message has neither a topic nor a topic alias")
             if self._alias not in self._aliases:
-                raise ProtocolError(f"topic alias was never set: topic_alias={self._alias}")
+                raise ProtocolError(f"unknown topic alias: topic_alias={self._alias}")
             return self._aliases[self._alias]
         check_topic_name(topic)
         if 0 < self.topic_levels_max <= topic.count(b"/"):
@@ -366,7 +368,7 @@ class PacketSplitter:
         while position < end:
             identifier: i64 = data[position]
             if seen >> int(identifier) & 1 == 1:
-                raise ProtocolError(f"property stands twice: id={identifier:#04x}")
+                raise ProtocolError(f"property must not be repeated: id={identifier:#04x}")
             if identifier == 0x23:
                 alias_start = position
             position = self._read_property(data, identifier, position + 1, end)
@@ -408,8 +410,8 @@ class PacketSplitter:
             return _subscription_end(data, start, end)
         if identifier == 0x0B:
             # [MQTT-3.3.4-6]: a client's message must not have a subscription identifier.
-            raise ProtocolError("message of a client has a subscription identifier")
-        raise MalformedPacketError(f"PUBLISH may not have this property: id={identifier:#04x}")
+            raise ProtocolError("message of a client must not have a subscription identifier")
+        raise MalformedPacketError(f"PUBLISH must not have this property: id={identifier:#04x}")
 
     def _read_alias(self, data: bytes, start: i64, end: i64) -> i64:
         self._alias = int(_two(data, start, end))
@@ -439,7 +441,7 @@ def _packet_id(data: bytes, start: i64, stop: i64) -> i64:
     packet_id = _two(data, start, stop)
     # [MQTT-2.2.1-3].
     if packet_id == 0:
-        raise ProtocolError("packet id is 0")
+        raise ProtocolError("packet id must not be 0")
     return packet_id
 
 
@@ -532,7 +534,7 @@ def _subscription_end(data: bytes, start: i64, end: i64) -> i64:
     if after == 0:
         raise _cut_short(start + 1, end)
     if data[start] == 0:
-        raise ProtocolError("subscription identifier is 0")
+        raise ProtocolError("subscription identifier must not be 0")
     return after
 
 

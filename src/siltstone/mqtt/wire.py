@@ -116,7 +116,7 @@ class Reader:
         start = self.offset
         if size > self.end - start:
             raise MalformedPacketError(
-                f"packet is cut short: offset={start} needed={size} there={self.end - start}"
+                f"packet is cut short: offset={start} needed={size} available={self.end - start}"
             )
         self.offset = start + size
         return self.data[start : self.offset]

@@ -39,9 +39,7 @@ def infer_type(payloads: Iterable[bytes]) -> StructType:
         if isinstance(document, dict):
             found = _merged(found, kind, "payload")
     if not isinstance(found, StructType):
-        raise UsageError(
-            "no payload is a JSON object, so there is no schema to infer; give payloadSchema"
-        )
+        raise UsageError("cannot infer a schema: no payload is a JSON object; set payloadSchema")
     return _settled_struct(found)
 
 
@@ -91,8 +89,8 @@ def _merged(one: DataType, other: DataType, name: str) -> DataType:
             return StructType([StructField(key, kind) for key, kind in fields.items()])
         case _:
             raise UsageError(
-                f"{name} is {one.simpleString()} in some messages and {other.simpleString()} in "
-                "others, so there is no schema to infer; give payloadSchema"
+                f"cannot infer a schema: {name} is {one.simpleString()} in some messages and "
+                f"{other.simpleString()} in others; set payloadSchema"
             )
 
 

@@ -21,6 +21,7 @@ from siltstone.bulk.portion import Readable
 from siltstone.bulk.survey import Plan
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
 from siltstone.pipeline.origins import origin_of
 from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.schema import arrow_schema
@@ -42,7 +43,7 @@ class SiltstoneReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return what the tasks read, up to one end for each shard."""
         plan = self.plan()
-        _LOG.info("planned a read of %s: %s", self._options.place, plan.report)
+        log(_LOG, logging.INFO, "read_planned", place=self._options.place, plan=plan.report)
         # Without any, Spark would ask for a partition that nobody planned.
         return [SourcePartition(portion) for portion in plan.partitions] or [SourcePartition(None)]
 

@@ -25,7 +25,7 @@ def find_node(path: str, given: Mapping[str, str]) -> Node | None:
     Raises: UsageError for other options, and where both are given.
     """
     if unknown := [name for name in given if name not in NODE_OPTIONS]:
-        raise UsageError(f"unknown option {unknown[0]}; there are {', '.join(NODE_OPTIONS)}")
+        raise UsageError(f"unknown option {unknown[0]} (supported: {', '.join(NODE_OPTIONS)})")
     named = {name.lower(): value for name, value in given.items()}
     return node_from(named | {"path": path})
 
@@ -42,8 +42,8 @@ def node_rows(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     if options.since_us < since_us:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=since_us)
         raise UsageError(
-            f"rows before {moment.isoformat()} are no longer in the store of {options.place}: its "
-            "lake has them, which is read where the data directory is; ask for later ones"
+            f"the store of {options.place} begins at {moment.isoformat()}; older rows are in its "
+            "lake, which is read on the machine of the data directory: read later rows"
         )
     return spark.read.format("siltstone").options(**given).load()
 
@@ -58,7 +58,7 @@ def node_database(node: Node, database: str) -> str:
     if database in names:
         return database
     if database or len(names) != 1:
-        meant = f"there is no database {database!r}" if database else "name the database"
+        meant = f"database {database!r} does not exist" if database else "database is missing"
         there = ", ".join(names) or "none"
-        raise UsageError(f"{meant}; at {node.url} there are: {there}")
+        raise UsageError(f"{meant} (found at {node.url}: {there})")
     return names[0]

@@ -106,11 +106,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """
     for field in schema.fields:
         if field.name not in _TYPES:
-            raise UsageError(f"no such column: {field.name}; there are {', '.join(COLUMNS)}")
+            raise UsageError(f"unknown column {field.name} (supported: {', '.join(COLUMNS)})")
         if not _fits(field.name, field.dataType):
             raise UsageError(
-                f"column {field.name} cannot be read as {field.dataType.simpleString()}; "
-                f"it is {_TYPES[field.name].simpleString()}"
+                f"column {field.name} has type {_TYPES[field.name].simpleString()} and cannot be "
+                f"read as {field.dataType.simpleString()}"
             )
         if field.name == PAYLOAD:
             _check_decoded(PAYLOAD, field.dataType)
@@ -133,5 +133,5 @@ def _check_decoded(name: str, kind: DataType) -> None:
     elif not isinstance(kind, _DECODED):
         raise UsageError(
             f"{name} cannot be read from JSON as {kind.simpleString()}: read it as STRING and "
-            "cast that, or decode the whole with decode=utf8 and from_json"
+            "cast it, or decode the payload with decode=utf8 and from_json"
         )

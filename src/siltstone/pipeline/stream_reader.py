@@ -30,6 +30,7 @@ from siltstone.bulk.survey import own_offsets, refuse_losses
 from siltstone.clock import Clock, SystemClock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
 from siltstone.pipeline.origins import origin_of
 from siltstone.pipeline.partitions import SourcePartition
 from siltstone.pipeline.reader import read_partition
@@ -129,7 +130,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             # The rows of this batch are gone with their database; the next one begins anew.
             return []
         plan = origin.plan_micro_batch(begin, stop.serials)
-        _LOG.info("planned a micro-batch of %s: %s", self._options.place, plan.report)
+        log(_LOG, logging.INFO, "micro_batch_planned", place=self._options.place, plan=plan.report)
         return [SourcePartition(portion) for portion in plan.partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -117,7 +117,7 @@ def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "")
     tables = list_tables(fs, seam.lake)
     if name not in tables:
         there = ", ".join(tables) or "none"
-        raise NotFoundError(f"there is no table {name!r} in {seam.lake}; there are: {there}")
+        raise NotFoundError(f"unknown table {name!r} in {seam.lake} (found: {there})")
     schema = StructType.fromJson(json.loads(DeltaTable(str(place)).schema().to_json()))
     reader = spark.read.schema(schema).option("basePath", str(place))
     files = list_files(place)

@@ -51,7 +51,7 @@ def target_of(options: WriteOptions) -> Target:
 def check_schema(schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
     """Refuse what cannot be written, before any task runs. Raises: UsageError."""
     if overwrite:
-        raise UsageError("rows of a store are appended and never replaced: use mode append")
+        raise UsageError("rows of a store cannot be replaced: use mode append")
     check_columns(to_arrow_schema(schema, timezone="UTC"), options.given)
 
 
@@ -82,7 +82,9 @@ class SiltstoneStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         if options.write_id:
-            raise UsageError("writeId is for batch queries: a stream has the id of its checkpoint")
+            raise UsageError(
+                "writeId is for batch queries only: a stream uses the id of its checkpoint"
+            )
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -91,7 +93,7 @@ class SiltstoneStreamWriter(DataSourceStreamArrowWriter):
         assert context is not None, "rows are written by tasks"
         query, number = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or number is None:
-            raise UsageError("Spark does not say which query and batch this is: is it a stream?")
+            raise UsageError("the sink needs the query and batch of Spark: use it with writeStream")
         batch = WriteBatch(write=f"spark-{query}", number=int(number))
         return stage(self._options, batch, iterator)
 

@@ -66,7 +66,7 @@ class SegmentHandle:
             segment = open_segment(self._fs, self.path)
             if segment.header.base_serial != self.base_serial:
                 raise CorruptionError(
-                    "segment has the name of another: "
+                    "the segment has the name of another one: "
                     f"it begins with serial {segment.header.base_serial}",
                     path=self.path,
                 )
@@ -231,7 +231,7 @@ def order_problem(base: int, reached: int, next_base: int) -> str:
     has none, because that one's name is taken.
     """
     if next_base > reached + (reached == base):
-        return f"a segment is missing: serial {reached} should follow, not {next_base}"
+        return f"a segment is missing: expected serial {reached}, found {next_base}"
     if next_base < reached:
         return f"its serials reach to {reached}, but {next_base} begins the next"
     return ""
@@ -385,5 +385,6 @@ def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -
     """Raise CorruptionError where an index has lost its segment."""
     for base_serial in lost_segments(fs, directory, entries):
         raise CorruptionError(
-            "a segment is missing, its index is there", path=segment_path(directory, base_serial)
+            "the segment is missing, but its index exists",
+            path=segment_path(directory, base_serial),
         )

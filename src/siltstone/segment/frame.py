@@ -177,7 +177,7 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
     if fields[0] != MAGIC:
         if bytes(view[position : position + HEADER_BYTES]) == bytes(HEADER_BYTES):
             return None
-        raise FrameFormatError("no frame starts here")
+        raise FrameFormatError("a frame does not begin at this offset")
     header = FrameHeader(
         fields[1],
         fields[2],
@@ -194,7 +194,7 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
     )
     header.head_crc = fields[13]
     if header.length < HEADER_BYTES or header.length % 8 or position + header.length > limit:
-        raise FrameFormatError(f"impossible frame length {header.length}")
+        raise FrameFormatError(f"invalid frame length {header.length}")
     if not ROWS <= header.kind <= ROOM:
         raise FrameFormatError(f"unknown frame kind {header.kind}")
     return header
@@ -264,21 +264,21 @@ def decode_sections(body: memoryview, start: int, count: int) -> SectionTable:
     table = SectionTable()
     position = start + count * SECTION.size
     if position > len(body):
-        raise FrameFormatError("table of sections runs past the body")
+        raise FrameFormatError("the table of sections is longer than the body")
     for i in range(count):
         section_id, width, length = SECTION.unpack_from(body, start + i * SECTION.size)
         if not 0 < section_id <= SECTION_MAX:
-            raise FrameFormatError(f"section {section_id} is unknown")
+            raise FrameFormatError(f"unknown section {section_id}")
         if table.offsets[section_id] >= 0:
-            raise FrameFormatError(f"section {section_id} is there twice")
+            raise FrameFormatError(f"section {section_id} is repeated")
         table.offsets[section_id] = position
         table.lengths[section_id] = length
         table.widths[section_id] = width
         position += (length + 7) & ~7
     if position > len(body):
-        raise FrameFormatError("sections run past the body")
+        raise FrameFormatError("the sections are longer than the body")
     if table.lengths[STREAMS] % DIRECTORY.size:
-        raise FrameFormatError("directory of streams is cut short")
+        raise FrameFormatError("the directory of streams is cut short")
     return table
 
 

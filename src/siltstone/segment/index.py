@@ -166,12 +166,12 @@ def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> 
 def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
     """Read the totals from the first SUMMARY_BYTES of a side file. Raises: CorruptionError."""
     if len(header) < SUMMARY_BYTES:
-        raise CorruptionError("index is too short", path=path)
+        raise CorruptionError("the index is too short", path=path)
     fields = _HEADER.unpack_from(header)
     if fields[0] != MAGIC or fields[2] != VERSION:
-        raise CorruptionError("not an index of this version", path=path)
+        raise CorruptionError("the file is not an index, or has an unknown version", path=path)
     if _HEADER_CRC.unpack_from(header, _HEADER.size) != (crc32c(header[8 : _HEADER.size]), 0):
-        raise CorruptionError("index header does not match its checksum", path=path)
+        raise CorruptionError("the header of the index does not match its checksum", path=path)
     return SegmentSummary(
         first_serial=fields[6], next_serial=fields[7], end_position=fields[8], frame_count=fields[3]
     )
@@ -191,7 +191,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     summary = decode_summary(bytes(view[:SUMMARY_BYTES]), path)
     fields = _HEADER.unpack_from(view)
     if crc32c(view[8:]) != fields[1]:
-        raise CorruptionError("index does not match its checksum", path=path)
+        raise CorruptionError("the index does not match its checksum", path=path)
     frames, streams, postings = fields[3], fields[4], fields[5]
     structure_bytes, producers_bytes = fields[9], fields[10]
     expected = (
@@ -203,7 +203,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
         + producers_bytes
     )
     if len(view) != expected:
-        raise CorruptionError(f"index has {len(view)} bytes instead of {expected}", path=path)
+        raise CorruptionError(f"the index must have {expected} bytes, found {len(view)}", path=path)
     cut = _Cutter(view, SUMMARY_BYTES)
     index = SegmentIndex(first_serial=summary.first_serial, end_position=summary.end_position)
     index.positions = cut.take(frames * 8).cast("Q")

@@ -57,7 +57,7 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
     file = fs.open(path, writable=True)
     try:
         if file.size() < SEGMENT_HEADER_BYTES:
-            raise CorruptionError("segment is too short", path=path)
+            raise CorruptionError("the segment is too short", path=path)
         segment = Segment(path, file.map(writable=True))
         edges, producers = _scan(segment)
         end = segment.index.end_position
@@ -143,7 +143,7 @@ def _refuse_damage(segment: Segment, end: int, tail_end: int) -> None:
     for _, header in whole_frames(segment.view, end, tail_end, segment.header.seed):
         if header.synced_position > end:
             raise CorruptionError(
-                "a synced frame is damaged, later ones are whole", path=segment.path, offset=end
+                "a synced frame is damaged before valid frames", path=segment.path, offset=end
             )
 
 

@@ -118,13 +118,15 @@ class SegmentHeader:
     def decode(cls, view: memoryview, path: PurePath) -> SegmentHeader:
         """Read the header of a mapped file. Raises: CorruptionError."""
         if len(view) < SEGMENT_HEADER_BYTES or bytes(view[:4]) != MAGIC:
-            raise CorruptionError("not a segment: it does not begin with KASK", path=path)
+            raise CorruptionError("not a segment: the file does not begin with KASK", path=path)
         (crc,) = struct.unpack_from("<I", view, _CRC_OFFSET)
         if crc32c(view[:_CRC_OFFSET]) != crc:
-            raise CorruptionError("segment header does not match its checksum", path=path)
+            raise CorruptionError(
+                "the header of the segment does not match its checksum", path=path
+            )
         fields = _FIXED.unpack_from(view)
         if fields[1] != VERSION or fields[8] != LAYOUT_LOG:
-            raise CorruptionError(f"segment version {fields[1]} is not supported", path=path)
+            raise CorruptionError(f"unknown version {fields[1]} of a segment", path=path)
         if fields[2] != len(view):
             reason = f"segment has {len(view)} bytes instead of {fields[2]}"
             raise CorruptionError(reason, path=path)
@@ -194,17 +196,21 @@ class Segment:
         position = index.positions[number]
         header = self.header_at(position, self.header.file_bytes)
         if header is None:
-            raise CorruptionError("a frame has vanished", path=self.path, offset=position)
+            raise CorruptionError(
+                "a frame is missing that was read before", path=self.path, offset=position
+            )
         if not index.verified[number]:
             if not crc_matches(self.view, position, header, self.header.seed):
                 raise CorruptionError(
-                    "frame does not match its checksum", path=self.path, offset=position
+                    "the frame does not match its checksum", path=self.path, offset=position
                 )
             if (header.first_serial, header.row_count) != (
                 index.serials[number],
                 index.row_counts[number],
             ):
-                raise CorruptionError("frame and index disagree", path=self.path, offset=position)
+                raise CorruptionError(
+                    "the frame does not match the index", path=self.path, offset=position
+                )
             index.verified[number] = 1
         return self.open_frame(position, header)
 
@@ -236,7 +242,7 @@ class Segment:
             return header, False
         if not crc_matches(self.view, position, header, self.header.seed):
             raise CorruptionError(
-                "frame does not match its checksum", path=self.path, offset=position
+                "the frame does not match its checksum", path=self.path, offset=position
             )
         return header, True
 
@@ -288,7 +294,7 @@ def open_segment(fs: FileSystem, path: PurePath) -> Segment:
     """Map a segment for reading; its index is empty. Raises: CorruptionError, NotFoundError."""
     with fs.open(path, writable=False) as file:
         if file.size() < SEGMENT_HEADER_BYTES:
-            raise CorruptionError("segment is too short", path=path)
+            raise CorruptionError("the segment is too short", path=path)
         return Segment(path, file.map(writable=False))
 
 

@@ -275,7 +275,7 @@ def _open_apart(
     body, part = view[start:stop], buffer.slice(start, stop - start)
     table = decode_sections(body, position + HEADER_BYTES - start, header.section_count)
     if size == 0 or table.offsets[VALUES_AT] < 0 or table.offsets[VALUES] >= 0:
-        raise FrameFormatError("values stand nowhere")
+        raise FrameFormatError("the values are missing")
     table.offsets[VALUES], table.lengths[VALUES], table.widths[VALUES] = 0, size, 1
     return FrameView(header, body, part, table)
 
@@ -284,15 +284,15 @@ def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:
     if header.compression not in CODECS or not 0 < header.body_bytes <= BODY_BYTES_MAX:
         raise FrameFormatError("unknown compression")
     if len(stored) < _STORED.size:
-        raise FrameFormatError("compressed body is cut short")
+        raise FrameFormatError("the compressed body is cut short")
     (length,) = _STORED.unpack_from(stored)
     if length > len(stored) - _STORED.size:
-        raise FrameFormatError("compressed body is cut short")
+        raise FrameFormatError("the compressed body is cut short")
     packed = stored[_STORED.size : _STORED.size + length]
     try:
         return pa.Codec(CODECS[header.compression]).decompress(packed, header.body_bytes)
     except (OSError, pa.ArrowInvalid) as exc:
-        raise FrameFormatError("body cannot be expanded") from exc
+        raise FrameFormatError("the body cannot be decompressed") from exc
 
 
 @lru_cache(maxsize=4)

@@ -168,7 +168,7 @@ class SegmentWriter:
             if self._end != position + header.length:
                 # Rooms behind it tell of serials that will not be: only recovery puts that right.
                 raise DiskError(
-                    self.segment.path, "write", f"others stand behind: {error}", errno=0
+                    self.segment.path, "write", f"later rows were written already: {error}", errno=0
                 ) from error
             self._end = position
             self._next_serial = header.first_serial

@@ -128,7 +128,8 @@ class SessionArchive:
         settings = database.settings
         if settings.timed or settings.thresholds != ARCHIVE_SETTINGS.thresholds:
             raise UsageError(
-                f"sessions are kept in the database {ARCHIVE_NAME!r}: name={database.name!r}"
+                f"internal error: sessions are in the database {ARCHIVE_NAME!r}, got "
+                f"{database.name!r}"
             )
         self._database = database
         self._rows = ArchiveRows(database)
@@ -336,7 +337,7 @@ def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> 
         log(
             _LOG,
             logging.WARNING,
-            "starts at the beginning, its database was dropped and created again",
+            "position_reset",
             **whose,
             rows_behind=started.rows_behind,
             inflight=started.inflight,

@@ -75,7 +75,7 @@ def _group(row: Row, read: Read) -> Index:
 
 def _index(topic: str, state_topic: str, index: Index | None) -> Index:
     if topic != state_topic or index is None:
-        raise CorruptionError("the state is not where it is looked for", path=PATH)
+        raise CorruptionError("the state has a key that does not belong to it", path=PATH)
     return index
 
 

@@ -102,7 +102,7 @@ def group_parts(text: str) -> tuple[str, str]:
     """Return the name and the filter of a group by that. Raises: UsageError."""
     topic_filter = TopicFilter.parse(text)
     if topic_filter.group is None:
-        raise UsageError(f"a share group is named $share/NAME/FILTER: group={text!r}")
+        raise UsageError(f"a share group has the form $share/NAME/FILTER, got {text!r}")
     return topic_filter.group, b"/".join(topic_filter.levels).decode()
 
 

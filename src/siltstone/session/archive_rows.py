@@ -69,7 +69,9 @@ class ArchiveRows:
             serial = serial_of(self.create(key, content, stored))
             if serial is not None:
                 return serial
-        raise ConflictError(f"others create the same at the same time: key={key!r}")
+        raise ConflictError(
+            f"another process creates the same key at the same time, try again: key={key!r}"
+        )
 
     def rows(self, key: str, topic_filter: str) -> Iterator[Row]:
         """Yield the rows of a filter on the shard of a key."""

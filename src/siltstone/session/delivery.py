@@ -40,7 +40,9 @@ class Spilled:
         payload = self._file.read_at(self._start, self._length)
         if len(payload) != self._length:
             raise CorruptionError(
-                "a payload was cut", path=self._file.path, offset=self._start + len(payload)
+                "the file ends before the payload does",
+                path=self._file.path,
+                offset=self._start + len(payload),
             )
         return payload
 

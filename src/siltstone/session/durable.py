@@ -178,7 +178,7 @@ class Durable:
         log(
             _LOG,
             logging.WARNING,
-            "rows gone before a session read them",
+            "session_rows_lost",
             client_id=self.owned.client_id,
             serials=serials,
         )

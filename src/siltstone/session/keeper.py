@@ -90,7 +90,7 @@ class Keeper:
         self._is_saving = True
         self._is_wanted = False
         waiting, self._waiting = self._waiting, []
-        mistake = OutcomeUnknownError("internal error, see the broker's log")
+        mistake = OutcomeUnknownError("internal error: see the log of the broker")
         contain(partial(self._hand_over, waiting), partial(self._end, waiting, mistake))
 
     def _hand_over(self, waiting: list[Act]) -> None:

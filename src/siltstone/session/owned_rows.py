@@ -200,7 +200,7 @@ class OwnedRows:
     def _owning(self) -> Transaction:
         dropping = self._dropping
         if dropping is not None and not (dropping.done and dropping.error is not None):
-            raise UsageError("it was dropped, there is nothing to save")
+            raise UsageError("the session or share group was dropped, so it cannot be saved")
         tx = self._begin()
         tx.require_owner(self._owner_topic, self.serial)
         return tx

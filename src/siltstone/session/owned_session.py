@@ -237,6 +237,6 @@ def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, 
             case "owner":
                 pass
             case _:
-                raise CorruptionError(f"a session has an unknown row {topic!r}", path=PATH)
+                raise CorruptionError(f"unknown row {topic!r} in a session", path=PATH)
     # The bytes as they are there: another version may have written them otherwise.
     return content, content.stored(revision)._replace(state=state)

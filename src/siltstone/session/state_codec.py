@@ -350,7 +350,7 @@ def _packed(layout: struct.Struct, *values: int) -> bytes:
     try:
         return layout.pack(*values)
     except struct.error as exc:
-        raise UsageError(f"a number of the state does not fit: {exc}") from exc
+        raise UsageError(f"a number in the state is out of range: {exc}") from exc
 
 
 class _Cursor:
@@ -363,11 +363,11 @@ class _Cursor:
         self._version = data[0] if data else 0
         if self._version > newest:
             raise UsageError(
-                f"the {noun} was saved by a newer version of Siltstone, use that one: "
-                f"version={self._version} known={newest}"
+                f"a newer version of Siltstone saved the {noun}, use that version: "
+                f"version={self._version} supported=1 to {newest}"
             )
         if self._version < VERSION:
-            raise self.damaged("has no version")
+            raise self.damaged("has an invalid version")
 
     def damaged(self, what: str) -> CorruptionError:
         """Return the error for what cannot be read."""
@@ -411,7 +411,7 @@ class _Cursor:
         try:
             return self.bytes().decode()
         except UnicodeDecodeError as exc:
-            raise self.damaged("has a text that is none") from exc
+            raise self.damaged("has invalid UTF-8") from exc
 
     def identity(self) -> str:
         """Return the identity of a database, empty in what an earlier version saved."""
@@ -419,4 +419,4 @@ class _Cursor:
 
     def end(self) -> None:
         if self._offset != len(self._data):
-            raise self.damaged("has bytes to spare")
+            raise self.damaged("has extra bytes at its end")

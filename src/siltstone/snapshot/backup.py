@@ -196,7 +196,7 @@ class StoreSource:
         """Raise what is being handled, unless the slab has gone from the manifest as well."""
         now = read_manifest(self._fs, self._directory / path)
         if any(known.id == slab for known in now.slabs):
-            raise SlabDroppedError(f"files of slab {slab} are gone: path={path}")
+            raise SlabDroppedError(f"slab {slab} was dropped during the backup: path={path}")
 
     def _slab(self, path: PurePath, bounds: SlabBounds, ends: _Ends | None) -> Iterator[Record]:
         place = self._directory / path

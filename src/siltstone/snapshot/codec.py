@@ -191,7 +191,7 @@ def decode_values(kind: int, body: bytes, content: Content) -> list[Any]:
     """Return the fields of a body in their order, without a record. Raises: RecordError."""
     plan = _PLANS.get(kind)
     if plan is None:
-        raise RecordError(f"unknown kind of record: kind={kind}")
+        raise RecordError(f"unknown kind of record {kind}")
     values: list[Any] = []
     position = 0
     try:
@@ -207,7 +207,7 @@ def decode_values(kind: int, body: bytes, content: Content) -> list[Any]:
             start = position + _LENGTH_BYTES
             position = start + length * (_ID_BYTES if step.form == _IDS else 1)
             if position > len(body):
-                raise RecordError("a field reaches past its record")
+                raise RecordError("a field is longer than its record")
             if step.form == _IDS:
                 values.append(struct.unpack_from(f"<{length}H", body, start))
             elif step.form == _TEXT:
@@ -217,7 +217,7 @@ def decode_values(kind: int, body: bytes, content: Content) -> list[Any]:
     except (struct.error, UnicodeDecodeError) as exc:
         raise RecordError(f"a record is damaged: kind={kind}") from exc
     if position != len(body):
-        raise RecordError(f"a record has another length than its fields: kind={kind}")
+        raise RecordError(f"the length of a record does not match its fields: kind={kind}")
     return values
 
 

@@ -202,9 +202,10 @@ class Keeper:
         missing = "" if not target or self._fs.exists(self.directory / target) else target
         found, summary = self._find_valid(bad)
         if found is None and not allow_empty and (bad or self._has_link()):
-            reasons = "; ".join(str(each.error) for each in bad) or "the link leads nowhere"
+            reasons = "; ".join(str(each.error) for each in bad) or "the link names a missing file"
             raise CorruptionError(
-                f"no snapshot is valid, restore one, or start empty with --allow-empty: {reasons}",
+                f"no snapshot is valid; restore one, or start without state with --allow-empty: "
+                f"{reasons}",
                 path=self.directory,
             )
         if found is not None and summary is not None:
@@ -290,4 +291,4 @@ def link_target(fs: FileSystem, directory: PurePath) -> str:
     except NotFoundError:
         return ""
     except UsageError as exc:
-        raise UsageError(f"{directory / LINK} is no link: move it away") from exc
+        raise UsageError(f"{directory / LINK} must be a symbolic link: move the file away") from exc

@@ -78,7 +78,7 @@ class SnapshotReader:
             kind, body = found
             if 0 < self._plain_bytes_max < self._stream.plain_bytes:
                 raise UsageError(
-                    f"the snapshot is larger than allowed when it is unpacked: "
+                    f"the decompressed snapshot is larger than allowed: "
                     f"max={self._plain_bytes_max} path={self._file.path}"
                 )
             if kind == CONTENT:
@@ -88,7 +88,7 @@ class SnapshotReader:
                 owner = _OWNERS.get(kind)
                 if owner is not None and owner not in self._seen:
                     name = FIELDS[owner][0].__name__
-                    raise self._stream.corrupt(f"a record without its {name}")
+                    raise self._stream.corrupt(f"a record does not have its {name}")
                 self._seen.add(kind)
             return found
         totals = self._stream.totals
@@ -97,7 +97,7 @@ class SnapshotReader:
             self._finished,
             self._content_bytes,
         ):
-            raise self._stream.corrupt("the contents are not those that were written")
+            raise self._stream.corrupt("the payloads do not match their checksum")
         return None
 
     def summary(self) -> Summary:
@@ -122,7 +122,7 @@ class SnapshotReader:
         found = self._stream.next()
         about = None if found is None else self._decode(*found)
         if not isinstance(about, About):
-            raise self._stream.corrupt("the snapshot does not say what it is")
+            raise self._stream.corrupt("the first record is missing")
         return about
 
     def _decode(self, kind: int, body: bytes) -> About | Record:
@@ -133,18 +133,18 @@ class SnapshotReader:
 
     def _content(self, number: int) -> bytes:
         if number > self._finished:
-            raise RecordError(f"a record refers to a content that did not come: number={number}")
+            raise RecordError(f"a record refers to a payload that is missing: number={number}")
         return self._contents.get(number)
 
     def _take_part(self, body: bytes) -> None:
         if len(body) <= PART.size:
-            raise self._stream.corrupt("a content without bytes")
+            raise self._stream.corrupt("a payload is missing")
         number, is_last = PART.unpack_from(body)
         part = body[PART.size :]
         self._under_way += len(part)
         is_too_long = self._under_way > self._content_bytes_max
         if number != self._finished + 1 or is_last > 1 or is_too_long:
-            raise self._stream.corrupt(f"a content is out of order: number={number}")
+            raise self._stream.corrupt(f"a payload is out of order: number={number}")
         self._contents.append(part)
         self._content_bytes += len(part)
         if is_last:

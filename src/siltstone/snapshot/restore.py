@@ -87,7 +87,7 @@ class DirectorySink:
         self._size_bytes += size_bytes
         if self._size_bytes > self._size_bytes_max:
             raise UsageError(
-                f"the backup has more data than allowed: max={self._size_bytes_max} "
+                f"the backup is larger than allowed: max={self._size_bytes_max} "
                 f"path={self._directory}"
             )
 
@@ -119,7 +119,7 @@ class DirectorySink:
         path = PurePosixPath(text)
         if path.is_absolute() or ".." in path.parts or not tops.intersection(path.parts[:1]):
             raise CorruptionError(
-                f"a path that is no part of a data directory: {text!r}", path=self._directory
+                f"the path is not part of a data directory: {text!r}", path=self._directory
             )
         return self._directory / path
 
@@ -172,7 +172,7 @@ def restore_directory(
     until then is no data directory, and may be removed.
     """
     if fs.exists(directory) and any(entry.name != "LOCK" for entry in fs.list(directory)):
-        raise ExistsError(f"{directory} is not empty; a backup is restored to a new directory")
+        raise ExistsError(f"{directory} is not empty: restore the backup to a new directory")
     free_bytes = _free_bytes(fs, directory)
     room_bytes = free_bytes if size_bytes_max is None else size_bytes_max
     checked = verify_snapshot(source, plain_bytes_max=room_bytes)

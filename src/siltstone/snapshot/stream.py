@@ -80,7 +80,7 @@ class RecordWriter:
         """Add one record. Raises: UsageError when it is too long."""
         if len(body) > BODY_BYTES_MAX:
             raise UsageError(
-                f"too much for one record of a snapshot: size_bytes={len(body)} "
+                f"the record is too large for a snapshot: size_bytes={len(body)} "
                 f"max={BODY_BYTES_MAX} kind={kind}"
             )
         self._counts[kind] += 1
@@ -151,14 +151,14 @@ class RecordReader:
         magic, version = HEAD.unpack_from(self._plain)
         self._at = HEAD.size
         if magic != MAGIC:
-            raise self.corrupt("this is no snapshot")
+            raise self.corrupt("the file is not a snapshot")
         if version > VERSION:
             raise UsageError(
-                f"the snapshot was written by a newer version of Siltstone: path={file.path} "
-                f"version={version} known={VERSION}"
+                f"a newer version of Siltstone wrote the snapshot, use that version: "
+                f"path={file.path} version={version} supported=1 to {VERSION}"
             )
         if version < 1:
-            raise self.corrupt("there is no such version")
+            raise self.corrupt("invalid version")
 
     @property
     def plain_bytes(self) -> int:
@@ -176,7 +176,7 @@ class RecordReader:
         self._need(RECORD.size)
         length, crc, kind = RECORD.unpack_from(self._plain, self._at)
         if length > BODY_BYTES_MAX:
-            raise self.corrupt(f"a record is too long: length={length}")
+            raise self.corrupt(f"a record is too large: length={length}")
         self._need(RECORD.size + length)
         start = self._at + RECORD.size
         body = self._plain[start : start + length]
@@ -186,7 +186,7 @@ class RecordReader:
             self._end(body)
             return None
         if (kind == ABOUT) is not self._is_first:
-            raise self.corrupt("the first record, and no other, says what this is")
+            raise self.corrupt("the header record must be the first one, and only once")
         self._is_first = False
         self._counts[kind] += 1
         self._at = start + length
@@ -199,22 +199,22 @@ class RecordReader:
             raise self.corrupt("the end record is damaged") from exc
         self._drop_read()
         if totals.digest != self._digest.digest() or totals.counts != _by_kind(self._counts):
-            raise self.corrupt("the records are not those that were written")
+            raise self.corrupt("the records do not match their checksum")
         self._at = RECORD.size + len(body)
         while not self._inflate.eof:
             if self._fill():
-                raise self.corrupt("there is something behind the end record")
+                raise self.corrupt("extra bytes after the end record")
         if self._at < len(self._plain) or self._inflate.unused_data:
-            raise self.corrupt("there is something behind the end record")
+            raise self.corrupt("extra bytes after the end record")
         if self._file.read_at(self._offset, 1):
-            raise self.corrupt("there is something behind the end of the stream")
+            raise self.corrupt("extra bytes after the end of the stream")
         self.totals = totals
 
     def _need(self, length: int) -> None:
         """Have at least so many bytes at hand, in one piece, from where reading stands."""
         while length > len(self._plain) - self._at:
             if not self._fill():
-                raise self.corrupt("the snapshot ends early")
+                raise self.corrupt("the snapshot is cut short")
 
     def _drop_read(self) -> None:
         """Let go of the bytes that were read, all of them before the end record."""
@@ -234,12 +234,12 @@ class RecordReader:
             try:
                 plain = self._inflate.decompress(data, _BUFFER_BYTES)
             except zlib.error as exc:
-                raise self.corrupt(f"not readable as gzip: {exc}") from exc
+                raise self.corrupt(f"invalid gzip data: {exc}") from exc
             if plain:
                 self._plain += plain
                 return True
             if not data:
-                raise self.corrupt("the snapshot ends early")
+                raise self.corrupt("the snapshot is cut short")
         return False
 
 

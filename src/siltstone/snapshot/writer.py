@@ -125,7 +125,7 @@ class SnapshotWriter:
             raise _HeavyError
         if len(content) > self._content_bytes_max:
             raise UsageError(
-                f"too much for one content of a snapshot: size_bytes={len(content)} "
+                f"the payload is too large for a snapshot: size_bytes={len(content)} "
                 f"max={self._content_bytes_max}"
             )
         digest = blake2b(content, digest_size=DIGEST_BYTES).digest()

@@ -20,7 +20,7 @@ def path_given(path: object) -> PurePath:
     if not isinstance(path, str | PurePath):
         raise UsageError(f"a path must be text or a path: type={type(path).__name__}")
     if "\0" in str(path):
-        raise UsageError(f"a path has a zero character: path={str(path)!r}")
+        raise UsageError(f"a path must not have the character U+0000: path={str(path)!r}")
     return absolute_path(path)
 
 

@@ -51,7 +51,7 @@ def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
             yield _checked(chunk)
     else:
         raise UsageError(
-            f"a source is bytes, a binary stream or an iterator of bytes: "
+            f"a source must be bytes, a binary stream or an iterator of bytes: "
             f"type={type(source).__name__}"
         )
 
@@ -136,7 +136,7 @@ class EntryStream(io.RawIOBase):
         length = _LENGTH.pack(self._offset)
         if self._offset != self.length or crc32c(length, self._checksum) != self._sum:
             raise CorruptionError(
-                "the data of an entry are not what was stored",
+                "the entry does not match its checksum",
                 path=self._file.path,
                 offset=self._offset,
             )

@@ -123,7 +123,7 @@ def give_name(fs: FileSystem, path: PurePath, target: PurePath) -> None:
             raise
         # The lock keeps others away between the two.
         if fs.exists(target):
-            raise ExistsError(f"the name is taken: path={target}") from exc
+            raise ExistsError(f"the file exists already: path={target}") from exc
         fs.rename(path, target)
 
 

@@ -43,7 +43,7 @@ class NoSuchEntryError(NotFoundError):
         self.source = source
         self.entries = (entry,) if entries is None else entries
         more = f" entries={len(self.entries)}" if len(self.entries) > 1 else ""
-        super().__init__(f"no such entry: id={entry.id} path={source}{more}")
+        super().__init__(f"the entry does not exist: id={entry.id} path={source}{more}")
 
 
 class CleanupFailedError(SiltstoneError):
@@ -53,6 +53,6 @@ class CleanupFailedError(SiltstoneError):
     """
 
     def __init__(self, path: PurePath, error: SiltstoneError) -> None:
-        super().__init__(f"could not remove what was written in part: {error}: path={path}")
+        super().__init__(f"could not remove a partly written file: {error}: path={path}")
         self.path = path
         self.error = error

@@ -54,9 +54,9 @@ class Layout:
         try:
             found = fs.read(self.sentinel)
         except NotFoundError as exc:
-            raise NotFoundError(f"there is no spool: path={self.root}") from exc
+            raise NotFoundError(f"the directory is not a spool: path={self.root}") from exc
         if found != SENTINEL:
-            raise UsageError(f"not a spool of this version: path={self.sentinel} text={found!r}")
+            raise UsageError(f"unknown version of a spool: path={self.sentinel} text={found!r}")
 
     def check_remains(self, fs: FileSystem) -> None:
         """Check that a directory without a sentinel is what a crash left of a spool's creation.
@@ -66,10 +66,12 @@ class Layout:
         ours = {path.name for path in (self.entries, self.temporary, self.kept, self.lock)}
         ours |= {"next", "next.tmp", "spool.tmp"}
         if {name.name for name in fs.scan(self.root)} - ours:
-            raise ExistsError(f"the directory is not empty and no spool: path={self.root}")
+            raise ExistsError(f"the directory is neither empty nor a spool: path={self.root}")
         with suppress(NotFoundError):
             for _ in fs.scan(self.entries):
-                raise ExistsError(f"a spool without its sentinel has entries: path={self.root}")
+                raise ExistsError(
+                    f"the spool has entries but its sentinel file is missing: path={self.root}"
+                )
 
     def remove(self, fs: FileSystem) -> None:
         """Remove what there is of a new spool."""

@@ -61,8 +61,8 @@ def _check_same(fs: FileSystem, source: EntryStream, destination: PurePath) -> N
         offset = 0
         while chunk := source.read(CHUNK_BYTES):
             if file.read_at(offset, len(chunk)) != chunk:
-                raise ExistsError(f"the name is taken: path={destination}")
+                raise ExistsError(f"the file exists already: path={destination}")
             offset += len(chunk)
         if file.size() != offset:
-            raise ExistsError(f"the name is taken: path={destination}")
+            raise ExistsError(f"the file exists already: path={destination}")
     fs.sync_directory(destination.parent)

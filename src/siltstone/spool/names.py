@@ -37,7 +37,7 @@ class Entry:
     def __post_init__(self) -> None:
         """Check both, as they may come from anywhere."""
         if type(self.id) is not int or not 0 <= self.id <= ID_MAX:
-            raise UsageError(f"an entry's id is a whole number of 63 bits: id={self.id!r}")
+            raise UsageError(f"the id of an entry must be from 0 to 2**63 - 1, got {self.id!r}")
         if self.metadata is not None:
             encode_metadata(self.metadata)
 
@@ -57,11 +57,13 @@ def encode_metadata(text: str) -> str:
     try:
         data = text.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"metadata are no text: {exc.reason}: position={exc.start}") from exc
+        raise UsageError(
+            f"metadata must be valid Unicode: {exc.reason}: position={exc.start}"
+        ) from exc
     encoded = "".join(chr(byte) if byte in _SAFE else f"%{byte:02x}" for byte in data)
     if len(encoded) > METADATA_BYTES_MAX:
         raise UsageError(
-            f"metadata are too long for a name: encoded_bytes={len(encoded)}"
+            f"metadata are too long for a file name: encoded_bytes={len(encoded)}"
             f" max={METADATA_BYTES_MAX}"
         )
     return encoded

@@ -198,7 +198,7 @@ class Spool:
     def _take_id(self) -> int:
         """Return the next id, having promised on disk that it is never given again."""
         if self._next_id > ID_MAX:
-            raise UsageError("all ids of the spool were given")
+            raise UsageError("the spool has used all its ids: create a new one")
         if self._next_id >= self._reserved:
             write_mark(self._fs, self._layout.mark, self._next_id + _RESERVED_IDS)
             self._reserved = self._next_id + _RESERVED_IDS
@@ -298,7 +298,7 @@ class Spool:
             with self.stream(stored) as source:
                 copy_out(self._fs, source, path_given(destination), reason)
         elif reason is not None:
-            raise UsageError("a reason goes beside a destination, and there is none")
+            raise UsageError("a reason needs a destination")
         self.discard_many([stored])
 
     def discard_many(self, entries: Iterable[Entry]) -> None:

@@ -179,7 +179,7 @@ def _runs(slab: Slab, offset: int) -> list[Run]:
             offsets, data = frame.section(VALUE_OFFSETS), frame.section(VALUES)
             if offsets is None or data is None:
                 raise CorruptionError(
-                    "a frame of a topic log has no values",
+                    "a frame of a topic log does not have values",
                     path=segment.path,
                     offset=index.positions[number],
                 )

@@ -107,7 +107,7 @@ def measure_column(column: Sequence[object], name: str, count: int, size_max: in
     Raises: UsageError, naming the row.
     """
     if len(column) != count:
-        raise UsageError(f"columns differ in length: topics={count} {name}={len(column)}")
+        raise UsageError(f"columns must have the same length: topics={count} {name}={len(column)}")
     total = 0
     for item in column:
         if not isinstance(item, bytes) or len(item) > size_max:
@@ -123,7 +123,7 @@ def _refuse_item(column: Sequence[object], name: str, size_max: int) -> None:
             raise UsageError(f"{name} must be bytes: row={row} type={type(item).__name__}")
         if len(item) > size_max:
             raise UsageError(
-                f"{name} has too large an item: row={row} size_bytes={len(item)} max={size_max}"
+                f"{name} is too large: row={row} size_bytes={len(item)} max={size_max}"
             )
 
 

@@ -136,7 +136,7 @@ class Survey:
 
 def uncounted_loss(next_serial: int) -> str:
     """Say that rows are lost where nothing is left that could tell how many there were."""
-    return f"nobody can tell how many rows are lost; serials go on at {next_serial}"
+    return f"an unknown number of rows is lost; the next serial is {next_serial}"
 
 
 def lost_serials(first: int, rows: int, *, at_most: bool = False) -> str:

@@ -54,7 +54,7 @@ class Hole:
     timestamp_us: int
 
     def __str__(self) -> str:
-        lost = "nobody can tell how many rows" if self.rows is None else f"{self.rows} rows"
+        lost = "an unknown number of rows" if self.rows is None else f"{self.rows} rows"
         return f"{lost}, from serial {self.first_serial} of slab {self.slab}"
 
 

@@ -116,10 +116,10 @@ def require_place(place: StreamRef | StreamIterator, *, database: str, identity:
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
     if place.database != database:
-        raise UsageError(f"{noun} belongs to database {place.database!r}")
+        raise UsageError(f"the {noun} belongs to another database: {place.database!r}")
     if place.identity not in ("", identity):
         raise SlabDroppedError(
-            f"{noun} belongs to another database that was called {database!r}, its rows are gone"
+            f"the {noun} belongs to an earlier database {database!r}, which was dropped"
         )
 
 
@@ -128,7 +128,7 @@ def require_times(since_us: object, until_us: object = None) -> None:
     require_span(since_us, until_us)
     for name, time_us in (("since_us", since_us), ("until_us", until_us)):
         if time_us is not None and time_us not in _TIMES:
-            raise UsageError(f"{name} must be a number of 64 bits: {name}={time_us}")
+            raise UsageError(f"{name} must fit into 64 bits: {name}={time_us}")
 
 
 def _version_of(identity: str) -> int:
@@ -144,10 +144,10 @@ def _pack_texts(database: str, identity: str, text: str) -> bytes:
 def _unpack_head(layout: struct.Struct, magic: bytes, data: bytes, noun: str) -> tuple[int, ...]:
     require_kind("data", data, bytes, "bytes")
     if len(data) < layout.size or data[:2] != magic:
-        raise UsageError(f"these bytes are no saved {noun}")
+        raise UsageError(f"invalid saved {noun}: the bytes do not come from to_bytes")
     fields: tuple[int, ...] = layout.unpack_from(data)
     if fields[1] not in (_NAMED, _IDENTIFIED):
-        raise UsageError(f"saved {noun} of an unknown version: version={fields[1]}")
+        raise UsageError(f"unknown version {fields[1]} of a saved {noun}")
     return fields
 
 
@@ -158,15 +158,15 @@ def _unpack_texts(data: bytes, version: int, noun: str) -> tuple[str, str, str]:
         for _ in range(3 if version == _IDENTIFIED else 2):
             (length,) = _LENGTH.unpack_from(data)
             if len(data) < _LENGTH.size + length:
-                raise UsageError(f"saved {noun} is cut short")
+                raise UsageError(f"invalid saved {noun}: cut short")
             texts.append(data[_LENGTH.size : _LENGTH.size + length].decode())
             data = data[_LENGTH.size + length :]
     except (struct.error, UnicodeDecodeError) as exc:
-        raise UsageError(f"these bytes are no saved {noun}") from exc
+        raise UsageError(f"invalid saved {noun}: the bytes do not come from to_bytes") from exc
     if data:
-        raise UsageError(f"saved {noun} has bytes to spare")
+        raise UsageError(f"invalid saved {noun}: extra bytes at the end")
     if version == _NAMED:
         return texts[0], "", texts[1]
     if not texts[1]:
-        raise UsageError(f"saved {noun} has an empty identity")
+        raise UsageError(f"invalid saved {noun}: empty identity")
     return texts[0], texts[1], texts[2]

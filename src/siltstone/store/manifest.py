@@ -166,7 +166,7 @@ class Manifest:
         title, _, content = data.partition(b"\n")
         checksum = b"%08x" % crc32c(content)
         if title not in (_TITLE + checksum, _TITLE_WITH_JOURNAL + checksum):
-            raise CorruptionError("manifest does not match its checksum", path=path)
+            raise CorruptionError("the manifest does not match its checksum", path=path)
         values: dict[str, Any] = json.loads(content)
         return cls(
             database=values["database"],

@@ -116,5 +116,5 @@ def _read(fs: FileSystem, directory: PurePath, name: str) -> Any:
         return None
     title, _, content = fs.read(path).partition(b"\n")
     if title != _TITLE + b"%08x" % crc32c(content):
-        raise CorruptionError("mark does not match its checksum, remove it", path=path)
+        raise CorruptionError("the mark does not match its checksum: remove the file", path=path)
     return json.loads(content)

@@ -36,7 +36,7 @@ def put_back(
             path, home = segment_path(place, base), segment_path(place, own)
             _rename(fs, path, home)
             names = names - {base} | {own}
-            findings.append(_finding(path, own, f"named {home.name} again"))
+            findings.append(_finding(path, own, f"renamed to {home.name}"))
         elif copies := [base for base, own in strays.items() if own not in strays]:
             base = copies[0]
             findings.append(_put_away(fs, place, base, strays.pop(base), quarantine))
@@ -85,12 +85,14 @@ def _put_indexes_away(fs: FileSystem, place: PurePath, quarantine: PurePath) -> 
         sealed, _ = load_index(fs, path.with_suffix(".seg"))
         if sealed is None or sealed.index.first_serial == int(path.stem):
             continue
-        problem = f"index of the segment that begins with serial {sealed.index.first_serial}"
+        problem = (
+            f"the index belongs to the segment that begins with serial {sealed.index.first_serial}"
+        )
         kept = quarantine_file(fs, path, quarantine, f"{path}: {problem}")
         findings.append(Finding(path=path, offset=0, problem=problem, repaired=f"kept as {kept}"))
     return findings
 
 
 def _finding(path: PurePath, own: int, repaired: str) -> Finding:
-    problem = f"segment has the name of another: it begins with serial {own}"
+    problem = f"the segment has the name of another one: it begins with serial {own}"
     return Finding(path=path, offset=0, problem=problem, repaired=repaired)

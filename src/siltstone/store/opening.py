@@ -124,7 +124,7 @@ def reopen_slab(
     entries, foreign = list_segments(fs, directory, listed, bounds)
     refuse_lost(fs, directory, listed)
     if not entries:
-        raise CorruptionError("slab has no segment", path=directory)
+        raise CorruptionError("the slab does not have a segment", path=directory)
     slab = Slab(fs, directory, record, Structure(list(settings.thresholds)))
     handles = [SegmentHandle(fs, directory / entry.name) for entry in entries]
     rebuilt = tuple(
@@ -250,7 +250,8 @@ def _check_identity(segment: Segment, identity: SlabIdentity) -> None:
     found = (header.database, header.shard, header.generation, header.seed)
     if found != (identity.database, identity.shard, identity.generation, identity.seed):
         raise CorruptionError(
-            f"segment of another slab: database={header.database!r} shard={header.shard} "
+            f"the segment belongs to another slab: database={header.database!r} "
+            f"shard={header.shard} "
             f"generation={header.generation}",
             path=segment.path,
         )

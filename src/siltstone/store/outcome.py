@@ -111,7 +111,7 @@ class Ticket:
 
     def _settle(self, timeout: float | None = None) -> None:
         if not self._pending.acquire(timeout=-1 if timeout is None else timeout):
-            raise OutcomeUnknownError(f"no outcome after {timeout} seconds")
+            raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
         self._pending.release()
         if self._error is not None:
             # Without the traces of earlier calls, or each would keep its caller's frames alive.
@@ -133,7 +133,7 @@ class Ticket:
         """
         self._settle()
         if not self._outcomes:
-            raise UsageError("the call had no row, so that none is its first")
+            raise UsageError("the call did not append a row, so it does not have a first row")
         outcome = self._outcomes[0][0]
         return outcome.frame_serial + outcome.timestamp_us - outcome.frame_timestamp_us
 
@@ -176,7 +176,7 @@ class Ticket:
 
 
 def _partly_stored(error: Exception) -> SiltstoneError:
-    unknown = OutcomeUnknownError(f"rows for one shard were stored, for another not: {error}")
+    unknown = OutcomeUnknownError(f"only the rows of some shards were stored: {error}")
     unknown.__cause__ = error
     return unknown
 

@@ -187,16 +187,20 @@ def _check_flags(flags: object, count: int) -> None:
     """Refuse flags that are more than a QoS and retain. Raises: UsageError."""
     if not isinstance(flags, list):
         if not _is_legal(flags):
-            raise UsageError(f"flags are a QoS of 0 to 2, and retain: flags={flags!r}")
+            raise UsageError(
+                f"flags must be a QoS from 0 to 2, with or without retain: flags={flags!r}"
+            )
         return
     if len(flags) != count:
-        raise UsageError(f"columns differ in length: topics={count} flags={len(flags)}")
+        raise UsageError(f"columns must have the same length: topics={count} flags={len(flags)}")
     with suppress(TypeError, ValueError):
         # All at once: the rows are looked at one by one only to name the culprit.
         if not bytes(flags).translate(None, _FLAGS):
             return
     row = next(row for row, item in enumerate(flags) if not _is_legal(item))
-    raise UsageError(f"flags are a QoS of 0 to 2, and retain: row={row} flags={flags[row]!r}")
+    raise UsageError(
+        f"flags must be a QoS from 0 to 2, with or without retain: row={row} flags={flags[row]!r}"
+    )
 
 
 def _is_legal(flags: object) -> bool:

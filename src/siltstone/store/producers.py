@@ -52,9 +52,15 @@ def producer_of(producer: object) -> tuple[bytes, int]:
     match producer:
         case (str(name), int(sequence)) if not isinstance(sequence, bool):
             if not 0 <= sequence < 1 << 64:
-                raise UsageError(f"a producer's sequence has 64 bits: sequence={sequence}")
+                raise UsageError(
+                    f"the sequence of a producer must be from 0 to 2**64 - 1, got {sequence}"
+                )
             try:
                 return producer_key(name), sequence
             except UnicodeEncodeError as exc:
-                raise UsageError(f"a producer's name is not valid Unicode: {producer!r}") from exc
-    raise UsageError(f"producer must be a name and a number, as ('loader', 1): {producer!r}")
+                raise UsageError(
+                    f"the name of a producer must be valid Unicode, got {producer!r}"
+                ) from exc
+    raise UsageError(
+        f"producer must be a name and a number, such as ('loader', 1), got {producer!r}"
+    )

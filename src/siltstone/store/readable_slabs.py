@@ -80,8 +80,7 @@ class ReadableSlabs:
         if manifest.salt != self.manifest.salt:
             # Their slabs have the same names.
             raise NotFoundError(
-                f"database {manifest.database!r} was dropped, and another has its name now: "
-                "open that one"
+                f"database {manifest.database!r} was dropped and created again: open the new one"
             )
         return manifest
 

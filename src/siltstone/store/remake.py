@@ -74,7 +74,7 @@ def remake_manifest(
         return None
     path = directory / MANIFEST
     manifest = _manifest_of(directory.name, slabs)
-    done = "made anew from the segments, with the default settings: set yours again"
+    done = "rebuilt from the segments with default settings, set your settings again"
     damaged = path
     with suppress(NotFoundError, CorruptionError):
         # Then it is the journal beside it that is damaged.
@@ -86,7 +86,7 @@ def remake_manifest(
     if fs.exists(damaged):
         done += f"; kept as {quarantine_file(fs, damaged, quarantine, f'{damaged}: {cause}')}"
     replace_file(fs, path, manifest.encode())
-    problem = cause.reason if isinstance(cause, CorruptionError) else "manifest is missing"
+    problem = cause.reason if isinstance(cause, CorruptionError) else "the manifest is missing"
     return manifest, Finding(path=damaged, offset=0, problem=problem, repaired=done)
 
 

@@ -198,7 +198,7 @@ class _SlabMender:
         else:
             if header.seed == self._identity.seed:
                 return False
-            problem = f"segment is not of this slab: its database is {header.database!r}"
+            problem = f"the segment belongs to another slab: its database is {header.database!r}"
         if read_summary(self._fs, path) or holds_frames(self._fs, path, self._identity.seed):
             return False
         problem = f"{problem}; no row is lost"
@@ -288,7 +288,7 @@ class _SlabMender:
         seal_segment(self._fs, segment, structure=end.structure, producers=end.producers)
         if tell:
             path = index_path(survey.path)
-            self._tell(path, 0, survey.index_problem, "made anew from the segment")
+            self._tell(path, 0, survey.index_problem, "rebuilt from the segment")
         return True
 
     def _set_cells(self, survey: Survey) -> None:
@@ -307,7 +307,7 @@ class _SlabMender:
         file.sync()
         writer.close()
         if survey.bad_cells:
-            problem = "a position in the header cannot be true"
+            problem = "a position in the header is invalid"
             self._tell(survey.path, 0, problem, "set to the end of the last frame")
 
     # Segments
@@ -331,8 +331,8 @@ class _SlabMender:
             header = self._header(int(path.stem), size).encode(end=SEGMENT_HEADER_BYTES)
             file.write_at(0, header[:_FIXED_BYTES])
             file.sync()
-        lost = "rows may be lost behind its end" if cut_short else "no row is lost"
-        self._tell(path, 0, f"{problem}; {lost}", f"header made anew; kept as {kept}")
+        lost = "rows may be lost after its end" if cut_short else "no row is lost"
+        self._tell(path, 0, f"{problem}; {lost}", f"header rebuilt; kept as {kept}")
 
     def _header(self, base_serial: int, file_bytes: int) -> SegmentHeader:
         return SegmentHeader(
@@ -378,7 +378,9 @@ class _SlabMender:
         stop = start + _ROWS_IN_SLAB_MAX
         move_aside(self._fs, segment_path(self._place, start))
         self._write_hole(start, stop, closed=closed, counted=False)
-        self._tell(self._place, 0, f"slab has no segment; {uncounted_loss(stop)}", "a hole")
+        self._tell(
+            self._place, 0, f"the slab does not have a segment; {uncounted_loss(stop)}", "a hole"
+        )
         return start
 
     def _write_hole(self, start: int, stop: int, *, closed: bool, counted: bool) -> None:

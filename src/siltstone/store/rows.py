@@ -131,7 +131,9 @@ class Batch:
                 for parts, field in zip(chunks, schema, strict=True)
             ]
         except pa.ArrowInvalid as exc:
-            raise UsageError("too much for one record batch, ask for fewer rows") from exc
+            raise UsageError(
+                "the rows are too large for one record batch: read fewer rows at a time"
+            ) from exc
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def rows(self) -> list[Row]:
@@ -279,10 +281,10 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise UsageError(f"columns must be a list of names: type={type(columns).__name__}")
     if unknown := [str(name) for name in columns if name not in COLUMNS]:
-        raise UsageError(f"no such column: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+        raise UsageError(f"unknown column {', '.join(unknown)} (supported: {', '.join(COLUMNS)})")
     names = list(columns)
     if repeated := [name for name in COLUMNS if names.count(name) > 1]:
-        raise UsageError(f"a column is read once: {', '.join(repeated)}")
+        raise UsageError(f"columns must not be repeated: {', '.join(repeated)}")
     return pa.schema([SCHEMA.field(name) for name in names])
 
 

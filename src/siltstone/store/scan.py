@@ -227,7 +227,7 @@ def _stream_pieces(
         entry = frame.entry_of(stream_id)
         if entry is None:
             raise CorruptionError(
-                "index names a stream that the frame has not",
+                "the index names a stream that is not in the frame",
                 path=segment.path,
                 offset=index.positions[frames[place]],
             )

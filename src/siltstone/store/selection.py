@@ -384,13 +384,13 @@ def _frames(segment: Segment, run: Run) -> Iterator[FrameView]:
         header = segment.header_at(position, segment.header.file_bytes)
         if header is None or header.first_serial != serial:
             raise CorruptionError(
-                "the segment is not what it was when the read was planned",
+                "the segment changed after the read was planned",
                 path=segment.path,
                 offset=position,
             )
         if not crc_matches(segment.view, position, header, segment.header.seed):
             raise CorruptionError(
-                "frame does not match its checksum", path=segment.path, offset=position
+                "the frame does not match its checksum", path=segment.path, offset=position
             )
         yield segment.open_frame(position, header)
         serial = header.first_serial + header.row_count

@@ -135,7 +135,7 @@ class DatabaseSettings:
         settings = DatabaseSettings.from_json(self.to_json() | dict(changes))
         if fixed := FIXED & set(self.changed_to(settings)):
             names = ", ".join(sorted(fixed))
-            raise UsageError(f"settings that cannot change once a database exists: {names}")
+            raise UsageError(f"these settings cannot change after a database was created: {names}")
         return settings
 
     def changed_to(self, other: DatabaseSettings) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, RetryError, SiltstoneError
+from siltstone.logs import log
 from siltstone.segment.room import Room
 from siltstone.store.arrears import Arrears
 from siltstone.store.committer import Committer
@@ -159,7 +160,8 @@ class Shard:
                 timeout,
             ):
                 raise OverloadedError(
-                    f"too much is waiting to be written: pending_bytes={self._pending_bytes}"
+                    f"too many bytes wait to be written, try again: "
+                    f"pending_bytes={self._pending_bytes}"
                 )
         finally:
             self._crowd -= 1
@@ -359,7 +361,7 @@ class Shard:
             if owed is not None:
                 # Stored now it would make the earlier one look like a repetition when it comes.
                 return RetryError(
-                    f"an earlier call of this producer was refused, send that again first: "
+                    f"an earlier call of this producer was refused, repeat that call first: "
                     f"sequence={call.sequence} refused={owed}"
                 )
         try:
@@ -417,11 +419,17 @@ class Shard:
             # by the committer, which refuses the next call with it; people hear of it once.
             if type(exc) is not self._trouble:
                 self._trouble = type(exc)
-                _LOG.warning("shard %d: %s; it is tried again", self.number, exc)
+                log(
+                    _LOG,
+                    logging.WARNING,
+                    "shard_upkeep_failed",
+                    shard=self.number,
+                    error=str(exc),
+                )
 
     def _fail_all(self, cause: Exception) -> None:
         """Leave nobody waiting when the thread ends by a mistake of ours."""
-        _LOG.error("shard %d ends", self.number, exc_info=cause)
+        _LOG.error("shard_failed", exc_info=cause, extra={"facts": {"shard": self.number}})
         error = self.committer.poison(cause)
         with self._condition:
             self._closing = True

@@ -65,7 +65,7 @@ class Slab:
         handles, first = self.chain.handles, self.record.first_serial
         if not handles or handles[0].base_serial != first:
             raise CorruptionError(
-                f"a segment is missing: serial {first} should stand first",
+                f"a segment is missing: the first one must begin with serial {first}",
                 path=self.chain.directory,
             )
 

@@ -64,5 +64,5 @@ def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
     if found is not None:
         return found
     if any(known.shard == slab.shard and known.generation > slab.generation for known in slabs):
-        raise SlabDroppedError(f"slab {slab} was dropped, its rows are gone")
-    raise NotFoundError(f"there is no slab {slab}")
+        raise SlabDroppedError(f"slab {slab} was dropped with its rows")
+    raise NotFoundError(f"unknown slab {slab}")

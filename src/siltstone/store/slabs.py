@@ -246,7 +246,7 @@ class WritableSlabs:
             if topic in self._topics:
                 raise ExistsError(f"topic {topic!r} exists already")
             if not number and shards > 1:
-                raise UsageError(f"database {manifest.database!r} holds no topic logs")
+                raise UsageError(f"database {manifest.database!r} is not a database of topic logs")
             if number == shards:
                 self._add_shard(number, topic)
             else:
@@ -266,7 +266,7 @@ class WritableSlabs:
             return
         if self._shards.get(0).committer.rows:
             raise UsageError(
-                f"database {manifest.database!r} holds rows that are not of topic logs, "
+                f"database {manifest.database!r} has rows that do not belong to topic logs: "
                 "move them to another database"
             )
         self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
@@ -311,7 +311,7 @@ class WritableSlabs:
     def _drop(self, slab: SlabId, why: Why) -> None:
         known = self.slab(slab)
         if known.record.state is SlabState.CURRENT:
-            raise UsageError(f"slab {slab} is current, seal it before dropping it")
+            raise UsageError(f"slab {slab} is current: seal it, then drop it")
         until = known.record.until_serial
         until = known.next_serial() if until is None else until
         self._keeper.update(

@@ -80,7 +80,7 @@ def open_sound_frame(segment: Segment, position: int, header: FrameHeader) -> Fr
     except CorruptionError as exc:
         raise UnsoundError(exc.reason) from exc
     except struct.error as exc:
-        raise UnsoundError("the table of sections runs past the body") from exc
+        raise UnsoundError("the table of sections is longer than the body") from exc
     _require(
         header.head_crc == 0 or head_matches(segment.view, position, header, segment.header.seed),
         "the head does not match its checksum",
@@ -89,7 +89,7 @@ def open_sound_frame(segment: Segment, position: int, header: FrameHeader) -> Fr
     if header.kind == ROWS:
         _check_rows(frame)
     elif header.stream_count:
-        raise UnsoundError("a frame without rows names streams")
+        raise UnsoundError("a frame without rows must not have streams")
     return frame
 
 
@@ -103,13 +103,13 @@ def _check_sections(frame: FrameView) -> None:
     if header.compression == APART:
         # What stands before the sections is values.
         view = view[len(view) - header.length + HEADER_BYTES :]
-    _require(header.body_bytes == len(view), "the body has not the length that the header says")
+    _require(header.body_bytes == len(view), "the length of the body does not match the header")
     used = header.section_count * SECTION.size
     seen: set[int] = set()
     for number in range(header.section_count):
         section_id, width, length = SECTION.unpack_from(view, number * SECTION.size)
-        _require(0 < section_id <= SECTION_MAX, f"section {section_id} is unknown")
-        _require(section_id not in seen, f"section {section_id} is there twice")
+        _require(0 < section_id <= SECTION_MAX, f"unknown section {section_id}")
+        _require(section_id not in seen, f"section {section_id} is repeated")
         _require(width in _WIDTHS[section_id], f"section {section_id} has items of {width} bytes")
         _require(length > 0, f"section {section_id} is empty")
         _require(length % width == 0, f"section {section_id} ends within an item")
@@ -118,13 +118,13 @@ def _check_sections(frame: FrameView) -> None:
     if header.kind == ROWS:
         _require(used == len(view), "bytes follow the last section")
         return
-    _require(seen <= {EDGES, PRODUCERS}, "a frame without rows has columns")
+    _require(seen <= {EDGES, PRODUCERS}, "a frame without rows must not have columns")
     _require(not any(view[used:]), "bytes follow the last section")
 
 
 def _check_rows(frame: FrameView) -> None:
     rows = frame.header.row_count
-    _require(rows > 0, "a frame of rows has none")
+    _require(rows > 0, "a frame of rows must have at least one row")
     topics = _check_directory(frame)
     _check_strings(frame, TOPIC_OFFSETS, TOPICS, topics)
     _check_strings(frame, VALUE_OFFSETS, VALUES, rows)
@@ -139,7 +139,7 @@ def _check_rows(frame: FrameView) -> None:
         )
     _check_publishers(frame)
     flags = frame.table.lengths[FLAGS]
-    _require(flags in (0, 1, rows), "the flags are not one for each row")
+    _require(flags in (0, 1, rows), "the number of flags does not match the rows")
     _check_times(frame)
 
 
@@ -148,14 +148,14 @@ def _check_directory(frame: FrameView) -> int:
     header = frame.header
     _require(
         frame.table.lengths[STREAMS] == header.stream_count * DIRECTORY.size,
-        "the directory has not the number of streams that the header says",
+        "the number of streams does not match the header",
     )
     rows = topics = 0
     last = -1
     for stream_id, start, count, first, words in frame.directory():
         _require(stream_id > last, "the streams are not sorted by id")
         _require((start, first) == (rows, topics), "the directory does not cover the rows in order")
-        _require(0 < words <= count, f"a stream has no row or topic: stream={stream_id}")
+        _require(0 < words <= count, f"a stream must have rows and topics: stream={stream_id}")
         last, rows, topics = stream_id, rows + count, topics + words
     _require(rows == header.row_count, "the directory does not cover all rows")
     return topics
@@ -164,14 +164,16 @@ def _check_directory(frame: FrameView) -> int:
 def _check_strings(frame: FrameView, offsets_id: int, data_id: int, count: int) -> None:
     offsets, data = frame.section(offsets_id), frame.section(data_id)
     if offsets is None or data is None:
-        _require(offsets is data, f"section {offsets_id} or {data_id} is there without the other")
+        _require(offsets is data, f"sections {offsets_id} and {data_id} must exist together")
         return
-    _require(len(offsets) == 4 * (count + 1), f"section {offsets_id} has not one offset an item")
+    _require(
+        len(offsets) == 4 * (count + 1), f"section {offsets_id} must have one offset for each item"
+    )
     numbers = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(offsets)])
     rising = pc.all(pc.less_equal(numbers.slice(0, count), numbers.slice(1))).as_py()
     _require(
         rising and numbers[0].as_py() == 0 and numbers[count].as_py() == len(data),
-        f"the offsets in section {offsets_id} do not rise from 0 to the end of the data",
+        f"the offsets in section {offsets_id} must increase from 0 to the end of the data",
     )
 
 
@@ -179,7 +181,7 @@ def _check_numbers(frame: FrameView, section_id: int, rows: int) -> None:
     width = frame.table.widths[section_id]
     _require(
         width > 0 and frame.table.lengths[section_id] == rows * width,
-        f"section {section_id} has not one number a row",
+        f"section {section_id} must have one number for each row",
     )
 
 
@@ -215,18 +217,18 @@ def _check_times(frame: FrameView) -> None:
     rows = header.row_count
     width = frame.table.widths[TIMESTAMPS]
     whole = frame.table.lengths[TIMESTAMPS] == width * rows
-    _require(width > 0 and whole, "the timestamps are not one for each row")
+    _require(width > 0 and whole, "the number of timestamps does not match the rows")
     times = frame.timestamps(0, rows)
     bounds = pc.min_max(times).as_py()
     _require(
         (bounds["min"], bounds["max"]) == (header.first_timestamp_us, header.last_timestamp_us),
-        "the first or last timestamp is not what the header says",
+        "the first or last timestamp does not match the header",
     )
     falls = pc.indices_nonzero(pc.less_equal(times.slice(1), times.slice(0, rows - 1)))
     starts = {entry[1] for entry in frame.directory()}
     _require(
         all(place + 1 in starts for place in falls.to_pylist()),
-        "the timestamps of a stream do not rise",
+        "the timestamps of a stream must increase",
     )
 
 

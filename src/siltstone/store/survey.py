@@ -50,7 +50,7 @@ def _check_identity(segment: Segment, expected: Expected) -> None:
     ):
         if said != wanted:
             raise CorruptionError(
-                f"segment is not of this slab: its {name} is {said!r}, not {wanted!r}",
+                f"the segment belongs to another slab: its {name} is {said!r}, not {wanted!r}",
                 path=segment.path,
             )
 
@@ -61,7 +61,7 @@ def load_index(fs: FileSystem, path: PurePath) -> tuple[SealedIndex | None, str]
     try:
         with fs.open(beside, writable=False) as file:
             if file.size() == 0:
-                return None, "index is empty"
+                return None, "the index is empty"
             return decode_index(file.map(writable=False), beside), ""
     except NotFoundError:
         return None, ""
@@ -75,7 +75,7 @@ def _judge_index(survey: Survey, found: SegmentIndex) -> None:
     """Compare the index with what the walk has found."""
     if survey.sealed is None:
         if survey.expected.closed and not survey.index_problem:
-            survey.index_problem = "index is missing"
+            survey.index_problem = "the index is missing"
     elif not survey.damages and not survey.index_problem:
         survey.index_problem = _difference(survey, survey.sealed, found)
     if survey.index_problem:
@@ -109,5 +109,5 @@ def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str
         ("producers", bytes(sealed.producers) == survey.producers.encode()),
     ):
         if not same:
-            return f"index is not that of its segment: {name}"
+            return f"the index does not match its segment: {name}"
     return ""

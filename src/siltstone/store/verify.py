@@ -38,7 +38,7 @@ from siltstone.store.slab import bounds_of
 from siltstone.store.soundness import TopicRules
 from siltstone.store.survey import survey_segment
 
-_LEFT_BY_A_CRASH: Final = "left by a crash, removed at the next start"
+_LEFT_BY_A_CRASH: Final = "a file that a crash left; the next start removes it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +86,19 @@ def manifest_problems(manifest: Manifest, directory: PurePath) -> list[str]:
     """Return what is wrong with the slabs that a manifest names."""
     problems: list[str] = []
     if manifest.database != directory.name:
-        problems.append(f"manifest is of database {manifest.database!r}")
+        problems.append(f"the manifest belongs to database {manifest.database!r}")
     shards = manifest.settings.shards
     named = Counter(record.id for record in manifest.slabs)
     problems += [
-        f"slab {slab} is of no shard: shards={shards}"
+        f"slab {slab} belongs to an unknown shard: shards={shards}"
         for slab in (*named, *manifest.dropping)
         if not 0 <= slab.shard < shards
     ]
-    problems += [f"slab {slab} is named twice" for slab, count in named.items() if count > 1]
+    problems += [f"slab {slab} is repeated" for slab, count in named.items() if count > 1]
     problems += [
-        f"slab {slab} is both there and dropped" for slab in manifest.dropping if slab in named
+        f"slab {slab} is listed as existing and as dropped"
+        for slab in manifest.dropping
+        if slab in named
     ]
     for shard in range(shards):
         problems += shard_problems(shard, [record for record, _ in slabs_of(manifest, shard)])
@@ -107,7 +109,7 @@ def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
     """Yield what is wrong with the slabs of a shard, given in order of their generations."""
     current = [record.id for record in records if record.state is SlabState.CURRENT]
     if not records or current != [records[-1].id]:
-        yield f"shard {shard} has not its newest slab alone as its current one"
+        yield f"shard {shard} must have one current slab, the newest"
     for record in records:
         if (record.until_us is None) != (record.state is SlabState.CURRENT):
             yield f"slab {record.id} is {record.state.value} but until_us={record.until_us}"
@@ -147,10 +149,15 @@ class _Check:
         try:
             manifest = read_manifest(self._fs, self._directory)
         except CorruptionError as exc:
-            self._find(exc.path, f"{exc.reason}; repair it or restore it from a copy")
+            self._find(
+                exc.path, f"{exc.reason}; run verify with --repair, or restore it from a backup"
+            )
             return
         except NotFoundError:
-            self._find(path, "manifest is missing; repair it or restore it from a copy")
+            self._find(
+                path,
+                "the manifest is missing; run verify with --repair, or restore it from a backup",
+            )
             return
         for problem in manifest_problems(manifest, self._directory):
             self._find(path, problem)
@@ -183,7 +190,7 @@ class _Check:
         listed = self._fs.list(place)
         lost = lost_segments(self._fs, place, listed)
         for base in lost:
-            self._find(segment_path(place, base), "segment is missing, its index is there")
+            self._find(segment_path(place, base), "the segment is missing, but its index exists")
         owned = {index_path(segment_path(place, base)) for base in lost}
         identity = identity_of(manifest, record.id)
         bounds = bounds_of(record, identity.seed)
@@ -192,7 +199,7 @@ class _Check:
             if (place / name) not in owned:
                 self._stranger(place / name)
         if not entries:
-            self._find(place, "slab has no segment")
+            self._find(place, "the slab does not have a segment")
         rules = TopicRules()
         bases = [int(PurePath(entry.name).stem) for entry in entries]
         before: End | None = None
@@ -220,7 +227,9 @@ class _Check:
                 if problem:
                     self._find(path, problem)
         if bases and bases[0] != record.first_serial:
-            problem = f"a segment is missing: serial {record.first_serial} should stand first"
+            problem = (
+                f"a segment is missing: the first one must begin with serial {record.first_serial}"
+            )
             self._find(place, problem)
 
     def _strangers(self, manifest: Manifest) -> None:
@@ -247,9 +256,9 @@ class _Check:
             if entry.kind is EntryKind.DIRECTORY and entry.name in generations:
                 continue
             if entry.kind is EntryKind.DIRECTORY and entry.name in given_up:
-                self._find(path / entry.name, "dropped slab, removed at the next start", "note")
+                self._find(path / entry.name, "a dropped slab; the next start removes it", "note")
             elif entry.kind is EntryKind.DIRECTORY and entry.name.isdecimal():
-                self._find(path / entry.name, "slab that the manifest does not name", "note")
+                self._find(path / entry.name, "a slab that is not in the manifest", "note")
             else:
                 self._stranger(path / entry.name)
 
@@ -257,4 +266,4 @@ class _Check:
         if path.name.endswith(TEMPORARY_SUFFIX):
             self._find(path, _LEFT_BY_A_CRASH, "note")
         else:
-            self._find(path, "not a file of this store, left alone", "note")
+            self._find(path, "not a file of the store; it stays as it is", "note")

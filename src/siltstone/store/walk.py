@@ -120,7 +120,7 @@ class Walk:
         lost = lost_serials(header.first_serial, header.row_count)
         if header.row_count == 0 and self._index.frame_count == 2:
             # Right behind the state it stands for a whole file.
-            lost = "nobody can tell how many rows are lost"
+            lost = "an unknown number of rows is lost"
         self._survey.note(position, f"hole: {lost}")
 
     def _check_place(self, position: int, header: FrameHeader) -> None:
@@ -130,22 +130,22 @@ class Walk:
         rows = header.kind == ROWS
         earliest = survey.last_timestamp_us + (1 if rows else 0)
         for holds, problem in (
-            (not first or header.kind == STATE, "the first frame holds no state"),
+            (not first or header.kind == STATE, "the first frame must have the state"),
             (
                 header.first_serial == self._index.next_serial
                 or (header.kind == STATE and not first),
-                f"serial {self._index.next_serial} should follow, not {header.first_serial}",
+                f"expected serial {self._index.next_serial}, found {header.first_serial}",
             ),
             (
                 earliest <= header.first_timestamp_us <= header.last_timestamp_us,
-                "frame is not later than the one before it",
+                "the frame is not later than the one before it",
             ),
             (
                 record.since_us <= header.first_timestamp_us + (0 if rows else 1)
                 and (record.until_us is None or header.last_timestamp_us < record.until_us),
-                "frame lies outside the time of its slab",
+                "the frame is outside the time of its slab",
             ),
-            (header.synced_position <= position, "frame says that it was synced before written"),
+            (header.synced_position <= position, "the synced position is after the frame"),
         ):
             if not holds:
                 survey.damage(position, problem)
@@ -180,7 +180,7 @@ class Walk:
         elif before is not None and not before.has_holes:
             wanted = before.structure, before.producers
         if wanted not in (None, (edges, producers)):
-            survey.damage(position, "the state is not that of the frames before it")
+            survey.damage(position, "the state does not match the frames before it")
 
     def _pass_damage(self, position: int) -> bool:
         """Enter the damage that begins here; False where the frames end instead."""
@@ -256,7 +256,7 @@ class Walk:
             header = self._segment.header_at(position, self._segment.header.file_bytes)
         except CorruptionError as exc:
             return exc.reason
-        return "a frame is missing" if header is None else "frame does not match its checksum"
+        return "a frame is missing" if header is None else "the frame does not match its checksum"
 
     def _add_damage(
         self, start: int, stop: int, rows: int, reason: str, *, at_most: bool = False
@@ -282,9 +282,7 @@ class Walk:
         if used == end:
             return
         if not self._closed:
-            self._survey.note(
-                end, f"torn tail of {used - end} bytes, will be cut at the next start"
-            )
+            self._survey.note(end, f"torn tail of {used - end} bytes; the next start cuts it off")
             return
         self._survey.behind = range(end, used)
         self._survey.damage(end, f"{used - end} bytes follow the last frame")
@@ -314,9 +312,9 @@ class Walk:
         ]
         survey.bad_cells = bool(problems)
         for problem in problems:
-            survey.damage(0, f"the {problem} in the header cannot be true")
+            survey.damage(0, f"the {problem} in the header is invalid")
         if not problems and self._visible < end:
-            survey.note(self._visible, "frames stand behind what readers see, until the next start")
+            survey.note(self._visible, "readers do not see the last frames before the next start")
 
 
 def _position(segment: Segment, value: int) -> int:

@@ -30,9 +30,7 @@ def check_topic(topic: bytes) -> None:
     _check_string(topic, "topic")
     # [MQTT-4.7.0-1]: the wildcards may be used in filters, but must not be used in a topic name.
     if _PLUS in topic or _HASH in topic:
-        raise InvalidTopicError(
-            f"topic has a wildcard, which only a filter may have: topic={_shown(topic)}"
-        )
+        raise InvalidTopicError(f"topic must not have the wildcards + and #: topic={_shown(topic)}")
 
 
 def check_pattern(pattern: bytes) -> None:
@@ -43,7 +41,7 @@ def check_pattern(pattern: bytes) -> None:
     _check_string(pattern, "pattern")
     if _HASH in pattern:
         raise InvalidTopicError(
-            f"pattern has #, but each level of a stream is known: pattern={_shown(pattern)}"
+            f"the pattern of a stream must not have #: pattern={_shown(pattern)}"
         )
     _check_wildcards(pattern.split(b"/"), pattern, "pattern")
 
@@ -109,20 +107,22 @@ def _encoded(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidTopicError(
-            f"filter has a lone surrogate: filter={text[:_SHOWN_MAX]!a}"
+            f"filter must be valid Unicode: filter={text[:_SHOWN_MAX]!a}"
         ) from exc
 
 
 def _check_string(value: bytes, noun: str) -> None:
     """Hold the rules of 4.7.3 and 1.5.4 that topics and filters share."""
     if not value:
-        raise InvalidTopicError(f"{noun} is empty, it needs at least one character")
+        raise InvalidTopicError(f"{noun} must have at least one character")
     if len(value) > TOPIC_SIZE_MAX:
         raise InvalidTopicError(
             f"{noun} is too long: size_bytes={len(value)} max_bytes={TOPIC_SIZE_MAX}"
         )
     if _NUL in value:
-        raise InvalidTopicError(f"{noun} has the character U+0000: {noun}={_shown(value)}")
+        raise InvalidTopicError(
+            f"{noun} must not have the character U+0000: {noun}={_shown(value)}"
+        )
     if not value.isascii():
         try:
             # Strict decoding also refuses surrogates and overlong forms, as [MQTT-1.5.4-1] asks.
@@ -140,12 +140,12 @@ def _split_share(encoded: bytes) -> tuple[bytes | None, bytes]:
     group, _, pattern = encoded[len(SHARE_PREFIX) :].partition(b"/")
     if not group or _PLUS in group or _HASH in group:
         raise InvalidTopicError(
-            "shared filter needs a group name without wildcards, as in $share/group/filter: "
+            "shared filter needs a group name without wildcards, such as $share/group/filter: "
             f"filter={_shown(encoded)}"
         )
     if not pattern:
         raise InvalidTopicError(
-            f"shared filter ends after its group, a filter must follow: filter={_shown(encoded)}"
+            f"shared filter needs a filter after its group: filter={_shown(encoded)}"
         )
     return group, pattern
 
@@ -155,11 +155,9 @@ def _check_wildcards(levels: list[bytes], value: bytes, noun: str) -> None:
     last = len(levels) - 1
     for index, level in enumerate(levels):
         if _HASH in level and (level != b"#" or index != last):
-            raise InvalidTopicError(
-                f"# must be the whole of the last level: {noun}={_shown(value)}"
-            )
+            raise InvalidTopicError(f"# must be the last level, alone: {noun}={_shown(value)}")
         if _PLUS in level and level != b"+":
-            raise InvalidTopicError(f"+ must be the whole of its level: {noun}={_shown(value)}")
+            raise InvalidTopicError(f"+ must be alone in its level: {noun}={_shown(value)}")
 
 
 def _shown(value: bytes) -> str:

@@ -223,7 +223,7 @@ class Structure:
         """
         if self.has_pending():
             raise UsageError(
-                "edges of this structure are pending, take them before applying others"
+                "internal error: take the pending edges of this structure before you apply others"
             )
         try:
             return self._apply_all(bytes(encoded))
@@ -348,7 +348,7 @@ class Structure:
                 self._add_child(parent, b"+")
         elif kind != END or parent.parent is None:
             raise ValueError(
-                f"edge is of no known kind, or ends at a root: parent={parent_id} {kind=}"
+                f"edge has an unknown kind, or ends at a root: parent={parent_id} {kind=}"
             )
         elif parent.stream is None:
             return self._end(parent)
@@ -439,4 +439,4 @@ def _check_literal(parent: Node, token: bytes) -> None:
         try:
             check_topic(token)
         except InvalidTopicError as exc:
-            raise ValueError(f"edge has no valid topic level: {exc}") from exc
+            raise ValueError(f"edge has an invalid topic level: {exc}") from exc

@@ -138,7 +138,7 @@ class AsyncTopicLogClient:
         try:
             _, wire = await loop.create_connection(_Wire, host, port)
         except OSError as exc:
-            raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
+            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {exc}") from exc
         client = cls(wire)
         try:
             payload = await client._ask(Kind.HELLO, payload=encode_version())
@@ -211,7 +211,7 @@ class AsyncTopicLogClient:
         when there is a subscription already.
         """
         if self._subscription is not None:
-            raise UsageError("there is a subscription, unsubscribe first")
+            raise UsageError("the client has a subscription already: unsubscribe first")
         known = set(await self.topics())
         wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
         ends = {topic: await self.end_offset(topic) for topic in wanted}
@@ -263,7 +263,7 @@ class AsyncTopicLogClient:
 
     def _subscribed(self) -> Subscription:
         if self._subscription is None:
-            raise UsageError("there is no subscription")
+            raise UsageError("the client has not subscribed: subscribe first")
         return self._subscription
 
     async def _fetch(self, subscription: Subscription, seconds: float, bytes_max: int) -> bool:

@@ -198,7 +198,7 @@ class Channel(asyncio.BufferedProtocol):
             self._hub.when_room(self._unhold)
 
     def _end_with(self, error: ProtocolError) -> None:
-        log(_LOG, logging.INFO, "client broke the protocol", error=str(error))
+        log(_LOG, logging.INFO, "topiclog_protocol_error", error=str(error))
         self._start = self._end = 0
         self.send([refusal(Kind.HELLO, 0, Status.MALFORMED, str(error))])
         self.close()
@@ -225,11 +225,11 @@ class Channel(asyncio.BufferedProtocol):
             return False
         head = decode_head(self._buffer, self._start)
         if not self._greeted and head.kind is not Kind.HELLO:
-            raise ProtocolError("a client says hello first")
+            raise ProtocolError("the first frame must be HELLO")
         if head.kind is Kind.SEND:
             return self._take_send(head, available)
         if head.size > _REQUEST_BYTES_MAX:
-            raise ProtocolError(f"the request is too large: size={head.size}")
+            raise ProtocolError(f"the request is too large: size_bytes={head.size}")
         if available < head.size:
             return False
         data = bytes(memoryview(self._buffer)[self._start : self._start + head.size])
@@ -250,7 +250,7 @@ class Channel(asyncio.BufferedProtocol):
         count = decode_count(view[start + counted - 4 : start + counted])
         data_bytes = head.size - counted - 4 * count
         if count > ROWS_MAX or data_bytes < 0 or data_bytes > self._hub.limits.body_bytes_max:
-            raise ProtocolError(f"the send is too large: messages={count} size={head.size}")
+            raise ProtocolError(f"the SEND is too large: messages={count} size_bytes={head.size}")
         direct = data_bytes >= DIRECT_BYTES_MIN
         if available < (counted + 4 * count if direct else head.size):
             return False
@@ -258,7 +258,10 @@ class Channel(asyncio.BufferedProtocol):
         data_start = start + counted + 4 * count
         offsets = offsets_of_ends(view[start + counted : data_start])
         if int.from_bytes(offsets[-4:], "little") != data_bytes:
-            raise ProtocolError(f"the table of a send does not end with it: size={head.size}")
+            raise ProtocolError(
+                f"the sizes of the messages do not add up to the size of the SEND: "
+                f"size_bytes={head.size}"
+            )
         if not direct:
             values = bytes(view[data_start : start + head.size])
             self._start = start + head.size
@@ -332,7 +335,7 @@ class Channel(asyncio.BufferedProtocol):
         if inflow is None:
             return
         if inflow.got - inflow.seen < _PROGRESS_BYTES_MIN:
-            log(_LOG, logging.WARNING, "a send is too slow", topic=inflow.log.topic)
+            log(_LOG, logging.WARNING, "topiclog_send_too_slow", topic=inflow.log.topic)
             self.abort()
             return
         inflow.seen = inflow.got
@@ -352,4 +355,4 @@ class Channel(asyncio.BufferedProtocol):
             self._hub.give_up(inflow.log, inflow.size, room)
         except SiltstoneError as exc:
             # The place is lost, and nothing else: no frame refers to it.
-            log(_LOG, logging.WARNING, "a place was not given back", error=str(exc))
+            log(_LOG, logging.WARNING, "topiclog_space_not_released", error=str(exc))

@@ -68,7 +68,7 @@ class TopicLogClient:
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
-            raise RetryError(f"no server of topic logs answers at {host}:{port}: {exc}") from exc
+            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {exc}") from exc
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             payload = self._ask(Kind.HELLO, payload=encode_version())
@@ -146,7 +146,7 @@ class TopicLogClient:
         many they are. Raises: UsageError when there is a subscription already.
         """
         if self._subscription is not None:
-            raise UsageError("there is a subscription, unsubscribe first")
+            raise UsageError("the client has a subscription already: unsubscribe first")
         known = set(self.topics())
         wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
         self._subscription = Subscription({topic: self.end_offset(topic) for topic in wanted})
@@ -193,7 +193,7 @@ class TopicLogClient:
 
     def _subscribed(self) -> Subscription:
         if self._subscription is None:
-            raise UsageError("there is no subscription")
+            raise UsageError("the client has not subscribed: subscribe first")
         return self._subscription
 
     def _fetch(self, subscription: Subscription, timeout: float, bytes_max: int) -> bool:
@@ -301,7 +301,7 @@ def _payload(frame: tuple[Head, memoryview], kind: Kind, request_id: int) -> mem
         raise error_of(head.status, bytes(payload).decode(errors="replace"))
     if (head.kind, head.id) != (kind, request_id):
         raise OutcomeUnknownError(
-            f"the reply is of another request: kind={head.kind.name} id={head.id}"
+            f"the reply belongs to another request: kind={head.kind.name} id={head.id}"
         )
     return payload
 
@@ -309,5 +309,5 @@ def _payload(frame: tuple[Head, memoryview], kind: Kind, request_id: int) -> mem
 def lost(kind: Kind, error: OSError) -> OutcomeUnknownError | RetryError:
     """Return what a lost connection means for a request."""
     if kind in _CHANGES:
-        return OutcomeUnknownError(f"the connection was lost, it may have happened: {error}")
+        return OutcomeUnknownError(f"the connection was lost, and the request may be done: {error}")
     return RetryError(f"the connection was lost: {error}")

@@ -149,7 +149,9 @@ class Hub:
         match head.kind:
             case Kind.HELLO:
                 if (version := decode_version(payload)) != VERSION:
-                    raise ProtocolError(f"version {version} is not spoken here, but {VERSION}")
+                    raise ProtocolError(
+                        f"unknown version {version} of the protocol (supported: {VERSION})"
+                    )
                 return encode_hello(body_bytes_max=self.limits.body_bytes_max)
             case Kind.CREATE:
                 self._create(peer, head.id, topic)
@@ -168,7 +170,7 @@ class Hub:
             case Kind.COMMITTED:
                 return encode_offset(self._logs.committed(decode_name(bytes(payload)), topic))
             case Kind.SEND:
-                raise ProtocolError("a send came another way")
+                raise ProtocolError("internal error: expected a SEND frame on this connection")
         return None
 
     def refuse(self, peer: Peer, kind: Kind, request_id: int, error: Exception) -> None:
@@ -212,7 +214,12 @@ class Hub:
         """
         self.reserved_bytes += size
         if self.reserved_bytes > self.limits.reserved_bytes_max:
-            then(OverloadedError(f"too much is on its way: reserved_bytes={self.reserved_bytes}"))
+            then(
+                OverloadedError(
+                    f"too many bytes wait to be stored, try again: "
+                    f"reserved_bytes={self.reserved_bytes}"
+                )
+            )
             return
         try:
             log.take_room(size, rows, then)
@@ -310,7 +317,9 @@ class Hub:
             peer.send(parts or [reply(Kind.FETCH, request_id, encode_batch_heads([]))])
             return
         if self._waiting_count >= WAITING_MAX:
-            raise OverloadedError(f"too many fetches wait: waiting={self._waiting_count}")
+            raise OverloadedError(
+                f"too many fetches wait for messages, try again: waiting={self._waiting_count}"
+            )
         waiter = _Waiter(peer=peer, id=request_id, fetch=fetch)
         for topic in {place.topic for place in fetch.places}:
             self._waiting.setdefault(topic, []).append(waiter)

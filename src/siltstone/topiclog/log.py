@@ -115,7 +115,7 @@ class Commits:
         log(
             _LOG,
             logging.WARNING,
-            "committed offset passed over, its topic logs were dropped and created again",
+            "committed_offset_ignored",
             client=client,
             topic=topic,
             offset=offset,
@@ -145,7 +145,7 @@ class TopicLogs:
         """Return the log of a topic. Raises: NotFoundError."""
         found = self._logs.find(topic)
         if found is None:
-            raise NotFoundError(f"there is no topic {topic!r}")
+            raise NotFoundError(f"topic {topic!r} does not exist")
         return found
 
     def commit(self, client: str, topic: str, offset: int, done: Done) -> None:
@@ -155,7 +155,9 @@ class TopicLogs:
         """
         end = self.log(topic).bounds().stop
         if offset > end:
-            raise UsageError(f"nothing is there to be committed: offset={offset} end={end}")
+            raise UsageError(
+                f"offset must not be greater than the end of the topic: offset={offset} end={end}"
+            )
         self._commits.put(client, topic, offset, done)
 
     def committed(self, client: str, topic: str) -> int:
@@ -165,7 +167,9 @@ class TopicLogs:
         end = self.log(topic).bounds().stop
         offset = self._commits.get(client, topic)
         if offset is None:
-            raise NotFoundError(f"client {client!r} has committed nothing for topic {topic!r}")
+            raise NotFoundError(
+                f"client {client!r} has not committed an offset for topic {topic!r}"
+            )
         return min(offset, end)
 
 
@@ -184,7 +188,7 @@ def _key(client: str, topic: str) -> str:
     encoded = client.encode()
     if not 0 < len(encoded) <= CLIENT_BYTES_MAX:
         raise UsageError(
-            f"a client's name has 1 to {CLIENT_BYTES_MAX} bytes: size_bytes={len(encoded)}"
+            f"a client name must have 1 to {CLIENT_BYTES_MAX} bytes, got {len(encoded)}"
         )
     digest = blake2b(topic.encode(), digest_size=16).hexdigest()
     return f"topiclog/{digest}/{quote(client, safe='')}"

@@ -131,9 +131,9 @@ def decode_head(data: bytes | bytearray | memoryview, start: int) -> Head:
             id=request_id,
         )
     except ValueError as exc:
-        raise ProtocolError(f"no such request or status: kind={kind} status={status}") from exc
+        raise ProtocolError(f"unknown request or status: kind={kind} status={status}") from exc
     if head.size < HEADER_BYTES + name_size:
-        raise ProtocolError(f"a frame ends before its name does: size={size}")
+        raise ProtocolError(f"the name in a frame is longer than the frame: size={size}")
     return head
 
 
@@ -167,7 +167,7 @@ def encode_name(name: str) -> bytes:
     except UnicodeEncodeError as exc:
         raise UsageError(f"a name must be valid Unicode: name={name!r}") from exc
     if len(data) > NAME_BYTES_MAX:
-        raise UsageError(f"a name has at most {NAME_BYTES_MAX} bytes: size_bytes={len(data)}")
+        raise UsageError(f"a name must have at most {NAME_BYTES_MAX} bytes, got {len(data)}")
     return data
 
 
@@ -221,7 +221,7 @@ def decode_count(payload: memoryview) -> int:
 def encode_offset(offset: int) -> bytes:
     """Return a u64. Raises: UsageError."""
     if not 0 <= offset < 1 << 64:
-        raise UsageError(f"an offset is 0 or more, of 64 bits: offset={offset}")
+        raise UsageError(f"offset must be from 0 to 2**64 - 1, got {offset}")
     return _U64.pack(offset)
 
 
@@ -284,7 +284,7 @@ def decode_fetch(payload: memoryview) -> Fetch:
     reader = _Reader(payload)
     bytes_max, wait_ms, count = reader.take(_FETCH)
     if count > PLACES_MAX:
-        raise ProtocolError(f"too many places in one fetch: places={count} max={PLACES_MAX}")
+        raise ProtocolError(f"too many topics in one fetch: topics={count} max={PLACES_MAX}")
     places: list[Place] = []
     for _ in range(count):
         offset, name_size = reader.take(_PLACE)
@@ -331,7 +331,7 @@ class _Reader:
 
     def view(self, size: int) -> memoryview:
         if size > self.left:
-            raise ProtocolError(f"a frame is cut short: wanted={size} left={self.left}")
+            raise ProtocolError(f"a frame is cut short: needed={size} available={self.left}")
         start, self._position = self._position, self._position + size
         return self._payload[start : self._position]
 

@@ -112,7 +112,7 @@ class TopicLogServer:
         """Cut off connections that are idle, now and then."""
         for channel in list(self._channels):
             if channel.is_idle(self._idle_timeout, self._body_timeout):
-                log(_LOG, logging.INFO, "idle connection closed")
+                log(_LOG, logging.INFO, "topiclog_idle_connection_closed")
                 channel.abort()
         shortest = min(self._body_timeout, self._idle_timeout or self._body_timeout)
         self._sweep_timer = self._loop.call_later(shortest / 4, self._sweep)
@@ -128,6 +128,6 @@ class TopicLogServer:
         )
         self._channels.add(channel)
         if len(self._channels) > self._connections_max:
-            log(_LOG, logging.WARNING, "too many connections", max=self._connections_max)
+            log(_LOG, logging.WARNING, "topiclog_connections_refused", max=self._connections_max)
             self._loop.call_soon(channel.abort)
         return channel

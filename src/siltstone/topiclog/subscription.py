@@ -82,7 +82,7 @@ class Subscription:
         """Go on from another offset. Raises: NotFoundError, UsageError."""
         self._check(topic)
         if offset < 0:
-            raise UsageError(f"an offset is 0 or more: offset={offset}")
+            raise UsageError(f"offset must be 0 or more, got {offset}")
         self._positions[topic] = offset
         self._held[topic].clear()
         self._taken[topic] = 0
@@ -170,4 +170,4 @@ class Subscription:
 
     def _check(self, topic: str) -> None:
         if topic not in self._positions:
-            raise NotFoundError(f"topic {topic!r} is not subscribed to")
+            raise NotFoundError(f"the client has not subscribed to topic {topic!r}")

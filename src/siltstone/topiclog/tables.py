@@ -51,7 +51,7 @@ def offsets_of_ends(table: bytes | memoryview) -> bytes:
     ends = array("I", bytes(4) + table)
     ends.byteswap()
     if not _rises(ends):
-        raise ProtocolError("a message of a send ends where it begins, or before")
+        raise ProtocolError("a message of a SEND must have at least one byte")
     return ends.tobytes()
 
 
@@ -87,7 +87,7 @@ def offsets_of_table(table: memoryview) -> Sequence[int]:
     if first:
         offsets = array("I", [offset - first for offset in offsets])
     if len(offsets) > 1 and not _rises(offsets):
-        raise ProtocolError("the table of a reply does not rise")
+        raise ProtocolError("the offsets of the messages in a reply must increase")
     return offsets
 
 

@@ -68,5 +68,5 @@ def timeout_of(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"timeout must be a number of seconds: type={type(value).__name__}")
     if not 0 <= value <= TIMEOUT_MAX:
-        raise UsageError(f"a timeout is from 0 to {TIMEOUT_MAX:,} seconds: timeout={value}")
+        raise UsageError(f"timeout must be from 0 to {TIMEOUT_MAX:,} seconds, got {value}")
     return value

@@ -111,10 +111,12 @@ def read_settings(engine: Engine) -> KeyValueSettings:
     """Return the settings of a database. Raises: CorruptionError, UsageError."""
     stored = engine.get(DEFAULT_FAMILY, _SETTINGS)
     if stored is None:
-        raise CorruptionError("the settings are missing", path=_PATH)
+        raise CorruptionError("the settings of the key-value database are missing", path=_PATH)
     values: dict[str, Any] = json.loads(stored)
     if values.pop("format", None) != FORMAT:
-        raise UsageError("the key-value database was written by another version of Siltstone")
+        raise UsageError(
+            "another version of Siltstone wrote the key-value database: use that version"
+        )
     return KeyValueSettings.from_json(values)
 
 
@@ -128,7 +130,7 @@ def read_identity(engine: Engine) -> DatabaseIdentity:
     """Return what tells a database from a later one of its name. Raises: CorruptionError."""
     stored = engine.get(DEFAULT_FAMILY, _IDENTITY)
     if stored is None or len(stored) != _IDENTITY_BYTES + 1:
-        raise CorruptionError("the identity is missing", path=_PATH)
+        raise CorruptionError("the identity of the key-value database is missing", path=_PATH)
     return DatabaseIdentity(stored[:-1].hex(), identified=bool(stored[-1]))
 
 

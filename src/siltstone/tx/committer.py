@@ -191,7 +191,7 @@ class Committer:
     def _refusal(self, operations: Operations) -> SiltstoneError | None:
         if operations.term != self.term:
             return ConflictError(
-                f"the shard has a new leader since the transaction began: "
+                f"the shard got a new leader after the transaction began, try again: "
                 f"term={operations.term} now={self.term}"
             )
         if operations.generation != self.record.generation:
@@ -221,17 +221,17 @@ class Committer:
                 except UsageError as exc:
                     return exc
                 if not -COUNT_MAX <= count <= COUNT_MAX:
-                    return UsageError(f"a count does not fit 64 bits: topic={topic.decode()!r}")
+                    return UsageError(f"a count must fit into 64 bits: topic={topic.decode()!r}")
         return None
 
     def _sealed(self, operations: Operations) -> SiltstoneError:
         if operations.latest:
             return ConflictError(
-                f"the generation was sealed since the transaction began: "
+                f"the generation was sealed after the transaction began, try again: "
                 f"generation={operations.generation} now={self.record.generation}"
             )
         return UsageError(
-            f"the generation is sealed, it takes no more changes: "
+            f"the generation is sealed and cannot change: "
             f"generation={operations.generation} now={self.record.generation}"
         )
 
@@ -248,14 +248,15 @@ class Committer:
         recent = self._recent
         if serial < recent.floor:
             return ConflictError(
-                f"the transaction read too long ago to know what came between: "
+                f"the transaction is too old to be checked for conflicts, try again: "
                 f"serial={serial} remembered_from={recent.floor}"
             )
         for read in reads:
             topic = recent.conflicting(read, serial)
             if topic:
                 return ConflictError(
-                    f"what was read has changed since: filter={str(read)!r} "
+                    f"another transaction changed rows that this one has read, try again: "
+                    f"filter={str(read)!r} "
                     f"topic={topic.decode()!r} serial={serial}"
                 )
         return None
@@ -427,6 +428,8 @@ class Committer:
 
 
 def _unknown(cause: SiltstoneError) -> OutcomeUnknownError:
-    error = OutcomeUnknownError(f"the write of the commit failed, it may be stored: cause={cause}")
+    error = OutcomeUnknownError(
+        f"the write of the commit failed, and it may be stored: cause={cause}"
+    )
     error.__cause__ = cause
     return error

@@ -66,17 +66,22 @@ class KeyIterator:
     def from_bytes(cls, data: bytes) -> KeyIterator:
         """Read what to_bytes gave. Raises: UsageError."""
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
-            raise UsageError("these bytes are no saved iterator of keys")
+            raise UsageError("invalid saved iterator of keys: the bytes do not come from to_bytes")
         _, version, shard, generation, stream_id, since_us = _HEAD.unpack_from(data)
         if version not in (_UNIDENTIFIED, _VERSION):
-            raise UsageError(f"saved iterator of an unknown version: version={version}")
+            raise UsageError(
+                f"unknown version {version} of a saved iterator (supported: {_UNIDENTIFIED}, "
+                f"{_VERSION})"
+            )
         try:
             count = 4 if version == _VERSION else 3
             database, *identity, text, after = _texts(data[_HEAD.size :], count)
             name = database.decode()
             known = identity[0].decode() if identity else UNIDENTIFIED
         except (struct.error, ValueError) as exc:
-            raise UsageError("these bytes are no saved iterator of keys") from exc
+            raise UsageError(
+                "invalid saved iterator of keys: the bytes do not come from to_bytes"
+            ) from exc
         return cls(
             database=name,
             slab=SlabId(shard, generation),
@@ -184,10 +189,10 @@ def require_key_place(
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
     if place.database != database:
-        raise UsageError(f"{noun} belongs to database {place.database!r}")
+        raise UsageError(f"the {noun} belongs to another database: {place.database!r}")
     if not identity.owns(place.identity):
         raise SlabDroppedError(
-            f"{noun} belongs to another database that was called {database!r}, its rows are gone: "
+            f"the {noun} belongs to an earlier database {database!r}, which was dropped: "
             f"{noun}={told(place.identity)} database={identity.text}"
         )
 
@@ -202,7 +207,7 @@ def _texts(data: bytes, count: int) -> list[bytes]:
         texts.append(data[_LENGTH.size : end])
         data = data[end:]
     if data:
-        raise ValueError("bytes to spare")
+        raise ValueError("extra bytes at the end")
     if not all(texts[:-1]):
         raise ValueError("a name is empty")
     return texts

@@ -154,14 +154,14 @@ def digest_of(given: object) -> bytes:
     """Return what is remembered of a transaction's id. Raises: UsageError."""
     transaction_id = text_of("id", given)
     if not transaction_id:
-        raise UsageError("a transaction's id must not be empty")
+        raise UsageError("a transaction id must not be empty")
     try:
         encoded = transaction_id.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"a transaction's id has a lone surrogate: id={transaction_id!a}") from exc
+        raise UsageError(f"a transaction id must be valid Unicode: id={transaction_id!a}") from exc
     if len(encoded) > ID_BYTES_MAX:
         raise UsageError(
-            f"a transaction's id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"
+            f"a transaction id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"
         )
     return hashlib.blake2b(encoded, digest_size=16).digest()
 
@@ -171,7 +171,7 @@ def count_in(value: bytes | None) -> int:
     if value is None:
         return 0
     if len(value) < COUNT_BYTES:
-        raise UsageError(f"the row is no count, it is too short: size_bytes={len(value)}")
+        raise UsageError(f"the value is too short for a count: size_bytes={len(value)}")
     return int.from_bytes(value[:COUNT_BYTES], "big", signed=True)
 
 
@@ -179,7 +179,7 @@ def start_of(since_us: object, until_us: int) -> int:
     """Return the start of a range of times that ends there. Raises: UsageError for no range."""
     since = whole_number("since_us", since_us)
     if since < 0 or until_us < 0:
-        raise UsageError(f"times are 0 or more: since_us={since} until_us={until_us}")
+        raise UsageError(f"times must be 0 or more: since_us={since} until_us={until_us}")
     return since
 
 

@@ -227,4 +227,4 @@ def _quoted(word: str) -> str:
     try:
         return quote(word, safe=" !\"$&'()*,:;<=>?@[\\]^`{|}")
     except UnicodeEncodeError as exc:
-        raise UsageError(f"a name has a lone surrogate: name={word!a}") from exc
+        raise UsageError(f"a name must be valid Unicode: name={word!a}") from exc

@@ -149,7 +149,8 @@ class CommitQueue:
             self._crowd -= 1
         if not fits:
             raise OverloadedError(
-                f"too much is waiting to be committed: pending_bytes={self._pending_bytes}"
+                f"too many bytes wait to be committed, try again: "
+                f"pending_bytes={self._pending_bytes}"
             )
         self._check_open()
 

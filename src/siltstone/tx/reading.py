@@ -36,7 +36,7 @@ class KeyValueReader:
         ready = False
         try:
             if not catalog.is_created(engine):
-                raise NotFoundError("there is no key-value database in this directory")
+                raise NotFoundError("the directory does not contain a key-value database")
             self.settings = catalog.read_settings(engine)
             self._slabs = [
                 ReadableSlab(record, catalog.open_slab(engine, record.id, self.settings)[0])

@@ -99,7 +99,7 @@ class KeyValueSettings:
         fixed = sorted(name for name in FIXED if getattr(self, name) != getattr(settings, name))
         if fixed:
             raise UsageError(
-                f"settings that cannot change once a database exists: {', '.join(fixed)}"
+                f"these settings cannot change after a database was created: {', '.join(fixed)}"
             )
         return settings
 

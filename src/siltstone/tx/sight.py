@@ -127,5 +127,5 @@ def readable(value: Value) -> bytes:
     if isinstance(value, CommitSerial):
         raise UsageError("the serial of the commit cannot be read before the commit")
     if isinstance(value, Addition):
-        raise UsageError("what is added to cannot be read before the commit")
+        raise UsageError("a count that this transaction adds to cannot be read before the commit")
     return value

@@ -54,7 +54,7 @@ class CommitTicket:
         Raises: OutcomeUnknownError when time runs out; the error that befell the transaction.
         """
         if not self.done and not self._wait(timeout):
-            raise OutcomeUnknownError(f"no outcome after {timeout} seconds")
+            raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
         error = self.error
         if error is not None:
             # Without the traces of earlier calls, or each would keep its caller's frames alive.

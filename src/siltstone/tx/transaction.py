@@ -209,16 +209,18 @@ class Transaction:
         """
         encoded = self._checked(topic)
         if self._timed:
-            raise UsageError("only a plain map counts, a database with the setting timed off")
+            raise UsageError("counts need a plain map: a database with the setting timed = false")
         added = whole_number("amount", amount)
         behind = bytes_of("note", note)
         if not -COUNT_MAX <= added <= COUNT_MAX:
-            raise UsageError(f"the amount does not fit 64 bits: amount={added}")
+            raise UsageError(f"the amount must fit into 64 bits: amount={added}")
         own = self._operations.writes.get((encoded, 0))
         if isinstance(own, Addition):
             added += own.amount
         elif own is not None:
-            raise UsageError(f"the row is set by this transaction: topic={topic!r}")
+            raise UsageError(
+                f"this transaction writes the row, so it cannot add to it: topic={topic!r}"
+            )
         self._operations.adds = True
         self._put(encoded, 0, Addition(added, behind), SERIAL_BYTES + len(behind))
 
@@ -284,7 +286,7 @@ class Transaction:
         """
         number = whole_number("serial", serial)
         if not 0 <= number <= COUNT_MAX:
-            raise UsageError(f"a serial is from 0 to 2**63 - 1: serial={number}")
+            raise UsageError(f"a serial must be from 0 to 2**63 - 1, got {number}")
         value = number.to_bytes(SERIAL_BYTES, "big")
         self._require(topic, time_us, present=True, value=value, guard=True)
 
@@ -340,7 +342,7 @@ class Transaction:
         size_bytes += operations.size_bytes + len(topic) + _WRITE_OVERHEAD
         if size_bytes > TRANSACTION_BYTES_MAX:
             raise UsageError(
-                f"too much for one transaction, split it: "
+                f"the transaction is too large, split it: "
                 f"size_bytes={size_bytes} max={TRANSACTION_BYTES_MAX}"
             )
         operations.size_bytes = size_bytes
@@ -359,7 +361,8 @@ class Transaction:
                 ticket.wait()
             elif self._context.queue.withdraw(ticket):
                 raise OverloadedError(
-                    f"the commit was not begun within its time: timeout={self._timeout}"
+                    f"the commit did not begin within its timeout, try again: "
+                    f"timeout={self._timeout}"
                 ) from exc
             else:
                 raise
@@ -410,12 +413,14 @@ class Transaction:
         time = whole_number("time_us", time_us)
         if not self._timed:
             if time != default:
-                raise UsageError(f"a plain map has no times: time_us={time}")
+                raise UsageError(f"rows of a plain map do not have a time: time_us={time}")
             return 0
         if time == default:
-            raise UsageError("the row of a database with times needs its time: time_us is missing")
+            raise UsageError(
+                "time_us is missing: rows of a database with the setting timed = true have a time"
+            )
         if not 0 <= time < TIME_END:
-            raise UsageError(f"a time is from 0 to 2**63 - 1: time_us={time}")
+            raise UsageError(f"time_us must be from 0 to 2**63 - 1, got {time}")
         return time
 
     def _require(

@@ -116,7 +116,7 @@ class _Check:
     def run(self, engine: Engine) -> None:
         """Check the catalog, then the rows of every slab."""
         if not catalog.is_created(engine):
-            self._find("nothing was ever kept here", "note")
+            self._find("the database has never been used", "note")
             return
         settings = catalog.read_settings(engine)
         records = catalog.read_slabs(engine)
@@ -127,7 +127,7 @@ class _Check:
                 self._find(problem)
         for slab in records:
             if slab.shard not in states:
-                self._find(f"slab {slab} is of no shard: shards={settings.shards}")
+                self._find(f"slab {slab} belongs to an unknown shard: shards={settings.shards}")
         for problem in catalog.id_problems(engine, states):
             self._find(problem)
         self._families(engine, records)
@@ -142,7 +142,10 @@ class _Check:
         for family in sorted(named - there):
             self._find(f"the rows of slab {family.replace('.', '/')} are missing")
         for family in sorted(there - named):
-            self._find(f"family {family} of no slab, dropped at the next start", "note")
+            self._find(
+                f"column family {family} belongs to a dropped slab; the next start removes it",
+                "note",
+            )
 
     def _slab(
         self, engine: Engine, record: SlabRecord, settings: KeyValueSettings, state: ShardState
@@ -155,7 +158,7 @@ class _Check:
             if bad <= _TOLD_MAX:
                 self._find(f"slab {record.id}: {problem}")
         if bad > _TOLD_MAX:
-            self._find(f"slab {record.id}: {bad - _TOLD_MAX} more rows are bad")
+            self._find(f"slab {record.id}: {bad - _TOLD_MAX} more rows are damaged")
         for problem in _state_problems(engine, slab, record, state):
             self._find(f"slab {record.id}: {problem}")
 
@@ -184,9 +187,9 @@ def _state_problems(
     serial, timestamp_us = serial_in(stored), timestamp_in(stored)
     current = record.state is SlabState.CURRENT
     if serial > state.serial or (current and stored and serial != state.serial):
-        yield f"its last serial is not the shard's: serial={serial} shard={state.serial}"
+        yield f"its last serial does not match its shard: serial={serial} shard={state.serial}"
     if timestamp_us > state.timestamp_us:
-        yield f"its last time is behind the shard's: {timestamp_us} > {state.timestamp_us}"
+        yield f"its last time is after that of its shard: {timestamp_us} > {state.timestamp_us}"
 
 
 def _row_problems(slab: KeyValueSlab, count: Callable[[], None]) -> Iterator[str]:
@@ -213,21 +216,21 @@ def _row_problem(slab: KeyValueSlab, key: bytes) -> str:
         return "a key is too short"
     place = place_of(key, timed)
     if place[-1:] != b"\x00":
-        return "a key has no end of its topic"
+        return "a key does not contain a whole topic"
     if time_of(key, timed) >= TIME_END:
-        return "a row has an impossible time"
+        return "a row has an invalid time"
     stream = slab.stream(stream_of(key))
     if stream is None:
-        return "a row is of an unknown stream"
+        return "a row belongs to an unknown stream"
     varying = varying_of(key, timed)
     words = varying.split(b"/") if stream.varying_count or varying else []
     if len(words) != stream.varying_count:
-        return "a row has not the words of its stream"
+        return "a row does not match its stream"
     topic = topic_in(stream, varying)
     try:
         check_topic(topic)
     except InvalidTopicError:
-        return "a row has an impossible topic"
+        return "a row has an invalid topic"
     if slab.place(topic) != place:
         return "a row is not where its topic is looked for"
     return ""

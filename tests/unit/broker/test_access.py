@@ -222,7 +222,7 @@ def test_a_hook_that_fails_refuses_the_login_and_is_logged(
     assert (record.name, record.levelno, told(record)) == (
         "siltstone.access",
         logging.ERROR,
-        ("the hook failed, so the client was refused", {"method": "authenticate", "unlogged": 0}),
+        ("hook_failed", {"method": "authenticate", "unlogged": 0}),
     )
     assert "wonderland" not in caplog.text
     assert ("no database" if isinstance(answer, ValueError) else "must return") in caplog.text
@@ -343,13 +343,13 @@ def failing() -> object:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (None, "the module has no such callable: setting access.hook='site_hook:make'"),
+        (None, "setting access.hook must name a callable of its module: 'site_hook:make'"),
         (
             failing,
-            "the hook cannot be made, OSError: no route: setting access.hook='site_hook:make'",
+            "setting access.hook: 'site_hook:make' failed with OSError: no route",
         ),
-        (Nothing, "the hook has neither a method authenticate nor authorize: hook=Nothing"),
-        (Attribute, "the hook's authorize must be a plain function, not async: got=True"),
+        (Nothing, "the hook must have a method authenticate or authorize, or both: hook=Nothing"),
+        (Attribute, "the hook's authorize must be a function that is not async, got True"),
     ],
 )
 def test_a_hook_that_cannot_be_made_is_refused(
@@ -362,7 +362,9 @@ def test_a_hook_that_cannot_be_made_is_refused(
 
 
 def test_a_hook_that_must_be_awaited_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^the hook's authenticate must be a plain function"):
+    with pytest.raises(
+        UsageError, match=r"^the hook's authenticate must be a function that is not async"
+    ):
         Hook(Async())
 
 
@@ -370,8 +372,8 @@ def test_a_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         load_hook("no_such_module:make")
     assert str(caught.value) == (
-        "the hook cannot be made, ModuleNotFoundError: No module named 'no_such_module': "
-        "setting access.hook='no_such_module:make'"
+        "setting access.hook: 'no_such_module:make' failed with ModuleNotFoundError: No module "
+        "named 'no_such_module'"
     )
 
 
@@ -416,11 +418,15 @@ def test_files_and_hook_are_read_as_the_settings_say(
         ),
         (
             {"password_file": "/wrong"},
-            "expected user:hash, as 'siltstone passwd' writes it: path=/wrong line=2",
+            "expected user:hash: write the line with 'siltstone passwd': path=/wrong line=2",
         ),
         (
             {"acl_file": "/wrong"},
-            "expected user, client, topic, pattern or a comment: got='wrong': path=/wrong line=2",
+            (
+                "a line must begin with user, client, topic, pattern or #, got 'wrong': "
+                "path=/wrong "
+                "line=2"
+            ),
         ),
     ],
 )

@@ -15,6 +15,6 @@ def test_a_change_is_logged_once_and_kept(caplog: pytest.LogCaptureFixture) -> N
         alarms.set(DISK, text)
     assert (alarms.text(DISK), alarms.text(CLOCK)) == (QUIET, QUIET)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("ERROR", "alarm"),
-        ("WARNING", "alarm is over"),
+        ("ERROR", "alarm_raised"),
+        ("WARNING", "alarm_cleared"),
     ]

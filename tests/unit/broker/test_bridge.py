@@ -392,7 +392,7 @@ def test_who_fails_to_hear_of_an_outcome_keeps_nobody_from_theirs_nor_from_the_n
     desk.settle()
     assert desk.heard[2:] == [("d", None), ("e", None), ("f", None)]
     assert (desk.under_way, desk.bridge.pending_bytes) == ([], 0)
-    contained = "a mistake of ours, contained"
+    contained = "internal_error"
     assert [record.message for record in caplog.records] == [contained, contained]
 
 

@@ -31,17 +31,23 @@ def test_a_bridge_needs_a_name_a_server_and_topics() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"topics": []}, "is empty, nothing would go over the bridge"),
-        ({"server": "http://x"}, "no URL of a server"),
-        ({"server": "mqtt://user@x"}, "neither topic nor user"),
-        ({"server": "mqtt://x/a/b"}, "neither topic nor user"),
-        ({"authorities": "ca.pem"}, "is for mqtts, and the server is reached by mqtt"),
+        ({"topics": []}, "is empty: a bridge needs at least one topic"),
+        ({"server": "http://x"}, "write mqtt://HOST[:PORT] or mqtts://HOST[:PORT]"),
+        ({"server": "mqtt://user@x"}, "must be a URL without topic and user"),
+        ({"server": "mqtt://x/a/b"}, "must be a URL without topic and user"),
+        ({"authorities": "ca.pem"}, "is only for mqtts, and the URL has mqtt"),
         ({"server": "mqtts://x", "key": "k.pem"}, "a key needs its certificate"),
-        ({"password_file": "y"}, "a password needs its user"),
-        ({"topics": [{"filter": "#", "local_prefix": "a/+/"}]}, "has no wildcards"),
-        ({"topics": [{"filter": "#", "remote_prefix": "a"}]}, "does not go with the filter"),
-        ({"topics": [{"filter": "g/#", "local_prefix": "$share/"}]}, "makes a share group"),
-        ({"name": "a/b"}, "no name"),
+        ({"password_file": "y"}, "a password needs a user name"),
+        ({"topics": [{"filter": "#", "local_prefix": "a/+/"}]}, "must not have the wildcards"),
+        (
+            {"topics": [{"filter": "#", "remote_prefix": "a"}]},
+            "are not a valid topic filter together",
+        ),
+        (
+            {"topics": [{"filter": "g/#", "local_prefix": "$share/"}]},
+            "must not make a shared filter",
+        ),
+        ({"name": "a/b"}, "invalid name"),
     ],
 )
 def test_what_makes_no_bridge_is_told(values: dict[str, Any], sentence: str) -> None:

@@ -59,6 +59,9 @@ class Desk:
         return task.result()
 
 
+UNKNOWN = "the broker does not know this request: broker and command must have the same version"
+
+
 @contextmanager
 def desk() -> Iterator[Desk]:
     with group_core() as core:
@@ -70,22 +73,22 @@ def desk() -> Iterator[Desk]:
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (b"[]", "this broker does not know the request"),
+        (b"[]", UNKNOWN),
         (b"[" * 100_000, "the request is nested too deeply"),
-        (b'{"do": "dance"}', "this broker does not know the request"),
+        (b'{"do": "dance"}', UNKNOWN),
         (b'{"do": "kick"}', "the request lacks 'client_id'"),
         (b'{"do": "move", "client_id": "a"}', "the request lacks 'to'"),
         (
             b'{"do": "move", "client_id": "a", "to": "noon"}',
-            "a place is earliest, latest or a time: to='noon'",
+            "to must be earliest, latest or a time, got 'noon'",
         ),
         (
             b'{"do": "move-group", "group": "t", "to": "latest"}',
-            "a share group is named $share/NAME/FILTER: group='t'",
+            "a share group has the form $share/NAME/FILTER, got 't'",
         ),
         (
             b'{"do": "drop-group", "group": "t"}',
-            "a share group is named $share/NAME/FILTER: group='t'",
+            "a share group has the form $share/NAME/FILTER, got 't'",
         ),
     ],
 )
@@ -183,7 +186,7 @@ def test_a_session_is_moved_to_a_time() -> None:
 def test_a_session_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move", client_id="a", to="latest") == {
-            "error": "there is no durable session of 'a'"
+            "error": "client 'a' has no durable session"
         }
 
 
@@ -236,7 +239,7 @@ def test_a_visit_that_has_pinned_the_rows_keeps_them_until_it_ends() -> None:
 def test_a_group_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move-group", group=GROUP, to="latest") == {
-            "error": f"there is no share group {GROUP!r}"
+            "error": f"share group {GROUP!r} does not exist"
         }
 
 
@@ -244,7 +247,7 @@ def test_a_group_is_dropped_when_it_has_no_members() -> None:
     with desk() as each:
         wire = join(each.core, "a")
         assert each.ask("drop-group", group=GROUP) == {
-            "error": f"the group has members: group={GROUP!r}"
+            "error": f"the share group has members that are connected: group={GROUP!r}"
         }
         wire.drop()
         each.core.run()

@@ -37,7 +37,7 @@ def test_fewer_connections_than_wanted_are_told_with_their_numbers(
         tell_shares(shares, 1024, clients_wanted=100_000, topic_logs_wanted=10)
     assert facts(caplog) == [
         (
-            "the limit of open files allows fewer connections than the setting",
+            "open_files_limit_low",
             {
                 "setting": "limits.connections_max",
                 "wanted": 100_000,
@@ -60,4 +60,4 @@ def test_refused_connections_are_told_now_and_then(caplog: pytest.LogCaptureFixt
         (event, found["count"], found["last_address"], found["connections"])
         for event, found in facts(caplog)
     ]
-    assert told == [("connections refused", 1, "b", 1), ("connections refused", 3, "b", 1)]
+    assert told == [("connections_refused", 1, "b", 1), ("connections_refused", 3, "b", 1)]

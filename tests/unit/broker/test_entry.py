@@ -297,7 +297,9 @@ class TestRefused:
             [answer] = wire.connect("s", clean_start=False, session_expiry_interval=100)
             assert answer == ConnAck(
                 reason=Reason.QUOTA_EXCEEDED,
-                properties=Properties(reason_string="too many sessions"),
+                properties=Properties(
+                    reason_string="too many sessions: limits.sessions_max is reached"
+                ),
             )
 
 
@@ -311,7 +313,9 @@ class TestTooManySessions:
         if answer.reason is not Reason.SUCCESS:
             assert answer == ConnAck(
                 reason=Reason.QUOTA_EXCEEDED,
-                properties=Properties(reason_string="too many sessions"),
+                properties=Properties(
+                    reason_string="too many sessions: limits.sessions_max is reached"
+                ),
             )
         return answer.reason is not Reason.SUCCESS
 
@@ -415,7 +419,9 @@ class TestTime:
         assert wire.take() == [
             ConnAck(
                 reason=Reason.SERVER_BUSY,
-                properties=Properties(reason_string="the session is busy: it waits for the disk"),
+                properties=Properties(
+                    reason_string="the session is busy, try again: it waits for the disk"
+                ),
             )
         ]
         assert wire.is_closed

@@ -596,5 +596,5 @@ def test_rows_that_retention_took_first_are_told(caplog: pytest.LogCaptureFixtur
         join(core, "m")
         group_of(core).lost(7)
     (record,) = caplog.records
-    assert record.getMessage() == "rows gone before a share group read them"
+    assert record.getMessage() == "share_group_rows_lost"
     assert record.__dict__["facts"] == {"group": GROUP, "serials": 7}

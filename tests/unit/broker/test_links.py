@@ -56,7 +56,7 @@ def test_what_the_peer_wants_to_know_is_as_the_settings_say() -> None:
 
 
 def test_a_certificate_that_is_none_is_told() -> None:
-    with pytest.raises(UsageError, match="bridge 'cloud' cannot take /none as it is"):
+    with pytest.raises(UsageError, match="bridge 'cloud' cannot use /none"):
         client_context(bridge(server="mqtts://x", authorities="/none"))
 
 

@@ -269,7 +269,7 @@ def test_certificates_are_read_before_anything_is_opened(sockets: Sockets) -> No
     settings = ListenerSettings(kind="tls", certificate="/nowhere/c", key="/nowhere/k")
     text = refusal(FakeLoop("127.0.0.1"), settings)
     assert text == (
-        "cannot listen on tls://127.0.0.1:1883: certificate cannot be read, "
+        "cannot listen on tls://127.0.0.1:1883: certificate cannot be read: "
         "No such file or directory: path=/nowhere/c"
     )
     assert sockets.opened == []
@@ -339,8 +339,8 @@ def test_a_listener_that_is_closed_is_not_opened_by_a_reload(
 def test_a_file_that_is_no_socket_is_not_replaced() -> None:
     settings = ListenerSettings(kind="unix", path="/data/messages")
     assert refusal(FakeLoop(), settings, fs=SocketFiles("/data/messages")) == (
-        "cannot listen on unix:///data/messages: the path must be free or a socket file, and "
-        "something else is there: path=/data/messages"
+        "cannot listen on unix:///data/messages: a file that is not a socket has this path; "
+        "choose another path: path=/data/messages"
     )
 
 

@@ -19,7 +19,7 @@ from tests.support.broker_core import V5, Core, Wire
 ADDRESS = "10.0.0.1"
 WRONG = Reason.BAD_USER_NAME_OR_PASSWORD
 IN_USE = (Reason.CLIENT_IDENTIFIER_NOT_VALID, "the client id is in use by another user")
-BUSY = (Reason.SERVER_BUSY, "too many clients are connected")
+BUSY = (Reason.SERVER_BUSY, "too many clients are connected: limits.connections_max is reached")
 TAKEN_OVER = (Reason.SESSION_TAKEN_OVER, "")
 
 
@@ -359,7 +359,7 @@ def test_refused_logins_are_warned_of_now_and_then(caplog: pytest.LogCaptureFixt
         core.shell.finish_works()
         core.advance(20.0)
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.message for record in told] == ["login refused"] * 10 + ["user locked out"]
+    assert [record.message for record in told] == ["login_refused"] * 10 + ["user_locked_out"]
     assert getattr(told[0], "facts", {}) == {
         "client_id": "g0",
         "reason": "bad_user_name_or_password",
@@ -371,7 +371,9 @@ def test_refused_logins_are_warned_of_now_and_then(caplog: pytest.LogCaptureFixt
 def test_a_will_that_may_not_be_published_keeps_its_client_out() -> None:
     core = Core(access=Access(None, None, Hook(NoWills())))
     guest = come(core, "a", will=Will(topic=b"forbidden", payload=b""))
-    assert guest.ends == [(Reason.NOT_AUTHORIZED, "the will may not be published")]
+    assert guest.ends == [
+        (Reason.NOT_AUTHORIZED, "the will has a topic that this user may not publish to")
+    ]
     assert guest.welcomes == []
 
 
@@ -429,7 +431,9 @@ def test_no_session_begins_when_there_are_too_many_but_one_may_be_resumed() -> N
     connected(core, "a").drop()
     session = core.broker.registry.find("a")
     other = come(core, "b")
-    assert other.ends == [(Reason.QUOTA_EXCEEDED, "too many sessions")]
+    assert other.ends == [
+        (Reason.QUOTA_EXCEEDED, "too many sessions: limits.sessions_max is reached")
+    ]
     assert come(core, "a", clean_start=False).sessions == [session]
 
 
@@ -489,7 +493,7 @@ def test_who_waits_for_an_outcome_too_long_is_told_and_does_not_get_in_later() -
     core.advance(9.9)
     assert guest.ends == []
     core.advance(0.1)
-    assert guest.ends == [(Reason.SERVER_BUSY, "the session is busy")]
+    assert guest.ends == [(Reason.SERVER_BUSY, "the session is busy, try again")]
     core.settle()
     assert (guest.sessions, core.broker.waiting) == ([], {})
 
@@ -525,7 +529,7 @@ def test_so_many_logins_may_wait_for_a_thread_and_each_that_ends_makes_room(
     monkeypatch.setattr("siltstone.broker.login._LOGINS_MAX", 2)
     core = Core(access=guarded(Door()))
     guests = [come(core, client_id, b"right") for client_id in "abc"]
-    too_many = (Reason.SERVER_BUSY, "too many clients log in at once")
+    too_many = (Reason.SERVER_BUSY, "too many clients log in at the same time, try again")
     assert [guest.ends for guest in guests] == [[], [], [too_many]]
     assert (len(core.shell.works), core.broker.logins) == (2, 2)
     guests[0].ended = True

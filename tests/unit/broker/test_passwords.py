@@ -98,7 +98,9 @@ def test_a_new_hash_takes_16_mib_and_more_if_asked() -> None:
     ],
 )
 def test_what_is_no_hash_is_refused_and_not_shown(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^the hash must read \$scrypt\$ln=…,r=…,p=…\$salt") as e:
+    with pytest.raises(
+        UsageError, match=r"^the hash must have the form \$scrypt\$ln=…,r=…,p=…\$salt"
+    ) as e:
         PasswordHash.parse(text)
     assert not text or text not in str(e.value)
 
@@ -113,7 +115,7 @@ def test_a_hash_that_is_no_base64_is_refused() -> None:
     ["ln=0,r=8,p=1", "ln=16,r=1,p=1", "ln=20,r=8,p=1", "ln=14,r=0,p=1", "ln=14,r=8,p=65"],
 )
 def test_a_cost_that_cannot_be_borne_is_refused(cost: str) -> None:
-    with pytest.raises(UsageError, match=r"^the cost of the hash is out of bounds: ln="):
+    with pytest.raises(UsageError, match=r"^the cost of the hash is out of bounds, .*: ln="):
         PasswordHash.parse(VECTOR.replace("ln=14,r=8,p=1", cost))
 
 
@@ -126,19 +128,25 @@ def test_users_are_read_in_order_between_comments() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("alice", "expected user:hash, as 'siltstone passwd' writes it"),
-        ("alice:secret", "the hash must read $scrypt$ln=…,r=…,p=…$salt$hash"),
-        (f"bob:{BOB}", "user 'bob' is here twice"),
+        ("alice", "expected user:hash: write the line with 'siltstone passwd'"),
+        (
+            "alice:secret",
+            (
+                "the hash must have the form $scrypt$ln=…,r=…,p=…$salt$hash: write it with "
+                "'siltstone passwd'"
+            ),
+        ),
+        (f"bob:{BOB}", "user 'bob' has two lines"),
         (
             f" alice:{ALICE}",
             (
-                "a user's name must not be empty, begin with # or begin or end with a blank: "
+                "a user name must not be empty, begin with # or begin or end with a space: "
                 "user=' alice'"
             ),
         ),
         (
             f":{ALICE}",
-            ("a user's name must not be empty, begin with # or begin or end with a blank: user=''"),
+            ("a user name must not be empty, begin with # or begin or end with a space: user=''"),
         ),
     ],
     ids=["no hash", "no scrypt", "twice", "blank", "empty"],
@@ -178,7 +186,7 @@ def test_names_that_can_stand_in_the_file(user: str) -> None:
     "user", ["", " a", "a ", "#a", "a:b", "a\nb", "a\x00", "a\x7f", "a\u2028", "\ud800"]
 )
 def test_names_that_cannot_stand_in_the_file(user: str) -> None:
-    with pytest.raises(UsageError, match=r"^a user's name must not "):
+    with pytest.raises(UsageError, match=r"^a user name must not "):
         check_user(user)
 
 

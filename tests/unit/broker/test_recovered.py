@@ -28,7 +28,7 @@ def test_foreign_files_are_named(caplog: pytest.LogCaptureFixture) -> None:
         world.fs.create(CURRENT.with_name(f"{number:02}.txt")).close()
     (line,) = told(world, caplog)
     assert (line["event"], str(line["slab"]), line["count"], line["names"]) == (
-        "foreign files are left alone",
+        "foreign_files_ignored",
         "0/2",
         12,
         ", ".join(f"{number:02}.txt" for number in range(10)),
@@ -43,4 +43,4 @@ def test_a_torn_tail_is_told(caplog: pytest.LogCaptureFixture) -> None:
     last = frames_of(torn.fs, CURRENT)[-1]
     patch(torn.fs, CURRENT, last.stop - 8, b"x" * 8)
     (line,) = told(torn, caplog)
-    assert (line["event"], line["torn_bytes"]) == ("mended after a crash", len(last))
+    assert (line["event"], line["torn_bytes"]) == ("slab_recovered", len(last))

@@ -202,7 +202,7 @@ def test_a_session_that_comes_back_in_time_cancels_its_will() -> None:
 
 
 def test_records_of_a_store_are_refused() -> None:
-    with pytest.raises(UsageError, match="see 'siltstone restore': record=StoredFile"):
+    with pytest.raises(UsageError, match="with 'siltstone restore': record=StoredFile"):
         Revival(MemoryCore().broker).apply(StoredFile(path="data/x", size_bytes=0))
 
 

@@ -210,33 +210,45 @@ TLS = {"kind": "tls", "certificate": "chain.pem", "key": "key.pem"}
     [
         (
             {"kind": "unix"},
-            ("path", "is missing, a unix listener needs the path of its socket file"),
+            ("path", "is missing: a unix listener needs the path of its socket file"),
         ),
         (
             {"kind": "unix", "path": "s", "port": 1884},
-            ("port", "is only for tcp and tls and ws and wss, and this is unix"),
+            (
+                "port",
+                (
+                    "is only for listeners of kind tcp and tls and ws and wss, and this one has "
+                    "kind unix"
+                ),
+            ),
         ),
-        ({"kind": "ws", "path": "mqtt"}, ("path", "must begin with /, it is the path of a URL")),
+        ({"kind": "ws", "path": "mqtt"}, ("path", "must begin with /: it is the path of a URL")),
         (
             {"kind": "tcp", "path": "/mqtt"},
-            ("path", "is only for ws and wss and unix, and this is tcp"),
+            (
+                "path",
+                ("is only for listeners of kind ws and wss and unix, and this one has kind tcp"),
+            ),
         ),
-        ({"kind": "tcp", "mode": 0o600}, ("mode", "is only for unix, and this is tcp")),
+        (
+            {"kind": "tcp", "mode": 0o600},
+            ("mode", ("is only for listeners of kind unix, and this one has kind tcp")),
+        ),
         (
             {"kind": "tcp", "certificate": "chain.pem"},
-            ("certificate", "is only for tls and wss, and this is tcp"),
+            ("certificate", "is only for listeners of kind tls and wss, and this one has kind tcp"),
         ),
         (
             {"kind": "tls", "key": "key.pem"},
-            ("certificate", "is missing, tls needs a certificate and its key"),
+            ("certificate", "is missing: tls needs a certificate and its key"),
         ),
         (
             {"kind": "wss", "certificate": "chain.pem"},
-            ("key", "is missing, wss needs a certificate and its key"),
+            ("key", "is missing: wss needs a certificate and its key"),
         ),
         (
             TLS | {"client_certificate": "optional"},
-            ("client_ca", "is missing, it says whose client certificates are taken"),
+            ("client_ca", "is missing: client certificates need the authority that signs them"),
         ),
     ],
 )
@@ -306,20 +318,23 @@ def test_two_listeners_do_not_share_an_address(
     assert (first.collides(second), second.collides(first)) == (collide, collide)
     if collide:
         assert complaints(BrokerSettings, {"listeners": [one, other]}) == [
-            ("listeners.1", f"wants {second.address}, which {first.address} has taken")
+            (
+                "listeners.1",
+                (f"has the address {second.address}, which conflicts with {first.address}"),
+            )
         ]
 
 
 def test_there_is_a_listener() -> None:
     assert complaints(BrokerSettings, {"listeners": []}) == [
-        ("listeners", "is empty, clients need a place to connect to")
+        ("listeners", "is empty: a broker needs at least one listener")
     ]
 
 
 def test_a_listener_that_lets_nobody_in_is_refused() -> None:
     nobody = (
-        "lets nobody in at tcp://192.168.0.1:1883: set access.password_file or access.hook, or "
-        "allow clients without a name by allow_anonymous = true"
+        "accepts no client at tcp://192.168.0.1:1883: set access.password_file or access.hook, or "
+        "allow clients without a login with allow_anonymous = true"
     )
     public = {"host": "192.168.0.1"}
     assert complaints(BrokerSettings, {"listeners": [{}, public | {"port": 1883}]}) == [
@@ -364,9 +379,9 @@ def test_flight_is_named_by_its_address(
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"certificate": "c"}, ("key", "is missing, TLS needs a certificate and its key")),
-        ({"key": "k"}, ("certificate", "is missing, TLS needs a certificate and its key")),
-        ({"client_ca": "c"}, ("client_ca", "is only for TLS, which needs a certificate")),
+        ({"certificate": "c"}, ("key", "is missing: TLS needs a certificate and its key")),
+        ({"key": "k"}, ("certificate", "is missing: TLS needs a certificate and its key")),
+        ({"client_ca": "c"}, ("client_ca", "is only for TLS: set certificate and key too")),
     ],
 )
 def test_flight_has_what_tls_needs(values: dict[str, Any], complaint: tuple[str, str]) -> None:
@@ -376,7 +391,7 @@ def test_flight_has_what_tls_needs(values: dict[str, Any], complaint: tuple[str,
 def test_flight_needs_the_store_and_somebody_who_may_come_in() -> None:
     in_memory = {"flight": {"enabled": True}, "persistence": "snapshot"}
     assert complaints(BrokerSettings, in_memory) == [
-        ("flight.enabled", "needs the store: set persistence to it")
+        ("flight.enabled", 'needs persistence = "store"')
     ]
     public = {"flight": {"enabled": True, "host": "192.168.0.1"}}
     assert [key for key, _ in complaints(BrokerSettings, public)] == ["flight"]

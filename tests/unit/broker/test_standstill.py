@@ -44,6 +44,6 @@ def test_the_end_waits_for_no_turn_that_does_not_move(
         asyncio.run(until_settled(broker, 60.0))
         [told] = caplog.records
         assert (told.getMessage(), told.__dict__["facts"]) == (
-            "stopped before all was saved",
+            "stop_incomplete",
             {"pending_bytes": 0, "sessions": 1},
         )

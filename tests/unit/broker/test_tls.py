@@ -53,6 +53,6 @@ def test_a_certificate_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError) as refused:
         server_context(settings)
     assert str(refused.value) == (
-        "cannot listen on tls://127.0.0.1:8883: certificate cannot be read, "
+        "cannot listen on tls://127.0.0.1:8883: certificate cannot be read: "
         "No such file or directory: path=/nowhere/server.crt"
     )

@@ -85,4 +85,4 @@ def test_topics_are_recovered_and_told_of_before_anybody_connects(
     with caplog.at_level(logging.WARNING, "siltstone.server"):
         asyncio.run(run())
     assert listening == [("127.0.0.1", 1)]
-    assert [record.getMessage() for record in caplog.records] == ["foreign files are left alone"]
+    assert [record.getMessage() for record in caplog.records] == ["foreign_files_ignored"]

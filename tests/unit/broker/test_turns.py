@@ -187,7 +187,7 @@ class TestLook:
         desk.now += 0.1
         desk.turns.look()
         facts = {"client_id": "c", "waits_for": "the disk", "seconds": SLOW_SECONDS, "waiting": 1}
-        assert self.told(caplog) == [("session busy", facts)]
+        assert self.told(caplog) == [("session_busy", facts)]
 
     def test_it_is_told_again_when_it_has_lasted_twice_as_long(
         self, desk: Desk, caplog: pytest.LogCaptureFixture
@@ -217,7 +217,7 @@ class TestLook:
         desk.now += SLOW_SECONDS
         desk.turns.look()
         desk.turns.look()
-        assert [event for event, _ in self.told(caplog)] == ["session busy"] * 10 + [
-            "further sessions busy"
+        assert [event for event, _ in self.told(caplog)] == ["session_busy"] * 10 + [
+            "more_sessions_busy"
         ]
         assert self.told(caplog)[-1][1] == {"sessions": 2}

@@ -387,7 +387,7 @@ def test_mqtt_6_0_0_1_a_text_frame_ends_the_connection() -> None:
     connection.client.send_continuation(b"xt", fin=True)
     connection.client.send_binary(b"after")
     connection.server.data_received(connection.from_client())
-    assert connection.answers() == [close_frame(1003, "MQTT is sent in binary frames")]
+    assert connection.answers() == [close_frame(1003, "MQTT must be sent in binary frames")]
     assert connection.channel.pieces == [b"before"]
     assert connection.channel.log == ["eof"]
     assert connection.socket.log == ["write_eof"]

@@ -79,9 +79,9 @@ def test_names_and_values_go_back_to_what_they_were() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mqtt.colour", "red", "no property of a message: mqtt.colour; there are mqtt.payload"),
+        ("mqtt.colour", "red", "unknown property mqtt.colour .supported: mqtt.payload"),
         ("mqtt.message_expiry_interval", "soon", "mqtt.message_expiry_interval must be a number"),
-        ("mqtt.correlation_data", "?", "mqtt.correlation_data must be base64"),
+        ("mqtt.correlation_data", "?", "mqtt.correlation_data must be valid base64"),
         ("mqtt.payload_format_indicator", "2", "property must be 0 or 1"),
         ("k", "\0", "string has the character U"),
     ],

@@ -23,15 +23,18 @@ def test_an_address_is_read(url: str, address: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://host", r"url must be like grpc\+tcp://host:8815"),
-        ("host:1", r"url must be like grpc\+tcp://host:8815"),
-        ("grpc+tcp://", "url must name a host"),
+        ("http://host", r"url must have the form grpc\+tcp://HOST:8815"),
+        ("host:1", r"url must have the form grpc\+tcp://HOST:8815"),
+        ("grpc+tcp://", "url must have a host: url"),
         ("grpc+tcp://host:99999", "url must have a port from 0 to 65535"),
-        ("grpc+tcp://host/messages", "the database is an option"),
-        ("grpc+tcp://user:word@host", "give username and password"),
-        ("http://user:word@host", "give username and password"),
-        ("user:word@host", "give username and password"),
-        ("grpc+unix:a", "url must name a socket by its whole path"),
+        (
+            "grpc+tcp://host/messages",
+            "url must end after its port; set the option database instead: url",
+        ),
+        ("grpc+tcp://user:word@host", "set username and password"),
+        ("http://user:word@host", "set username and password"),
+        ("user:word@host", "set username and password"),
+        ("grpc+unix:a", "url must have the absolute path of a socket: url"),
     ],
 )
 def test_a_wrong_address_is_refused_with_a_sentence(url: str, message: str) -> None:
@@ -41,29 +44,29 @@ def test_a_wrong_address_is_refused_with_a_sentence(url: str, message: str) -> N
 
 
 def test_a_password_needs_a_user_and_an_authority_needs_tls() -> None:
-    with pytest.raises(UsageError, match="password is given without username"):
+    with pytest.raises(UsageError, match="password needs username"):
         parse_node("grpc://host", password="x")  # noqa: S106 - nobody's
     with pytest.raises(UsageError, match=r"rootCertificates is only for grpc\+tls"):
         parse_node("grpc://host", root_certificates="ca.pem")
     with pytest.raises(UsageError, match=r"certificate is only for grpc\+tls"):
         parse_node("grpc://host", certificate="us.pem", key="us.key")
-    with pytest.raises(UsageError, match="certificate and key go together"):
+    with pytest.raises(UsageError, match="set both certificate and key, or neither"):
         parse_node("grpc+tls://host", certificate="us.pem")
 
 
 def test_options_that_name_no_node_have_no_login() -> None:
     assert node_from({"path": "/data"}) is None
-    with pytest.raises(UsageError, match="username is only for a node that is reached by url"):
+    with pytest.raises(UsageError, match="username is only for a node: set url too"):
         node_from({"path": "/data", "username": "u"})
 
 
 @pytest.mark.parametrize(
     ("login", "message"),
     [
-        ({"token": "t", "username": "u"}, "token and username are both given"),
-        ({"token": "secret\nx: y"}, "token has characters that no token has"),
-        ({"token": "secret€"}, "token has characters that no token has"),
-        ({"username": "a:b"}, "username has a colon"),
+        ({"token": "t", "username": "u"}, "set either token or username, not both"),
+        ({"token": "secret\nx: y"}, "token must have ASCII characters only, without spaces"),
+        ({"token": "secret€"}, "token must have ASCII characters only, without spaces"),
+        ({"username": "a:b"}, "username must not have a colon: username"),
     ],
 )
 def test_a_login_that_cannot_be_one_is_refused(login: dict[str, str], message: str) -> None:

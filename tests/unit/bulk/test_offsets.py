@@ -67,24 +67,39 @@ def test_a_user_writes_a_word_or_json(text: str, expected: Offsets) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("newest", "must be earliest, latest, or JSON like"),
-        ("", "must be earliest, latest, or JSON like"),
-        ("[" * 100_000, "must be earliest, latest, or JSON like"),
+        (
+            "newest",
+            'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}',
+        ),
+        ("", 'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}'),
+        (
+            "[" * 100_000,
+            'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}',
+        ),
         (
             '{"version": 1, "shards": {"0": ' + "9" * 5_000 + "}}",
             "must be earliest, latest, or JSON",
         ),
-        ('{"version": 1, "shards": {"' + "9" * 5_000 + '": 1}}', "name shards by their numbers"),
+        (
+            '{"version": 1, "shards": {"' + "9" * 5_000 + '": 1}}',
+            "must have the numbers of shards as keys: shard",
+        ),
         ("[1]", "must have version and shards"),
         ('{"shards": {}}', "must have version and shards"),
-        ('{"version": 1, "shards": {}, "x": 1}', "must have shards, version, and nothing else"),
-        ('{"version": 1, "shards": {}, "identity": "a"}', "must have shards, version, and nothing"),
-        ('{"version": 2, "shards": {}}', "must have identity, shards, version, and nothing else"),
-        ('{"version": 2, "shards": {}, "identity": ""}', "must name the identity of a database"),
-        ('{"version": 2, "shards": {}, "identity": 5}', "must name the identity of a database"),
-        ('{"version": 3, "shards": {}}', "of an unknown version: version=3"),
-        ('{"version": 1, "shards": [1]}', "must give a serial for each shard"),
-        ('{"version": 1, "shards": {"a": 1}}', "name shards by their numbers: shard='a'"),
+        ('{"version": 1, "shards": {}, "x": 1}', "must have shards, version only"),
+        ('{"version": 1, "shards": {}, "identity": "a"}', "must have shards, version only"),
+        ('{"version": 2, "shards": {}}', "must have identity, shards, version only"),
+        (
+            '{"version": 2, "shards": {}, "identity": ""}',
+            "must have the identity of a database as text: identity",
+        ),
+        (
+            '{"version": 2, "shards": {}, "identity": 5}',
+            "must have the identity of a database as text: identity",
+        ),
+        ('{"version": 3, "shards": {}}', "unknown version 3 of"),
+        ('{"version": 1, "shards": [1]}', "must have a serial for each shard: shards"),
+        ('{"version": 1, "shards": {"a": 1}}', "have the numbers of shards as keys: shard='a'"),
         ('{"version": 1, "shards": {"0": -3}}', "serial, -2 for earliest or -1 for latest"),
         ('{"version": 1, "shards": {"0": true}}', "serial, -2 for earliest or -1 for latest"),
         ('{"version": 1, "shards": {"0": "5"}}', "shard=0 serial='5'"),
@@ -118,7 +133,7 @@ def test_words_become_serials_of_what_there_is(offsets: Offsets, serials: dict[i
 
 
 def test_a_shard_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="shard that the database has not: shard=7 shards=2"):
+    with pytest.raises(UsageError, match="shard that is not in the database: shard=7 shards=2"):
         resolve(Offsets({7: 1}), EXTENTS)
 
 

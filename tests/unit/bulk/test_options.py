@@ -96,34 +96,37 @@ def test_what_is_asked_of_a_node_means_the_same_there(name: str, text: str) -> N
 
 
 BAD = [
-    ({"path": ""}, "path is missing: give the data directory"),
-    ({"url": "grpc+tcp://host:1"}, "path and url are both given"),
+    (
+        {"path": ""},
+        "path is missing: set path to the data directory of the store, or url to a node",
+    ),
+    ({"url": "grpc+tcp://host:1"}, "set either path .a data directory. or url"),
     ({"startingOffset": "latest"}, "unknown option startingoffset; did you mean startingOffsets?"),
-    ({"zzzzzzz": "1"}, "unknown option zzzzzzz; there are path, url, username"),
+    ({"zzzzzzz": "1"}, "unknown option zzzzzzz; supported: path, url, username"),
     ({"database": " "}, "database is empty"),
-    ({"filter": " , "}, "filter names no topic filter; # is every topic"),
-    ({"filter": "a/#/b"}, "filter is no MQTT topic filter: # must be the whole of the last level"),
-    ({"filter": "$share/g/a"}, r"filter cannot be shared, leave \$share/… out"),
+    ({"filter": " , "}, "filter must have at least one topic filter; # matches every topic"),
+    ({"filter": "a/#/b"}, "filter must be an MQTT topic filter: # must be the last level, alone"),
+    ({"filter": "$share/g/a"}, r"filter must not be a shared filter, remove \$share/…"),
     ({"filter": '["a", 1]'}, "filter must be a list of text"),
-    ({"filter": '["a"'}, "filter begins like a JSON list but is none"),
-    ({"filter": "[]"}, "filter names no topic filter"),
-    ({"startTime": "-1h"}, "startTime must be a time like 2026-01-31T12:00:00Z"),
-    ({"endTime": "1960-01-01"}, "endTime lies before 1970"),
-    ({"startTime": "20", "endTime": "10"}, "endTime lies before startTime"),
+    ({"filter": '["a"'}, "must be a JSON list"),
+    ({"filter": "[]"}, "filter must have at least one topic filter"),
+    ({"startTime": "-1h"}, "startTime must be a time such as 2026-01-31T12:00:00Z"),
+    ({"endTime": "1960-01-01"}, "endTime must not be before 1970"),
+    ({"startTime": "20", "endTime": "10"}, "endTime must not be before startTime"),
     ({"startingOffsets": "first"}, "startingOffsets must be earliest, latest, or JSON"),
     ({"endingOffsets": "{}"}, "endingOffsets must have version and shards"),
-    ({"columns": "topic,value"}, "no such column: value; there are topic, levels"),
-    ({"columns": ""}, "columns names no column"),
-    ({"columns": "topic,topic"}, "columns names a column twice"),
+    ({"columns": "topic,value"}, "unknown column value .supported: topic, levels"),
+    ({"columns": ""}, "columns must have at least one column"),
+    ({"columns": "topic,topic"}, "columns must not repeat a column"),
     ({"decode": "avro"}, "decode must be one of raw, utf8, json: decode='avro'"),
     ({"payloadSchema": "a INT"}, "payloadSchema needs decode=json"),
     ({"rowsPerBatch": "0"}, "rowsPerBatch must be a number from 1 to 65536"),
     ({"rowsPerBatch": "65537"}, "rowsPerBatch must be a number from 1 to 65536"),
     ({"maxRowsPerPartition": "-1"}, "maxRowsPerPartition must be a number of 1 or more"),
     ({"maxRowsPerTrigger": "1.5"}, "maxRowsPerTrigger must be a number of 1 or more"),
-    ({"maxBytesPerTrigger": "5 parsecs"}, "maxBytesPerTrigger must be a size like 64MiB"),
+    ({"maxBytesPerTrigger": "5 parsecs"}, "maxBytesPerTrigger must be a size such as 64MiB"),
     ({"maxBytesPerPartition": "0"}, "maxBytesPerPartition must be a size"),
-    ({"maxTriggerDelay": "10"}, "maxTriggerDelay must be a duration like 500ms, 30s or 15m"),
+    ({"maxTriggerDelay": "10"}, "maxTriggerDelay must be a duration such as 500ms, 30s or 15m"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
 ]
 
@@ -140,7 +143,10 @@ def test_a_path_may_be_a_uri() -> None:
 
 
 def test_a_table_that_spark_has_forgotten_is_told_apart() -> None:
-    with pytest.raises(UsageError, match="Spark has lost the options of this table"):
+    with pytest.raises(
+        UsageError,
+        match=r"Spark does not pass the options of this table: use a temporary view or spark\.read",
+    ):
         parse_options({})
 
 
@@ -154,9 +160,12 @@ def test_a_payload_schema_goes_with_json() -> None:
 
 
 def test_a_batch_query_has_something_between_its_ends() -> None:
-    with pytest.raises(UsageError, match="startingOffsets of a batch query cannot be latest"):
+    with pytest.raises(
+        UsageError,
+        match="startingOffsets of a batch query must not be latest: no rows would follow",
+    ):
         parse(startingOffsets="latest").batch_start()
-    with pytest.raises(UsageError, match="endingOffsets cannot be earliest"):
+    with pytest.raises(UsageError, match="endingOffsets must not be earliest: no rows come before"):
         parse(endingOffsets="earliest").batch_start()
     assert parse().batch_start() == AT_EARLIEST
 
@@ -169,7 +178,9 @@ def test_a_stream_has_no_end() -> None:
 
 def test_a_batch_cannot_be_waited_for_that_is_larger_than_any() -> None:
     given = {"path": "/d", "minRowsPerTrigger": "10", "maxRowsPerTrigger": "9"}
-    with pytest.raises(UsageError, match="minRowsPerTrigger is more than maxRowsPerTrigger"):
+    with pytest.raises(
+        UsageError, match="minRowsPerTrigger must not be greater than maxRowsPerTrigger"
+    ):
         parse_options(given)
     assert parse_options(given | {"maxRowsPerTrigger": "10"}).rows_to_wait_for == 10
 

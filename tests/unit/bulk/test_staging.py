@@ -26,7 +26,7 @@ class Taken:
 
     def append(self, rows: pa.RecordBatch, producer: tuple[str, int]) -> Ticket:
         if self.left == 0:
-            raise OverloadedError("too much")
+            raise OverloadedError("the batch is too large, write smaller batches: pieces")
         self.left -= 1
         if producer not in self.calls:
             columns = store_columns(rows)
@@ -143,12 +143,12 @@ def test_no_rows_are_no_file_and_no_trace() -> None:
 @pytest.mark.parametrize("name", ["../x.arrow", "x", "0" * 32, "/etc/passwd"])
 def test_a_name_that_no_task_was_given_is_refused(name: str) -> None:
     _, area = staging()
-    with pytest.raises(UsageError, match="no name of a staged file"):
+    with pytest.raises(UsageError, match="invalid name of a staged file: name"):
         area.commit(FIRST, [name], append_of(Taken()))
 
 
 def test_a_batch_has_a_name_and_a_number() -> None:
-    with pytest.raises(UsageError, match="a write has no name"):
+    with pytest.raises(UsageError, match="must have a name"):
         WriteBatch(write="", number=0)
-    with pytest.raises(UsageError, match="out of bounds: batch=-1"):
+    with pytest.raises(UsageError, match="out of range: batch=-1"):
         WriteBatch(write="w", number=-1)

@@ -33,14 +33,20 @@ def test_a_node_is_named_by_its_url() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "path is missing: give the data directory of the store, or the url"),
+        ({}, "path is missing: set path to the data directory of the store, or url to a node"),
         (
             {"path": "/d", "databse": "x"},
             "unknown option databse of a write; did you mean database",
         ),
-        ({"path": "/d", "filter": "#"}, "unknown option filter of a write; there are path, url"),
-        ({"path": "/d", "topic": "a/#"}, "option topic is no topic: topic has a wildcard"),
-        ({"path": "/d", "url": "grpc://h"}, "path and url are both given"),
+        ({"path": "/d", "filter": "#"}, "unknown option filter of a write; supported: path, url"),
+        (
+            {"path": "/d", "topic": "a/#"},
+            "option topic must be a topic: topic must not have the wildcards",
+        ),
+        (
+            {"path": "/d", "url": "grpc://h"},
+            "set either path .a data directory. or url",
+        ),
     ],
     ids=str,
 )

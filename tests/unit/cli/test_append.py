@@ -95,7 +95,7 @@ def test_bad_lines_are_passed_over_when_asked_and_counted(metrics: CommandLine) 
     outcome = metrics("append", "metrics", "--skip-bad", "--json", stdin=stdin)
     assert (outcome.status, outcome.document["rows"], outcome.document["bad_lines"]) == (0, 10, 2)
     assert outcome.err == (
-        "siltstone: line 1: topic has a wildcard, which only a filter may have: topic='#'\n"
+        "siltstone: line 1: topic must not have the wildcards + and #: topic='#'\n"
         "siltstone: line 12: invalid JSON: Expecting value at column 1\n"
         "siltstone: skipped 2 invalid lines\n"
     )
@@ -150,7 +150,7 @@ def test_nothing_is_created_for_a_database_that_is_missing(siltstone: CommandLin
     outcome = siltstone("append", "metrics", stdin=LINES)
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: there is no database 'metrics' in /data; there are: other\n",
+        "siltstone: database 'metrics' does not exist in /data (databases: other)\n",
     )
 
 
@@ -160,7 +160,7 @@ def test_a_quota_ends_the_load_with_what_was_stored(siltstone: CommandLine) -> N
     assert (outcome.status, outcome.out) == (3, "")
     stopped, reason = outcome.err.splitlines()
     assert stopped == "siltstone: stopped; 0 rows were stored"
-    assert reason.startswith("siltstone: database 'metrics' has no room for this within its quota")
+    assert reason.startswith("siltstone: database 'metrics' has reached its quota")
 
 
 @pytest.mark.parametrize("durability", ["synced", "none"])

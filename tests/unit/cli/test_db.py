@@ -233,7 +233,10 @@ def test_recovery_is_shown_when_it_is_asked_for(metrics: CommandLine) -> None:
 def test_a_database_is_dropped_with_yes(metrics: CommandLine) -> None:
     assert metrics("db", "drop", "metrics", "--yes").out == "dropped database metrics\n"
     again = metrics("db", "drop", "metrics", "--yes")
-    assert (again.status, again.err) == (2, "siltstone: there is no database 'metrics' in /data\n")
+    assert (again.status, again.err) == (
+        2,
+        "siltstone: database 'metrics' does not exist in /data\n",
+    )
     metrics.create("metrics")
     assert metrics("db", "drop", "metrics", "-y", "--json").document == {"dropped": "metrics"}
 

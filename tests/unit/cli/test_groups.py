@@ -99,9 +99,9 @@ def test_without_a_broker_a_group_is_dropped_here(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("show", "t/#"), "a share group is named $share/NAME/FILTER: group='t/#'"),
-        (("reset", "t", "--to", "latest"), "a share group is named $share/NAME/FILTER"),
-        (("drop", "t"), "a share group is named $share/NAME/FILTER"),
+        (("show", "t/#"), "a share group has the form $share/NAME/FILTER, got 't/#'"),
+        (("reset", "t", "--to", "latest"), "a share group has the form $share/NAME/FILTER"),
+        (("drop", "t"), "a share group has the form $share/NAME/FILTER"),
         (("show", "$share/g"), "$share/g"),
         (("show", "$share/g/u"), "share group '$share/g/u' does not exist"),
         (("reset", "$share/g/u", "--to", "latest"), "share group '$share/g/u' does not exist"),

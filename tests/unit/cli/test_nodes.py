@@ -30,8 +30,8 @@ def test_a_password_without_a_user_is_meant_for_something_else() -> None:
 @pytest.mark.parametrize(
     ("login", "url", "sentence"),
     [
-        (NodeLogin(username="u"), "", "username is only for a node that is reached by url"),
-        (NodeLogin(), "http://h", "url must be like grpc"),
+        (NodeLogin(username="u"), "", "username is only for a node: set url too"),
+        (NodeLogin(), "http://h", "url must have the form grpc"),
         (NodeLogin(token_file=Path("/nowhere/token")), URL, "cannot read /nowhere/token"),
     ],
 )

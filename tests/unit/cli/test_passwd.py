@@ -179,11 +179,11 @@ def test_what_is_not_typed_twice_changes_nothing(
         ),
         (
             ("a:b", "--stdin"),
-            "a user's name must not have a colon or characters that do not print: user='a:b'",
+            "a user name must not have a colon or control characters: user='a:b'",
         ),
         (
             ("a\nb", "--stdin"),
-            "a user's name must not have a colon or characters that do not print: user='a\\nb'",
+            "a user name must not have a colon or control characters: user='a\\nb'",
         ),
     ],
 )
@@ -203,7 +203,8 @@ def test_a_file_that_is_wrong_is_left_as_it_is(siltstone: CommandLine) -> None:
             2,
             "",
             (
-                "siltstone: the hash must read $scrypt$ln=…,r=…,p=…$salt$hash: "
+                "siltstone: the hash must have the form $scrypt$ln=…,r=…,p=…$salt$hash: write it "
+                "with 'siltstone passwd': "
                 "path=/etc/passwords line=1\n"
             ),
         )

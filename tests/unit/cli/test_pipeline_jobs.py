@@ -110,7 +110,7 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
     started = len(fakes.masters)
     refused = siltstone("pipeline", "learn", "--threshold=-1")
     assert (refused.status, len(fakes.masters)) == (2, started)
-    assert refused.err.startswith("siltstone: with -1 no level varies, so there is nothing to lea")
+    assert refused.err.startswith("siltstone: with -1 for every level no structure is learned")
 
 
 def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJobs) -> None:
@@ -170,10 +170,10 @@ def test_bad_rows_of_an_import_are_counted(siltstone: CommandLine, fakes: FakeJo
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--speed", "nan"), "speed must be a number above 0: speed=nan"),
-        (("--speed", "inf"), "speed must be a number above 0: speed=inf"),
-        (("--speed", "0"), "speed must be a number above 0: speed=0.0"),
-        (("--prefix", "a/+/"), "prefix has a wildcard or U+0000, which no topic may have: prefix="),
+        (("--speed", "nan"), "speed must be greater than 0, got nan"),
+        (("--speed", "inf"), "speed must be greater than 0, got inf"),
+        (("--speed", "0"), "speed must be greater than 0, got 0.0"),
+        (("--prefix", "a/+/"), "prefix must not have the wildcards + and #, or U+0000: prefix="),
         (("--since", "soon"), "since"),
     ],
     ids=str,

@@ -20,7 +20,9 @@ def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: Comma
     with pytest.raises(UsageError, match="no Siltstone data directory at /data; name one"):
         checked_directory(Path("/data"), "")
     siltstone.create("messages")
-    with pytest.raises(NotFoundError, match="there is no database 'other' in /data; there are: me"):
+    with pytest.raises(
+        NotFoundError, match=r"database 'other' does not exist in /data .databases: me"
+    ):
         checked_directory(Path("/data"), "other")
     siltstone.create("metrics")
     with pytest.raises(

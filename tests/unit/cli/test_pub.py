@@ -242,11 +242,11 @@ def test_a_kept_session_s_messages_are_not_taken() -> None:
         (("-t", "t"), "pass exactly one of --message, --file, --stdin, --lines and --null"),
         (("-t", "t", "-m", "x", "-n"), "pass exactly one of --message"),
         (("-m", "x"), "topic is missing; name it with --topic"),
-        (("-t", "a/#", "-m", "x"), "topic has a wildcard"),
+        (("-t", "a/#", "-m", "x"), "topic must not have the wildcards"),
         (("-t", "t", "-n", "-D", "content-type=x", "-V", "3.1.1"), "--property needs MQTT 5"),
         (("-t", "t", "-n", "-q", "3"), "see 'siltstone pub --help'"),
         (("-t", "t", "-n", "-V", "4"), "unknown MQTT version '4'"),
-        (("-t", "t", "-n", "-L", "http://x"), "'http://x' is no URL of a server"),
+        (("-t", "t", "-n", "-L", "http://x"), "invalid URL 'http://x'"),
     ],
 )
 def test_wrong_input_is_status_2_and_one_sentence(

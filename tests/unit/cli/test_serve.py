@@ -171,8 +171,8 @@ def test_wrong_settings_start_nothing(
     outcome = siltstone("serve", "--host", "192.168.0.1", *args)
     assert (outcome.status, outcome.out, server.runs) == (2, "", [])
     assert outcome.err == (
-        "siltstone: --host: listeners.0: lets nobody in at tcp://192.168.0.1:1883: "
-        "set access.password_file or access.hook, or allow clients without a name by "
+        "siltstone: --host: listeners.0: accepts no client at tcp://192.168.0.1:1883: "
+        "set access.password_file or access.hook, or allow clients without a login with "
         "allow_anonymous = true\n"
     )
 

@@ -105,8 +105,8 @@ def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("slab", "complaint"),
     [
-        ("0/1", "slab 0/1 is current, seal it before dropping it"),
-        ("0/9", "there is no slab 0/9"),
+        ("0/1", "slab 0/1 is current: seal it, then drop it"),
+        ("0/9", "unknown slab 0/9"),
         ("1", "expected a slab as SHARD/GENERATION, got '1'; 'siltstone slabs' lists them"),
     ],
 )

@@ -95,7 +95,7 @@ def test_verify_looks_at_all_and_tells_which_is_damaged(siltstone: CommandLine) 
     damage(siltstone, 1)
     found = siltstone("snapshot", "verify")
     assert (found.status, found.lines[1:]) == (1, ["2: whole", "2 snapshots checked"])
-    assert found.lines[0].startswith("1: the snapshot ends early: path=/data/snapshots/")
+    assert found.lines[0].startswith("1: the snapshot is cut short: path=/data/snapshots/")
     assert siltstone("snapshot", "verify", "2", "--json").document == [
         {"snapshot": "2", "problem": None}
     ]

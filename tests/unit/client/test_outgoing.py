@@ -288,7 +288,7 @@ def test_a_resend_too_large_for_the_new_connection_is_refused() -> None:
         (
             ServerLimits(retain=False),
             Publication(topic=b"t", retain=True),
-            "keeps no retained messages",
+            "the server does not support retained messages",
         ),
     ],
 )

@@ -128,12 +128,12 @@ def test_a_refused_connection_tells_why(version: Version, reason: Reason, words:
 @pytest.mark.parametrize(
     ("packets", "complaint"),
     [
-        ([PubAck(packet_id=1)], "an acknowledgement before CONNACK"),
-        ([Publish(topic=b"t", payload=b"")], "PUBLISH before CONNACK"),
-        ([PingResp()], "PingResp before CONNACK"),
-        ([ConnAck(), ConnAck()], "a second CONNACK"),
-        ([ConnAck(), PingReq()], "a server may not send this: PingReq"),
-        ([ConnAck(), Auth()], "a server may not send this: Auth"),
+        ([PubAck(packet_id=1)], "the server sent an acknowledgement before CONNACK"),
+        ([Publish(topic=b"t", payload=b"")], "the server sent PUBLISH before CONNACK"),
+        ([PingResp()], "the server sent PingResp before CONNACK"),
+        ([ConnAck(), ConnAck()], "a server must send CONNACK once, got a second one"),
+        ([ConnAck(), PingReq()], "a server must not send PingReq"),
+        ([ConnAck(), Auth()], "a server must not send Auth"),
     ],
 )
 def test_what_a_server_may_not_send_ends_the_connection(
@@ -273,7 +273,7 @@ def test_a_refused_unsubscription_is_named() -> None:
 
 def test_an_answer_with_another_number_of_reasons_is_an_error() -> None:
     client = Client(wishes=Wishes(subscriptions=SUBSCRIPTIONS)).connected()
-    with pytest.raises(ProtocolError, match="answer to 2 filters has 1 reasons"):
+    with pytest.raises(ProtocolError, match="answered 2 filters with 1 reason codes"):
         client.receive(SubAck(packet_id=1, reasons=(Reason.GRANTED_QOS_1,)))
 
 

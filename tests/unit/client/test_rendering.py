@@ -91,4 +91,4 @@ def test_json_is_what_append_takes() -> None:
 def test_a_field_that_there_is_not_is_refused_with_those_there_are(text: str, shown: str) -> None:
     with pytest.raises(UsageError) as raised:
         formatted(text, b"")
-    assert str(raised.value).startswith(f"{shown} is no field; there are %t %p %x ")
+    assert str(raised.value).startswith(f"unknown field {shown} (supported: %t %p %x ")

@@ -47,11 +47,11 @@ def test_a_url_names_server_user_and_topic(text: str, expected: ServerUrl) -> No
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("http://host", "is no URL of a server; write mqtt:// or mqtts://"),
-        ("host:1883", "is no URL of a server"),
-        ("mqtt:///topic", "is no URL of a server"),
-        ("mqtt://host:0x1", "is no URL"),
-        ("mqtt://host/a?b", "has a query"),
+        ("http://host", "write mqtt://HOST"),
+        ("host:1883", "invalid URL"),
+        ("mqtt:///topic", "invalid URL"),
+        ("mqtt://host:0x1", "invalid URL"),
+        ("mqtt://host/a?b", "write %3F"),
     ],
 )
 def test_another_url_is_refused(text: str, complaint: str) -> None:

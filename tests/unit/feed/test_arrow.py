@@ -60,7 +60,7 @@ def test_whoever_wants_the_same_shares_it() -> None:
 
 def test_an_unknown_column_is_refused() -> None:
     _, committed, _ = both()
-    with pytest.raises(UsageError, match="no such column: payload"):
+    with pytest.raises(UsageError, match="unknown column payload"):
         arrow_of(committed, None, ("payload",))
 
 

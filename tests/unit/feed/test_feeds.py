@@ -187,7 +187,7 @@ def test_a_position_of_a_dropped_database_is_refused_by_its_successor() -> None:
         append(database, "a", "a")
         append(database, "b")
         for position in (FeedPosition.from_bytes(saved), FeedPosition({0: 2}, "")):
-            with pytest.raises(SlabDroppedError, match="belongs to another database"):
+            with pytest.raises(SlabDroppedError, match="belongs to an earlier database"):
                 database.feed(position=position)
         with pytest.raises(
             SlabDroppedError, match=f"position={former} database={database.identity}"
@@ -217,7 +217,7 @@ def test_a_position_that_an_earlier_version_saved_goes_on_in_its_database() -> N
 def test_a_feed_without_filters_is_refused(wanted: Any) -> None:
     with (
         new_database() as database,
-        pytest.raises(UsageError, match=r"^a feed without filters gets nothing, give it one"),
+        pytest.raises(UsageError, match="a feed needs at least one filter"),
     ):
         database.feed(wanted)
 

@@ -282,9 +282,9 @@ class TestCredit:
     def test_credit_cannot_be_taken_back(self) -> None:
         hand = HubByHand()
         feed = hand.add("a", "a")
-        with pytest.raises(UsageError, match="credit is not taken back: rows=-1"):
+        with pytest.raises(UsageError, match="credit cannot be negative: rows=-1"):
             hand.hub.grant(feed, -1)
-        with pytest.raises(UsageError, match="credit must be 0 or more: credit=-1"):
+        with pytest.raises(UsageError, match="credit must be 0 or more, got -1"):
             hand.hub.add(parsed("a"), START, -1, None)
 
 
@@ -365,7 +365,7 @@ class TestEnds:
         hand = HubByHand(*"aaaa")
         broken = hand.add("broken", "a")
         ahead = hand.add("ahead", "a", at=FeedPosition({0: 2}))
-        error = CorruptionError("frame does not match its checksum", path=PurePath("x"))
+        error = CorruptionError("the frame does not match its checksum", path=PurePath("x"))
         hand.source.error = error
         hand.read()
         (dispatch,) = hand.dispatches

@@ -31,16 +31,16 @@ def test_a_position_that_was_made_by_hand_stays_such() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "these bytes are no saved position"),
-        (b"SI" + SAVED[2:], "these bytes are no saved position"),
-        (b"SF\x03" + SAVED[3:], "saved position of an unknown version: version=3"),
-        (OLD[:-1], "saved position is not as long as it should be"),
-        (OLD + b"\0", "saved position is not as long as it should be"),
-        (SAVED[:-1], "saved position is not as long as it should be"),
-        (SAVED[:-3], "saved position is not as long as it should be"),
-        (SAVED[:-2] + b"\xff\xff", "these bytes are no saved position"),
-        (SAVED + b"\0", "saved position is not as long as it should be"),
-        (OLD[:7] + OLD[7:19] * 2, "saved position names a shard twice"),
+        (b"", "invalid saved position: the bytes do not come from to_bytes"),
+        (b"SI" + SAVED[2:], "invalid saved position: the bytes do not come from to_bytes"),
+        (b"SF\x03" + SAVED[3:], "unknown version 3 of a saved position"),
+        (OLD[:-1], "invalid saved position: wrong length"),
+        (OLD + b"\0", "invalid saved position: wrong length"),
+        (SAVED[:-1], "invalid saved position: wrong length"),
+        (SAVED[:-3], "invalid saved position: wrong length"),
+        (SAVED[:-2] + b"\xff\xff", "invalid saved position: the bytes do not come from to_bytes"),
+        (SAVED + b"\0", "invalid saved position: wrong length"),
+        (OLD[:7] + OLD[7:19] * 2, "invalid saved position: a shard is repeated"),
     ],
 )
 def test_other_bytes_are_refused(data: bytes, message: str) -> None:
@@ -50,7 +50,9 @@ def test_other_bytes_are_refused(data: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("serials", [{-1: 0}, {1 << 32: 0}, {0: -1}, {0: 1 << 64}])
 def test_what_is_no_place_is_refused(serials: dict[int, int]) -> None:
-    with pytest.raises(UsageError, match="no such place"):
+    with pytest.raises(
+        UsageError, match="a position needs a shard and a serial, both 0 or more: shard"
+    ):
         FeedPosition(serials)
 
 

@@ -128,7 +128,7 @@ def test_a_mistake_of_ours_ends_no_thread(
         database.append([Row("a", b"2")]).wait()
         assert values(feed, 1) == [b"2"]
         runner.end(ClosedError("over"))
-    assert [record.message for record in caplog.records] == ["a mistake of ours, contained"]
+    assert [record.message for record in caplog.records] == ["internal_error"]
 
 
 def _fail() -> None:

@@ -60,7 +60,7 @@ def test_a_topic_that_may_not_be_written_refuses_the_call() -> None:
     heard = Heard()
     visitor = Limited(writes=b"mine/")
     with World().database() as database:
-        with pytest.raises(UsageError, match="you may not write to this topic: topic='other'"):
+        with pytest.raises(UsageError, match="this user may not write to the topic: topic='other'"):
             append_rows(database, part("mine/a", "other"), visitor=visitor, announce=heard)
         append_rows(database, part("mine/a"), visitor=visitor, announce=heard).wait()
         assert [row.topic for row in read_rows(database)] == ["mine/a"]

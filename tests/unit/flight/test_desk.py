@@ -55,7 +55,7 @@ def test_databases_and_streams_are_listed(store: Store, desk: Desk) -> None:
     assert streams == {"a/1": 2, "no/1": 1}
     limited = [info.descriptor.path[1] for info in desk.flights(NAME, Limited())]
     assert limited == [b"a/1"]
-    with pytest.raises(NotFoundError, match="there is no database 'x'"):
+    with pytest.raises(NotFoundError, match="database 'x' does not exist"):
         list(desk.flights("x", ANYBODY))
 
 
@@ -65,7 +65,7 @@ def test_the_databases_of_the_broker_are_nobody_elses(desk: Desk) -> None:
         lambda: desk.act("extents", {"options": {"database": "_own"}}, ANYBODY),
         lambda: put(desk, {"database": "_own"}, batch(b"x")),
     ):
-        with pytest.raises(NotFoundError, match="there is no database '_own'"):
+        with pytest.raises(NotFoundError, match="database '_own' does not exist"):
             ask()
 
 
@@ -86,13 +86,16 @@ def test_a_put_of_a_producer_is_stored_once(store: Store, desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({}, "rows are sent to append or to stage"),
+        ({}, "the request must be append or stage"),
         ({"append": {"durability": "maybe"}}, "durability must be one of"),
-        ({"append": {"producer": "p"}}, "producer and sequence go together"),
+        ({"append": {"producer": "p"}}, "set both producer and sequence, or neither"),
         ({"append": {"producer": "p", "sequence": -1}}, "sequence must be a number of 0 or more"),
-        ({"append": {"database": "x"}}, "there is no database 'x'"),
-        ({"stage": {}}, "staged rows have a write and a batch"),
-        ({"stage": {"write": "w", "batch": 0}}, "rows to stage must be as they are stored"),
+        ({"append": {"database": "x"}}, "database 'x' does not exist"),
+        ({"stage": {}}, "the request to stage rows must have write and batch"),
+        (
+            {"stage": {"write": "w", "batch": 0}},
+            "internal error: staged rows must have the columns of the store",
+        ),
     ],
     ids=str,
 )
@@ -119,7 +122,7 @@ def test_rows_are_staged_then_committed_or_discarded(store: Store, desk: Desk) -
 def test_rows_that_may_not_be_written_are_not_staged(desk: Desk) -> None:
     rows = list(rows_of(batch(b"1"), Given()))
     request = {"stage": {"write": "w", "batch": 0}}
-    with pytest.raises(UsageError, match="you may not write to this topic: topic='t'"):
+    with pytest.raises(UsageError, match="this user may not write to the topic: topic='t'"):
         list(desk.put(request, rows, Limited(writes=b"mine/")))
 
 
@@ -137,11 +140,11 @@ def test_a_stream_is_told_what_there_is_and_how_far_to_go(store: Store, desk: De
 @pytest.mark.parametrize(
     ("name", "request_", "message"),
     [
-        ("sing", {}, f"unknown action 'sing'; there are {', '.join(ACTIONS)}"),
-        ("admit", {"start": {"0": 0}, "end": {}}, "start and end must name the same shards"),
+        ("sing", {}, f"unknown action 'sing' .supported: {', '.join(ACTIONS)}"),
+        ("admit", {"start": {"0": 0}, "end": {}}, "start and end must have the same shards"),
         ("admit", {"start": 1, "end": {}}, "a position must be a JSON object"),
         ("commit", {"write": "w", "batch": 0, "names": 1}, "names must be a list"),
-        ("extents", {}, "a JSON object of options"),
+        ("extents", {}, "the options of a read must be a JSON object"),
     ],
 )
 def test_a_wrong_action_is_refused_with_a_sentence(

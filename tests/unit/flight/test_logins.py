@@ -17,13 +17,13 @@ ALICE = b64encode("alice:a:b€".encode()).decode()
         (f"Basic {ALICE}", Caller(address="a", username="alice", password="a:b€".encode())),
         (f"basic {ALICE}", Caller(address="a", username="alice", password="a:b€".encode())),
         ("Bearer abc ", Caller(address="a", token="abc")),  # noqa: S106 - nobody's
-        ("Bearer ", "the authorization header is neither Basic nor Bearer"),
-        ("Digest abc", "the authorization header is neither Basic nor Bearer"),
-        ("Basic !", "the login is no user:password in base64"),
-        (f"Basic {b64encode(b'alice').decode()}", "the login is no user:password in base64"),
+        ("Bearer ", "the authorization header must be Basic or Bearer"),
+        ("Digest abc", "the authorization header must be Basic or Bearer"),
+        ("Basic !", "the login must be user:password in base64"),
+        (f"Basic {b64encode(b'alice').decode()}", "the login must be user:password in base64"),
         (
             f"Basic {b64encode(bytes([255, 58])).decode()}",
-            "the login is no user:password in base64",
+            "the login must be user:password in base64",
         ),
     ],
 )

@@ -81,13 +81,15 @@ def test_a_plan_says_what_it_reads(reads: Reads) -> None:
 def test_rows_that_a_visitor_may_not_read_are_left_out(reads: Reads) -> None:
     limited = Limited(reads=b"a/")
     assert topics(reads, {}, limited) == [["a/1", "a/2", "a/1"]]
-    with pytest.raises(UsageError, match="you may not read this: filter='no/#'"):
+    with pytest.raises(
+        UsageError, match="this user may not read the topics of the filter: filter='no/#'"
+    ):
         topics(reads, {"filter": "no/#"}, limited)
 
 
 def test_a_ticket_gives_nobody_more_rights(reads: Reads) -> None:
     info = reads.plan(DESCRIPTOR, {"filter": "nowhere/#,b/#"}, ANYBODY)
-    with pytest.raises(UsageError, match="you may not read this"):
+    with pytest.raises(UsageError, match="this user may not read the topics of the filter: filter"):
         reads.get(info.endpoints[0].ticket.ticket, Limited())
 
 
@@ -105,9 +107,9 @@ def test_a_slab_that_was_dropped_since_is_told_of(reads: Reads, store: Store) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "/etc"}, "option path is for who connects"),
-        ({"URL": "grpc://x"}, "option URL is for who connects"),
-        ({"decode": "json"}, "a node sends payloads as they are"),
+        ({"path": "/etc"}, "option path is for the client only"),
+        ({"URL": "grpc://x"}, "option URL is for the client only"),
+        ({"decode": "json"}, "a node does not decode payloads: decode them in the client"),
         ({"colour": "red"}, "unknown option colour"),
     ],
     ids=str,

@@ -51,14 +51,26 @@ def test_a_ticket_goes_to_bytes_and_back() -> None:
 @pytest.mark.parametrize(
     ("encoded", "message"),
     [
-        (b"\xff", "ticket is no JSON"),
-        (b"[]", "ticket is no JSON object"),
-        (b'{"version": 2}', "unknown version: version=2"),
-        (b'{"version": 1, "options": {}}', "ticket has no spans"),
-        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3]]}', "ticket has no spans"),
-        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3, "4"]]}', "ticket has no spans"),
-        (b'{"version": 1, "options": {}, "spans": [[1, 2, 3, -4]]}', "ticket has no spans"),
-        (b'{"version": 1, "options": 1, "spans": []}', "a JSON object of options"),
+        (b"\xff", "ticket must be JSON"),
+        (b"[]", "ticket must be a JSON object"),
+        (b'{"version": 2}', "unknown version 2"),
+        (b'{"version": 1, "options": {}}', "a ticket must have spans of serials"),
+        (
+            b'{"version": 1, "options": {}, "spans": [[1, 2, 3]]}',
+            "a ticket must have spans of serials",
+        ),
+        (
+            b'{"version": 1, "options": {}, "spans": [[1, 2, 3, "4"]]}',
+            "a ticket must have spans of serials",
+        ),
+        (
+            b'{"version": 1, "options": {}, "spans": [[1, 2, 3, -4]]}',
+            "a ticket must have spans of serials",
+        ),
+        (
+            b'{"version": 1, "options": 1, "spans": []}',
+            "the options of a read must be a JSON object",
+        ),
     ],
 )
 def test_a_ticket_that_we_did_not_write_is_refused(encoded: bytes, message: str) -> None:
@@ -117,7 +129,7 @@ DEEP = b"[" * 100_000
     ("call", "message"),
     [
         (lambda: load(b'{"a": ' + DEEP, "command"), "command is nested too deeply"),
-        (lambda: load(b'{"a": ' + b"9" * 5_000 + b"}", "command"), "command is no JSON"),
+        (lambda: load(b'{"a": ' + b"9" * 5_000 + b"}", "command"), "command must be JSON"),
         (lambda: decode_ticket(DEEP), "ticket is nested too deeply"),
         (lambda: options_in({"a": nested(900)}), "an option is nested too deeply"),
         (lambda: positions_in({"9" * 5_000: 1}), "a position must be a JSON object of serials"),
@@ -140,10 +152,10 @@ def nested(depth: int) -> list[Any]:
 
 def test_spans_of_a_ticket_have_64_bits() -> None:
     ticket = {"version": 1, "options": {}, "spans": [[0, 1, 0, (1 << 64) + 1]]}
-    with pytest.raises(UsageError, match="ticket has no spans of serials"):
+    with pytest.raises(UsageError, match="a ticket must have spans of serials"):
         decode_ticket(dump(ticket))
 
 
 def test_what_is_no_object_is_no_request() -> None:
-    with pytest.raises(UsageError, match="request is no JSON object"):
+    with pytest.raises(UsageError, match="request must be a JSON object"):
         load(b"1", "request")

@@ -229,7 +229,7 @@ def test_a_store_into_a_hole_is_found_out_by_sync() -> None:
         view[3] = 1
         file.sync()
         view[4] = 1
-        with pytest.raises(AssertionError, match="fell into a hole: offset=4"):
+        with pytest.raises(AssertionError, match="needs allocated space: offset=4"):
             file.sync()
 
 

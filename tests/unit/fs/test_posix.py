@@ -405,7 +405,7 @@ class TestParking:
         before = descriptors()
         (tmp_path / "a").rename(tmp_path / "b")
         (tmp_path / "a").write_bytes(b"")
-        with pytest.raises(DiskError, match="another file has taken the name"):
+        with pytest.raises(DiskError, match="another file has the same name now"):
             file.size()
         assert descriptors() == before
 

@@ -23,7 +23,7 @@ PATH = PurePath("/d/a")
     ("number", "operation", "kind", "text"),
     [
         (errno.ENOENT, "open", NotFoundError, "no such file or directory: path=/d/a"),
-        (errno.EEXIST, "create", ExistsError, "the name is taken: path=/d/a"),
+        (errno.EEXIST, "create", ExistsError, "the file exists already: path=/d/a"),
         (errno.ELOOP, "open", UsageError, "not a regular file: path=/d/a"),
         (errno.EISDIR, "open", UsageError, "not a regular file: path=/d/a"),
         (errno.ENXIO, "lock", UsageError, "not a regular file: path=/d/a"),
@@ -31,7 +31,7 @@ PATH = PurePath("/d/a")
             errno.EWOULDBLOCK,
             "lock",
             LockedError,
-            "the directory is open for writing elsewhere, close it: path=/d/a",
+            "another process has the directory open for writing, stop it: path=/d/a",
         ),
         (
             errno.ENOSPC,

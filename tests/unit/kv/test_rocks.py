@@ -37,12 +37,12 @@ PATH = PurePath("/data/kv/test")
         (
             Exception("IO error: lock hold by current process, acquire time 1: /LOCK: none"),
             LockedError,
-            "the database is open elsewhere, close it: path=/data/kv/test",
+            "another process has the database open, stop that process: path=/data/kv/test",
         ),
         (
             Exception("IO error: While lock file: /LOCK: Resource temporarily unavailable"),
             LockedError,
-            "the database is open elsewhere, close it: path=/data/kv/test",
+            "another process has the database open, stop that process: path=/data/kv/test",
         ),
         (
             Exception("Corruption: checksum mismatch"),

@@ -52,7 +52,7 @@ def test_many_messages_and_large_ones_are_several_entries_in_order() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xd0\x00", b"0\x05\x00", b"\xff" * 9])
 def test_what_is_no_run_of_messages_is_damaged(data: bytes) -> None:
-    with pytest.raises(CorruptionError, match="no run of messages: path=/q/0"):
+    with pytest.raises(CorruptionError, match="does not contain messages of a bridge: path=/q/0"):
         decode_entry(data, PATH)
 
 

@@ -129,7 +129,11 @@ def test_mqtt_3_1_0_2_a_second_connect_ends_the_connection(version: Version) -> 
     for second in (encode(version, connect(version)), b"\x10\x00", b"\x1f\x01\xff"):
         connection = connected(version)
         events = list(connection.feed(second + encode(version, PingReq())))
-        assert refusal(events) == (ProtocolError, "a second CONNECT", Reason.PROTOCOL_ERROR)
+        assert refusal(events) == (
+            ProtocolError,
+            "a client must send CONNECT once, got a second one",
+            Reason.PROTOCOL_ERROR,
+        )
         assert connection.state is State.CLOSED
         assert list(connection.feed(encode(version, PingReq()))) == []
 
@@ -147,7 +151,7 @@ def test_mqtt_3_1_0_2_a_second_connect_ends_the_connection(version: Version) -> 
 def test_what_only_a_server_sends_ends_the_connection(version: Version, packet: Packet) -> None:
     connection = connected(version)
     name = type(packet).__name__
-    expected = (ProtocolError, f"{name} while CONNECTED", Reason.PROTOCOL_ERROR)
+    expected = (ProtocolError, f"unexpected {name} while CONNECTED", Reason.PROTOCOL_ERROR)
     assert refusal(list(connection.feed(encode(version, packet)))) == expected
     assert connection.state is State.CLOSED
 

@@ -90,7 +90,7 @@ def test_mqtt_3_1_2_1_the_protocol_name_is_mqtt(name: str) -> None:
         V5,
         0x10,
         f"{name} 05 02 0000 00 0000",
-        "protocol name is not MQTT",
+        "protocol name must be MQTT",
         Reason.UNSUPPORTED_PROTOCOL_VERSION,
     )
 
@@ -101,7 +101,7 @@ def test_mqtt_3_1_2_2_a_level_that_is_not_supported_has_its_reason(level: int) -
         V5,
         0x10,
         f"0004 4d515454 {level:02x} 02 0000 00 0000",
-        f"level={level}",
+        f"unsupported protocol level {level} ",
         Reason.UNSUPPORTED_PROTOCOL_VERSION,
     )
 
@@ -127,7 +127,7 @@ def test_mqtt_3_1_2_3_the_reserved_connect_flag_is_0(version: Version) -> None:
 @BOTH
 @pytest.mark.parametrize("flags", [0x0A, 0x12])
 def test_mqtt_3_1_2_11_no_will_qos_without_a_will(version: Version, flags: int) -> None:
-    assert_malformed(version, 0x10, connect_text(version, flags), "will flags without a will")
+    assert_malformed(version, 0x10, connect_text(version, flags), "is set without a will")
 
 
 @BOTH
@@ -137,7 +137,7 @@ def test_mqtt_3_1_2_12_the_will_has_no_qos_3(version: Version) -> None:
 
 @BOTH
 def test_mqtt_3_1_2_13_no_will_retain_without_a_will(version: Version) -> None:
-    assert_malformed(version, 0x10, connect_text(version, 0x22), "will flags without a will")
+    assert_malformed(version, 0x10, connect_text(version, 0x22), "is set without a will")
 
 
 @BOTH
@@ -164,7 +164,7 @@ def test_mqtt311_3_1_3_8_an_empty_client_id_keeps_no_session() -> None:
         V3,
         0x10,
         connect_text(V3, 0x00),
-        "client id is empty",
+        "an empty client id needs clean session = 1",
         Reason.CLIENT_IDENTIFIER_NOT_VALID,
     )
 
@@ -196,27 +196,29 @@ def test_mqtt_3_1_3_12_the_user_name_is_a_string() -> None:
     ],
 )
 def test_authentication_data_needs_a_method(first: int, text: str) -> None:
-    assert_protocol_error(V5, first, text, "authentication data without a method")
+    assert_protocol_error(V5, first, text, "authentication data needs an authentication method")
 
 
 @BOTH
 def test_mqtt_3_2_2_1_acknowledge_flags_are_reserved(version: Version) -> None:
-    assert_malformed(version, 0x20, "02 00 00", "reserved acknowledge flags")
+    assert_malformed(version, 0x20, "02 00 00", "reserved flags of CONNACK")
 
 
 @BOTH
 def test_mqtt_3_2_2_6_what_is_refused_has_no_session(version: Version) -> None:
-    assert_protocol_error(version, 0x20, "01 05", "with a session present: code=5")
+    assert_protocol_error(version, 0x20, "01 05", "must not have session present: code=5")
 
 
 def test_mqtt_3_2_2_8_connack_has_a_reason_of_its_own() -> None:
-    assert_protocol_error(V5, 0x20, "00 8b 00", "CONNACK may not have this reason: code=0x8b")
+    assert_protocol_error(V5, 0x20, "00 8b 00", "CONNACK must not have this reason code: code=0x8b")
     assert_protocol_error(V3, 0x20, "00 06", "return code is reserved: code=6")
 
 
 @BOTH
 def test_mqtt_3_3_1_2_dup_is_not_for_qos_0(version: Version) -> None:
-    assert_malformed(version, 0x38, "0001 61 00", "DUP, but QoS 0")
+    assert_malformed(
+        version, 0x38, "0001 61 00", "message with QoS 0 must not have DUP: first_byte"
+    )
 
 
 @BOTH
@@ -252,12 +254,12 @@ def test_an_empty_topic_needs_an_alias() -> None:
     ],
 )
 def test_mqtt_2_2_1_3_a_packet_id_is_not_zero(version: Version, first: int, text: str) -> None:
-    assert_protocol_error(version, first, text, "packet id is 0")
+    assert_protocol_error(version, first, text, "packet id must not be 0")
 
 
 @pytest.mark.parametrize("first", [0x40, 0x50, 0x62, 0x70])
 def test_mqtt_3_4_2_1_an_acknowledgement_has_a_reason_of_its_own(first: int) -> None:
-    assert_protocol_error(V5, first, "0001 81", "may not have this reason: code=0x81")
+    assert_protocol_error(V5, first, "0001 81", "must not have this reason code: code=0x81")
     assert_malformed(V3, first, "0001 00", "bytes follow the end")
 
 
@@ -268,13 +270,13 @@ def test_an_acknowledgement_may_end_after_its_reason() -> None:
 
 
 def test_mqtt_3_8_3_2_subscribe_has_a_filter() -> None:
-    assert_protocol_error(V3, 0x82, "0001", "SUBSCRIBE has no filter: packet_id=1")
-    assert_protocol_error(V5, 0x82, "0001 00", "SUBSCRIBE has no filter: packet_id=1")
+    assert_protocol_error(V3, 0x82, "0001", "SUBSCRIBE needs at least one filter: packet_id=1")
+    assert_protocol_error(V5, 0x82, "0001 00", "SUBSCRIBE needs at least one filter: packet_id=1")
 
 
 def test_mqtt_3_8_3_4_a_shared_subscription_has_no_no_local() -> None:
     name = b"$share/g/a".hex()
-    assert_protocol_error(V5, 0x82, f"0001 00 000a {name} 04", "shared subscription has no local")
+    assert_protocol_error(V5, 0x82, f"0001 00 000a {name} 04", "must not have the option no local")
 
 
 def test_mqtt_3_8_3_5_reserved_options_are_0() -> None:
@@ -301,26 +303,32 @@ def test_mqtt_4_7_1_1_a_filter_out_of_order_is_invalid(first: int) -> None:
 
 
 def test_mqtt_3_9_3_2_suback_has_a_reason_of_its_own_for_each_filter() -> None:
-    assert_protocol_error(V5, 0x90, "0001 00 11", "SUBACK may not have this reason: code=0x11")
-    assert_protocol_error(V5, 0x90, "0001 00", "SUBACK has no reason: packet_id=1")
+    assert_protocol_error(
+        V5, 0x90, "0001 00 11", "SUBACK must not have this reason code: code=0x11"
+    )
+    assert_protocol_error(V5, 0x90, "0001 00", "SUBACK needs at least one reason code: packet_id=1")
     assert_protocol_error(V3, 0x90, "0001 8f", "return code is reserved: packet_id=1")
 
 
 def test_mqtt_3_10_3_2_unsubscribe_has_a_filter() -> None:
-    assert_protocol_error(V3, 0xA2, "0001", "UNSUBSCRIBE has no filter: packet_id=1")
-    assert_protocol_error(V5, 0xA2, "0001 00", "UNSUBSCRIBE has no filter: packet_id=1")
+    assert_protocol_error(V3, 0xA2, "0001", "UNSUBSCRIBE needs at least one filter: packet_id=1")
+    assert_protocol_error(V5, 0xA2, "0001 00", "UNSUBSCRIBE needs at least one filter: packet_id=1")
 
 
 def test_mqtt_3_11_3_2_unsuback_has_a_reason_of_its_own_for_each_filter() -> None:
-    assert_protocol_error(V5, 0xB0, "0001 00 01", "UNSUBACK may not have this reason: code=0x01")
-    assert_protocol_error(V5, 0xB0, "0001 00", "UNSUBACK has no reason: packet_id=1")
+    assert_protocol_error(
+        V5, 0xB0, "0001 00 01", "UNSUBACK must not have this reason code: code=0x01"
+    )
+    assert_protocol_error(
+        V5, 0xB0, "0001 00", "UNSUBACK needs at least one reason code: packet_id=1"
+    )
 
 
 def test_mqtt_3_14_2_1_disconnect_has_a_reason_of_its_own() -> None:
-    assert_protocol_error(V5, 0xE0, "84", "DISCONNECT may not have this reason: code=0x84")
+    assert_protocol_error(V5, 0xE0, "84", "DISCONNECT must not have this reason code: code=0x84")
     assert_malformed(V3, 0xE0, "00", "bytes follow the end")
 
 
 def test_mqtt_3_15_2_1_auth_has_a_reason_of_its_own() -> None:
-    assert_protocol_error(V5, 0xF0, "80 00", "AUTH may not have this reason: code=0x80")
+    assert_protocol_error(V5, 0xF0, "80 00", "AUTH must not have this reason code: code=0x80")
     assert_malformed(V5, 0xF0, "18", "cut short")

@@ -118,21 +118,23 @@ def test_a_property_of_another_packet_is_malformed(packet_type: PacketType) -> N
 
 @pytest.mark.parametrize("identifier", ["00", "04", "2b", "7f", "8001"])
 def test_a_property_that_does_not_exist_is_malformed(identifier: str) -> None:
-    with pytest.raises(MalformedPacketError, match="may not have this property"):
+    with pytest.raises(MalformedPacketError, match="must not have this property"):
         decoded(PacketType.PUBLISH, f"04 {identifier} 00000000")
 
 
 def test_a_property_that_stands_twice_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="twice: property=receive_maximum") as caught:
+    with pytest.raises(
+        ProtocolError, match="must not be repeated: property=receive_maximum"
+    ) as caught:
         decoded(PacketType.CONNECT, "06 210001 210001")
     assert caught.value.reason == Reason.PROTOCOL_ERROR
 
 
 def test_a_subscription_identifier_may_repeat_in_publish_alone() -> None:
     assert decoded(PacketType.PUBLISH, "04 0b01 0b02").subscription_identifiers == (1, 2)
-    with pytest.raises(ProtocolError, match="twice"):
+    with pytest.raises(ProtocolError, match="must not be repeated"):
         decoded(PacketType.SUBSCRIBE, "04 0b01 0b02")
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="must not be repeated"):
         encoded(PacketType.SUBSCRIBE, Properties(subscription_identifiers=(1, 2)))
 
 

@@ -110,9 +110,9 @@ def test_the_longest_string_has_65_535_bytes() -> None:
 )
 def test_a_read_past_the_end_is_malformed(read: object) -> None:
     assert callable(read)
-    with pytest.raises(MalformedPacketError, match=r"cut short: offset=0 needed=\d there=0"):
+    with pytest.raises(MalformedPacketError, match=r"cut short: offset=0 needed=\d available=0"):
         read(Reader(b""))
-    with pytest.raises(MalformedPacketError, match="cut short: offset=2 needed=3 there=2"):
+    with pytest.raises(MalformedPacketError, match="cut short: offset=2 needed=3 available=2"):
         Reader(b"\0\3ab").binary()
 
 

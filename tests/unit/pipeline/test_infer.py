@@ -46,5 +46,5 @@ def test_what_cannot_be_read_or_is_too_deep_is_passed_over(odd: bytes) -> None:
 def test_where_no_schema_can_be_inferred_one_must_be_given(
     payloads: list[bytes], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"{message}.*give payloadSchema"):
+    with pytest.raises(UsageError, match=rf"{message}.*set payloadSchema"):
         infer_type(payloads)

@@ -78,8 +78,10 @@ def test_planning_tells_the_log_what_it_skips(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO, "siltstone.pipeline"):
         reader_of(world).partitions()
     (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "planned a read of /data: 1 partitions read 1 of 1 slabs, 1 of 1 streams, 1 of 2 frames"
+    facts = record.__dict__["facts"]
+    assert (record.message, facts["place"]) == ("read_planned", "/data")
+    assert str(facts["plan"]).startswith(
+        "1 partitions read 1 of 1 slabs, 1 of 1 streams, 1 of 2 frames"
     )
 
 
@@ -105,5 +107,8 @@ def test_a_batch_cannot_begin_at_the_end() -> None:
     world = World()
     with world.database():
         pass
-    with pytest.raises(UsageError, match="cannot be latest"):
+    with pytest.raises(
+        UsageError,
+        match="startingOffsets of a batch query must not be latest: no rows would follow",
+    ):
         reader_of(world, starting=options_of().ending).partitions()

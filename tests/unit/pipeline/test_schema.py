@@ -86,12 +86,18 @@ def test_a_declared_payload_may_be_decoded(kind: BinaryType | StringType | Struc
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (StructField("value", BinaryType()), "no such column: value; there are topic, levels"),
-        (StructField("qos", IntegerType()), "column qos cannot be read as int; it is tinyint"),
-        (StructField("payload", LongType()), "column payload cannot be read as bigint"),
+        (StructField("value", BinaryType()), "unknown column value .supported: topic, levels"),
+        (
+            StructField("qos", IntegerType()),
+            "column qos has type tinyint and cannot be read as int",
+        ),
+        (
+            StructField("payload", LongType()),
+            "column payload has type binary and cannot be read as bigint",
+        ),
         (
             StructField("properties", MapType(StringType(), LongType())),
-            "column properties cannot be read as map<string,bigint>",
+            "and cannot be read as map<string,bigint>",
         ),
     ],
     ids=str,
@@ -109,5 +115,5 @@ def test_what_json_is_not_decoded_to_is_refused_wherever_it_stands(kind: DataTyp
         arrow_schema(StructType([StructField("payload", payload)]))
     assert str(caught.value) == (
         f"payload.of.when cannot be read from JSON as {kind.simpleString()}: read it as STRING "
-        "and cast that, or decode the whole with decode=utf8 and from_json"
+        f"and cast it, or decode the payload with decode=utf8 and from_json"
     )

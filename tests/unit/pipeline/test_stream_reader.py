@@ -249,7 +249,7 @@ def test_rows_that_were_dropped_before_they_were_read_are_a_failure() -> None:
         end = stream.latestOffset(at(0), ALL)
         assert end == at(3)
         with pytest.raises(
-            SlabDroppedError, match=r"gone .*: shard 0, serials 0 to 1;.*failOnData"
+            SlabDroppedError, match=r"not in the store: shard 0, serials 0 to 1;.*failOnData"
         ):
             stream.partitions(at(0), end)
 
@@ -271,7 +271,7 @@ def test_a_store_that_is_not_the_one_of_the_checkpoint_is_refused() -> None:
         with pytest.raises(SlabDroppedError, match="shard 0, serials 1 to 6"):
             stream.latestOffset(at(7), ALL)
         assert stream_of(world, fails_on_loss=False).latestOffset(at(7), ALL) == at(1)
-        with pytest.raises(UsageError, match="shard that the database has not: shard=1"):
+        with pytest.raises(UsageError, match="shard that is not in the database: shard=1"):
             stream.latestOffset(at(0, 0), ALL)
 
 
@@ -311,7 +311,7 @@ class TestAnotherDatabase:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world, identity = self.created_anew(monkeypatch, "d", "e", "f", "g")
-        sentence = f"offsets={IDENTITY} database={identity}; begin with another checkpoint"
+        sentence = f"offsets={IDENTITY} database={identity}; start with a new checkpoint"
         for position in (at(0), at(3), at(4), at(9)):
             with pytest.raises(SlabDroppedError, match=sentence):
                 stream_of(world).latestOffset(position, ALL)
@@ -371,7 +371,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_in_a_database_that_is_as_old
 
 def test_a_checkpoint_of_another_version_is_refused() -> None:
     world = World()
-    with world.database(), pytest.raises(UsageError, match="unknown version: version=9"):
+    with world.database(), pytest.raises(UsageError, match="unknown version 9"):
         stream_of(world).latestOffset({"version": 9, "shards": {}}, ALL)
 
 

@@ -30,7 +30,7 @@ def test_rows_go_to_the_directory_or_the_node_that_is_named() -> None:
 
 def test_what_cannot_be_written_is_refused_before_any_task_runs() -> None:
     check_schema(SCHEMA, OPTIONS, overwrite=False)
-    with pytest.raises(UsageError, match="appended and never replaced: use mode append"):
+    with pytest.raises(UsageError, match="rows of a store cannot be replaced: use mode append"):
         check_schema(SCHEMA, OPTIONS, overwrite=True)
     with pytest.raises(UsageError, match="column payload is missing"):
         check_schema(StructType(SCHEMA.fields[:1]), OPTIONS, overwrite=False)

@@ -98,7 +98,7 @@ class TestLost:
         summary = one_sealed(fs).chain.handles[0].summary
         fs.remove(PATH)
         assert lost_segments(fs, SLAB, fs.list(SLAB)) == {0: summary}
-        with pytest.raises(CorruptionError, match="a segment is missing") as caught:
+        with pytest.raises(CorruptionError, match="the segment is missing") as caught:
             refuse_lost(fs, SLAB, fs.list(SLAB))
         assert caught.value.path == PATH
 
@@ -319,7 +319,7 @@ class TestHandle:
         patch(fs, PATH, lost, b"X")
         assert found.follow(ended=ended) == []
         if ended:
-            with pytest.raises(CorruptionError, match="no frame starts here"):
+            with pytest.raises(CorruptionError, match="a frame does not begin at this offset"):
                 found.check_whole()
         else:
             found.check_whole()
@@ -346,15 +346,15 @@ class TestHandle:
         start(new_chain(fs))
         fs.rename(PATH, segment_path(PATH.parent, 3))
         found = SegmentHandle(fs, segment_path(PATH.parent, 3))
-        with pytest.raises(CorruptionError, match="name of another: it begins with serial 0"):
+        with pytest.raises(CorruptionError, match="name of another one: it begins with serial 0"):
             found.segment()
 
     @pytest.mark.parametrize(
         ("next_base", "reason"),
         [
             (0, "its serials reach to 1, but 0 begins the next"),
-            (2, "a segment is missing: serial 1 should follow, not 2"),
-            (3, "a segment is missing: serial 1 should follow, not 3"),
+            (2, "a segment is missing: expected serial 1, found 2"),
+            (3, "a segment is missing: expected serial 1, found 3"),
         ],
     )
     def test_a_gap_or_overlap_to_the_next_segment_is_corruption(
@@ -372,7 +372,7 @@ class TestHandle:
         fs.remove(PATH)
         found = handle(fs)
         found.check_reaches(2)
-        with pytest.raises(CorruptionError, match="serial 2 should follow, not 4"):
+        with pytest.raises(CorruptionError, match="expected serial 2, found 4"):
             found.check_reaches(4)
 
     def test_reserved_serials_reach_to_the_next_segment_too(self) -> None:
@@ -437,7 +437,7 @@ class TestRefresh:
         chain = one_sealed(fs)
         start(chain, 9)
         fs.remove(INDEX)
-        with pytest.raises(CorruptionError, match="serial 2 should follow, not 9"):
+        with pytest.raises(CorruptionError, match="expected serial 2, found 9"):
             Chain(fs, SLAB).refresh()
 
     def test_a_segment_that_lost_only_its_index_is_read(self) -> None:
@@ -457,7 +457,7 @@ class TestRefresh:
         Chain(fs, SLAB).refresh()
         chain = Chain(fs, SLAB)
         chain.refresh(ended=True)
-        with pytest.raises(CorruptionError, match="no frame starts here"):
+        with pytest.raises(CorruptionError, match="a frame does not begin at this offset"):
             chain.handles[0].check_whole()
 
     def test_a_slab_that_ended_without_its_last_index_is_read(self) -> None:

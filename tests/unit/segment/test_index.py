@@ -185,7 +185,7 @@ class TestSideFile:
 
 class TestBroken:
     def test_a_side_file_shorter_than_its_header_is_refused(self) -> None:
-        with pytest.raises(CorruptionError, match="index is too short") as caught:
+        with pytest.raises(CorruptionError, match="the index is too short") as caught:
             decode_summary(encoded()[:71], PATH)
         assert (caught.value.path, caught.value.offset) == (PATH, 0)
 
@@ -193,7 +193,9 @@ class TestBroken:
     def test_another_magic_or_version_is_refused(self, offset: int) -> None:
         data = bytearray(encoded())
         data[offset] ^= 2
-        with pytest.raises(CorruptionError, match="not an index of this version"):
+        with pytest.raises(
+            CorruptionError, match="the file is not an index, or has an unknown version"
+        ):
             decode_index(resealed(data), PATH)
 
     def test_no_flipped_byte_goes_unnoticed(self) -> None:
@@ -225,6 +227,6 @@ class TestBroken:
     def test_a_size_that_does_not_fit_the_counts_is_refused(self, extra: bytes) -> None:
         size = len(encoded())
         data = bytearray(encoded()[:-1] + extra)
-        reason = f"index has {len(data)} bytes instead of {size}"
+        reason = f"the index must have {size} bytes, found {len(data)}"
         with pytest.raises(CorruptionError, match=reason):
             decode_index(resealed(data), PATH)

@@ -64,4 +64,6 @@ def test_a_state_under_the_wrong_name_is_told() -> None:
         assert value is not None
         with world.database.transaction() as tx:
             tx.write("session/other/state", value)
-        assert "'session/other/state': the state is not where it is looked for" in problems(world)
+        assert "'session/other/state': the state has a key that does not belong to it" in problems(
+            world
+        )

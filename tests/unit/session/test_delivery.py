@@ -40,5 +40,5 @@ def test_a_payload_on_disk_takes_no_memory_until_it_is_loaded() -> None:
 def test_a_payload_that_is_cut_is_not_served() -> None:
     file = MemoryFileSystem().create(PurePath("/payloads"))
     file.write(b"..payl")
-    with pytest.raises(CorruptionError, match="a payload was cut"):
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
         Spilled(file, 2, 7).read()

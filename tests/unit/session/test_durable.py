@@ -466,5 +466,5 @@ def test_rows_that_retention_took_first_are_told_to_the_log(
     with caplog.at_level(logging.WARNING, "siltstone.sessions"):
         Desk().durable.lost(7)
     (record,) = caplog.records
-    assert record.getMessage() == "rows gone before a session read them"
+    assert record.getMessage() == "session_rows_lost"
     assert record.__dict__["facts"] == {"client_id": "c", "serials": 7}

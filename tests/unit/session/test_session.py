@@ -64,4 +64,4 @@ def test_who_fails_when_it_is_called_keeps_no_other_waiting(
     session.settled()
     assert called == ["first", "last"]
     assert (session.unsettled, session.when_settled) == (0, [])
-    assert [record.message for record in caplog.records] == ["a mistake of ours, contained"]
+    assert [record.message for record in caplog.records] == ["internal_error"]

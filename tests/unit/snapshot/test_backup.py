@@ -162,7 +162,7 @@ def test_files_that_are_gone_without_a_drop_are_an_error() -> None:
         source.fs,
         Fault(operation="list", errno=errno.ENOENT, path_suffix="/m/0/1", repeat=True),
     )
-    with pytest.raises(SlabDroppedError, match="files of slab 0/1 are gone"):
+    with pytest.raises(SlabDroppedError, match="slab 0/1 was dropped during the backup"):
         source.records(fs)
 
 

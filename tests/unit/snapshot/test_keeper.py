@@ -241,7 +241,7 @@ def test_an_error_that_may_pass_is_raised_and_nothing_moves() -> None:
     memory = MemoryFileSystem()
     save(memory, 1, 2)
     fs = FaultyFileSystem(memory, Fault(operation="open", errno=errno.EMFILE, path_suffix=SECOND))
-    with pytest.raises(OverloadedError, match="no file descriptor is left"):
+    with pytest.raises(OverloadedError, match="too many open files"):
         loaded(fs)
     assert names_in(memory) == ["LOCK", "state", FIRST, SECOND]
 
@@ -285,7 +285,9 @@ def test_a_state_that_is_no_link_is_told() -> None:
     fs = MemoryFileSystem()
     fs.make_directory(DIRECTORY)
     fs.make_directory(DIRECTORY / "state")
-    with pytest.raises(UsageError, match="/snapshots/state is no link: move it away"):
+    with pytest.raises(
+        UsageError, match="/snapshots/state must be a symbolic link: move the file away"
+    ):
         keeper_on(fs)
 
 
@@ -298,7 +300,7 @@ def test_without_a_valid_snapshot_nothing_starts_empty_unless_that_is_allowed(le
     else:
         fs.remove(DIRECTORY / FIRST)
     before = names_in(fs)
-    with pytest.raises(CorruptionError, match=r"no snapshot is valid, .*--allow-empty"):
+    with pytest.raises(CorruptionError, match=r"no snapshot is valid; .*--allow-empty"):
         loaded(fs)
     assert names_in(fs) == before
     records, result = loaded(fs, allow_empty=True)

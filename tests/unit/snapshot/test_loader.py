@@ -105,30 +105,30 @@ def test_a_reference_to_a_content_that_did_not_come_is_corrupt() -> None:
         writer.write(*encode_record(family, len))
         writer.write(KINDS[KeyValuePair], body)
 
-    with pytest.raises(CorruptionError, match="refers to a content that did not come: number=5"):
+    with pytest.raises(CorruptionError, match="refers to a payload that is missing: number=5"):
         verify_snapshot(crafted(write))
 
 
 def test_a_record_without_its_owner_is_corrupt() -> None:
     kind, body = encode_record(queued("a", b""), len)
-    with pytest.raises(CorruptionError, match="a record without its SessionState"):
+    with pytest.raises(CorruptionError, match="a record does not have its SessionState"):
         verify_snapshot(crafted(lambda writer: writer.write(kind, body)))
 
 
 def test_an_unknown_kind_is_corrupt() -> None:
-    with pytest.raises(CorruptionError, match="unknown kind of record: kind=99"):
+    with pytest.raises(CorruptionError, match="unknown kind of record 99"):
         verify_snapshot(crafted(lambda writer: writer.write(99, b"")))
 
 
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([(1, 1, b"")], "a content without bytes"),
-        ([(2, 1, b"x")], "a content is out of order: number=2"),
-        ([(1, 1, b"x"), (1, 1, b"y")], "a content is out of order: number=1"),
-        ([(1, 2, b"x")], "a content is out of order: number=1"),
-        ([(1, 0, b"x")], "the contents are not those that were written"),
-        ([(1, 1, b"x")], "the contents are not those that were written"),
+        ([(1, 1, b"")], "a payload is missing"),
+        ([(2, 1, b"x")], "a payload is out of order: number=2"),
+        ([(1, 1, b"x"), (1, 1, b"y")], "a payload is out of order: number=1"),
+        ([(1, 2, b"x")], "a payload is out of order: number=1"),
+        ([(1, 0, b"x")], "the payloads do not match their checksum"),
+        ([(1, 1, b"x")], "the payloads do not match their checksum"),
     ],
 )
 def test_contents_come_whole_and_in_order(parts: list[tuple[int, int, bytes]], reason: str) -> None:
@@ -143,7 +143,7 @@ def test_contents_come_whole_and_in_order(parts: list[tuple[int, int, bytes]], r
 def test_a_content_beyond_the_limit_is_corrupt() -> None:
     data = bytes_of([retained("a", bytes(20))])
     SnapshotReader(opened(data), NoContents(), 20).check()
-    with pytest.raises(CorruptionError, match="a content is out of order"):
+    with pytest.raises(CorruptionError, match="a payload is out of order: number"):
         SnapshotReader(opened(data), NoContents(), 19).check()
 
 
@@ -151,7 +151,7 @@ def test_a_file_without_its_first_record_is_corrupt() -> None:
     fs = MemoryFileSystem()
     with fs.create(PATH) as file:
         RecordWriter(file).finish(contents=0, content_bytes=0)
-        with pytest.raises(CorruptionError, match="does not say what it is"):
+        with pytest.raises(CorruptionError, match="the first record is missing"):
             verify_snapshot(file)
 
 

@@ -117,7 +117,7 @@ def test_what_a_file_leaves_out_is_a_hole() -> None:
     ],
 )
 def test_no_record_leads_out_of_the_new_directory(record: Record) -> None:
-    with pytest.raises(CorruptionError, match="no part of a data directory"):
+    with pytest.raises(CorruptionError, match="the path is not part of a data directory"):
         restored([record])
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_backup_makes_nothing() -> None:
     publish_snapshot(fs, FILE, ABOUT, [session("c")])
     with fs.open(FILE, writable=True) as source:
         source.truncate(source.size() - 1)
-        with pytest.raises(CorruptionError, match="the snapshot ends early"):
+        with pytest.raises(CorruptionError, match="the snapshot is cut short"):
             restore_directory(fs, ManualClock(), source, COPY, Engines().open_writing)
     assert not fs.exists(COPY)
 
@@ -171,9 +171,9 @@ def same_parts(count: int) -> list[Record]:
         (
             [StoredFile(path="spool/x", size_bytes=50_000), FilePart(offset=0, data=bytes(50_000))],
             49_999,
-            "the snapshot is larger than allowed when it is unpacked: max=49999",
+            "the decompressed snapshot is larger than allowed: max=49999",
         ),
-        (same_parts(100), 99_999, "the backup has more data than allowed: max=99999"),
+        (same_parts(100), 99_999, "the backup is larger than allowed: max=99999"),
     ],
 )
 def test_a_backup_with_more_data_than_allowed_is_refused(

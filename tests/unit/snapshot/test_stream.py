@@ -122,17 +122,20 @@ def test_others_may_have_the_processor_behind_each_piece() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "the snapshot ends early"),
-        (bytes(5000), "not readable as gzip"),
-        (b"state", "not readable as gzip"),
-        (gzip.compress(b""), "the snapshot ends early"),
-        (gzip.compress(bytes(100)), "this is no snapshot"),
-        (gzip.compress(HEAD.pack(MAGIC, 0)), "there is no such version"),
-        (gzip.compress(HEAD.pack(MAGIC, 1)), "the snapshot ends early"),
-        (written(RECORDS) + b"\0", "there is something behind the end"),
-        (written(RECORDS) + bytes(100_000), "there is something behind the end"),
-        (written(RECORDS) * 2, "there is something behind the end"),
-        (gzip.compress(gzip.decompress(written(RECORDS)) + b"\0"), "behind the end record"),
+        (b"", "the snapshot is cut short"),
+        (bytes(5000), "invalid gzip data"),
+        (b"state", "invalid gzip data"),
+        (gzip.compress(b""), "the snapshot is cut short"),
+        (gzip.compress(bytes(100)), "the file is not a snapshot"),
+        (gzip.compress(HEAD.pack(MAGIC, 0)), "invalid version"),
+        (gzip.compress(HEAD.pack(MAGIC, 1)), "the snapshot is cut short"),
+        (written(RECORDS) + b"\0", "extra bytes after the end record"),
+        (written(RECORDS) + bytes(100_000), "extra bytes after the end record"),
+        (written(RECORDS) * 2, "extra bytes after the end record"),
+        (
+            gzip.compress(gzip.decompress(written(RECORDS)) + b"\0"),
+            "extra bytes after the end record",
+        ),
     ],
     # Compressed bytes tell the time, which differs from one test process to the other.
     ids=range(11),
@@ -143,7 +146,9 @@ def test_what_is_no_whole_snapshot_is_corrupt(data: bytes, reason: str) -> None:
 
 
 def test_a_newer_version_is_an_error_of_its_own() -> None:
-    with pytest.raises(UsageError, match=r"newer version of Siltstone: path=/x\.gz version=2 kn"):
+    with pytest.raises(
+        UsageError, match=r"newer version of Siltstone wrote .*: path=/x\.gz version=2 su"
+    ):
         read(gzip.compress(HEAD.pack(MAGIC, 2) + b"whatever comes then"))
 
 
@@ -170,7 +175,9 @@ def test_every_flipped_bit_is_found_unless_it_changes_nothing() -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
     head = HEAD.pack(MAGIC, 1) + RECORD.pack(BODY_BYTES_MAX + 1, 0, ABOUT)
-    with pytest.raises(CorruptionError, match=f"too long: length={BODY_BYTES_MAX + 1}"):
+    with pytest.raises(
+        CorruptionError, match=f"a record is too large: length={BODY_BYTES_MAX + 1}"
+    ):
         read(gzip.compress(head))
 
 
@@ -183,7 +190,9 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
     ],
 )
 def test_the_first_record_alone_says_what_it_is(records: list[tuple[int, bytes]]) -> None:
-    with pytest.raises(CorruptionError, match="the first record, and no other"):
+    with pytest.raises(
+        CorruptionError, match="the header record must be the first one, and only once"
+    ):
         read(written(records))
 
 
@@ -194,7 +203,7 @@ def test_records_that_are_missing_moved_or_repeated_do_not_match_the_digest(
     plain = gzip.decompress(written(RECORDS))
     body = HEAD.pack(MAGIC, 1) + b"".join(plain_record(*each) for each in RECORDS)
     moved = body[: HEAD.size] + b"".join(plain_record(*RECORDS[number]) for number in order)
-    with pytest.raises(CorruptionError, match="not those that were written"):
+    with pytest.raises(CorruptionError, match="the records do not match their checksum"):
         read(gzip.compress(moved + plain[len(body) :]))
 
 

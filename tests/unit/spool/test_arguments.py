@@ -33,7 +33,9 @@ def test_what_is_no_pair_is_refused(items: object, message: str) -> None:
 def test_paths_functions_and_kinds_are_told_apart() -> None:
     with pytest.raises(UsageError, match=r"^a path must be text or a path: type=bytes$"):
         path_given(b"/a")
-    with pytest.raises(UsageError, match=r"^a path has a zero character: path='/a.x00'$"):
+    with pytest.raises(
+        UsageError, match=r"^a path must not have the character U\+0000: path='/a.x00'$"
+    ):
         path_given("/a\0")
     with pytest.raises(UsageError, match=r"^a function must be callable: type=int$"):
         function_given(5)

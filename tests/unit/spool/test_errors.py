@@ -17,7 +17,7 @@ def test_no_such_entry_is_something_not_found() -> None:
     error = NoSuchEntryError(Entry(3, "x"), PurePath("/q/3-x"))
     assert isinstance(error, NotFoundError)
     assert (error.entry, error.source) == (Entry(3, "x"), PurePath("/q/3-x"))
-    assert str(error) == "no such entry: id=3 path=/q/3-x"
+    assert str(error) == "the entry does not exist: id=3 path=/q/3-x"
 
 
 def test_a_failed_cleanup_tells_what_is_left() -> None:

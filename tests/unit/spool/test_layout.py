@@ -33,7 +33,7 @@ def test_the_sentinel_is_the_last_name_of_all() -> None:
 def test_a_directory_without_the_sentinel_is_no_spool() -> None:
     fs, layout = laid_out()
     fs.remove(layout.sentinel)
-    with pytest.raises(NotFoundError, match="there is no spool: path=/s"):
+    with pytest.raises(NotFoundError, match="the directory is not a spool: path=/s"):
         layout.check(fs)
 
 
@@ -52,7 +52,7 @@ def test_what_a_crash_left_is_told_from_what_others_have() -> None:
     with pytest.raises(ExistsError, match="has entries"):
         layout.check_remains(fs)
     fs.create(ROOT / "photo.jpg").close()
-    with pytest.raises(ExistsError, match="not empty and no spool"):
+    with pytest.raises(ExistsError, match="the directory is neither empty nor a spool: path"):
         layout.check_remains(fs)
 
 

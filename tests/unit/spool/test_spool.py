@@ -256,7 +256,7 @@ def test_a_discard_to_a_destination_moves_the_data_with_their_reason(
         assert list(spool) == []
         with pytest.raises(NoSuchEntryError):
             spool.discard(stored, PurePath("/out/b"))
-        with pytest.raises(UsageError, match="beside a destination"):
+        with pytest.raises(UsageError, match="a reason needs a destination"):
             spool.discard(spool.store(b""), reason="none")
     assert {n.name: fs.read(PurePath("/out") / n.name) for n in fs.list(PurePath("/out"))} == {
         "a": b"data",
@@ -324,7 +324,9 @@ def test_ids_end_where_63_bits_do(fs: MemoryFileSystem) -> None:
     replace_file(fs, ROOT / "next", b"9223372036854775807\n")
     with open_spool(ROOT, fs=fs) as spool:
         assert spool.store(b"").id == 2**63 - 1
-        with pytest.raises(UnableToCommitError, match="all ids"):
+        with pytest.raises(
+            UnableToCommitError, match="the spool has used all its ids: create a new one"
+        ):
             spool.store(b"")
 
 
@@ -465,8 +467,14 @@ def test_arguments_of_the_wrong_kind_are_refused_and_change_nothing(fs: MemoryFi
     with create(ROOT, fs=fs) as spool:
         stored = spool.store(b"x")
         calls: list[tuple[str, Callable[[], object]]] = [
-            ("a source is bytes, a binary stream", lambda: spool.store(wrong)),
-            ("a source is bytes, a binary stream", lambda: spool.store(cast("Any", "text"))),
+            (
+                "a source must be bytes, a binary stream or an iterator of bytes",
+                lambda: spool.store(wrong),
+            ),
+            (
+                "a source must be bytes, a binary stream or an iterator of bytes",
+                lambda: spool.store(cast("Any", "text")),
+            ),
             ("a source must yield bytes", lambda: spool.store([wrong])),
             ("a source must yield bytes", lambda: spool.store(cast("Any", io.StringIO("a")))),
             ("metadata must be text", lambda: spool.store(b"", wrong)),

@@ -191,7 +191,7 @@ class TestTopics:
     def test_a_database_whose_shards_are_shared_takes_no_topics(self) -> None:
         with (
             LogWorld().blocks(DatabaseSettings(segment_bytes=SEGMENT_BYTES, shards=2)) as logs,
-            pytest.raises(UsageError, match="holds no topic logs"),
+            pytest.raises(UsageError, match="is not a database of topic logs"),
         ):
             logs.add("t")
 

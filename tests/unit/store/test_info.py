@@ -63,14 +63,14 @@ def test_a_slab_that_has_lost_its_only_segment_has_lost_nobody_can_tell_how_much
     (finding,) = (found for found in verify(world, repair=True).findings if found.repaired)
     start = FRAMES * FRAME_ROWS
     assert finding.problem == (
-        "slab has no segment; nobody can tell how many rows are lost; "
-        f"serials go on at {start + (1 << 40)}"
+        "the slab does not have a segment; an unknown number of rows is lost; the next serial is "
+        f"{start + (1 << 40)}"
     )
     (note,) = verify(world).findings
     assert (note.path, note.severity, note.problem) == (
         CURRENT,
         "note",
-        "hole: nobody can tell how many rows are lost",
+        "hole: an unknown number of rows is lost",
     )
     with world.reader() as database:
         (lost,) = database.holes()
@@ -92,7 +92,7 @@ def test_serials_go_on_behind_all_that_may_have_been() -> None:
     ("rows", "text"),
     [
         (3, "3 rows, from serial 7 of slab 0/1"),
-        (None, "nobody can tell how many rows, from serial 7 of slab 0/1"),
+        (None, "an unknown number of rows, from serial 7 of slab 0/1"),
     ],
 )
 def test_a_hole_says_what_is_lost(rows: int | None, text: str) -> None:

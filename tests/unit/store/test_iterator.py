@@ -86,30 +86,36 @@ class TestBroken:
             StreamIterator.from_bytes(ITERATOR.to_bytes()[:length])
 
     def test_a_stream_is_no_iterator(self) -> None:
-        with pytest.raises(UsageError, match=r"^these bytes are no saved iterator$"):
+        with pytest.raises(
+            UsageError, match=r"^invalid saved iterator: the bytes do not come from to_bytes$"
+        ):
             StreamIterator.from_bytes(STREAM.to_bytes())
 
     def test_an_iterator_is_no_stream(self) -> None:
-        with pytest.raises(UsageError, match=r"^these bytes are no saved stream$"):
+        with pytest.raises(
+            UsageError, match=r"^invalid saved stream: the bytes do not come from to_bytes$"
+        ):
             StreamRef.from_bytes(ITERATOR.to_bytes())
 
     def test_another_version_is_refused(self) -> None:
         data = b"SI\x03" + ITERATOR.to_bytes()[3:]
-        with pytest.raises(UsageError, match=r"^saved iterator of an unknown version: version=3$"):
+        with pytest.raises(UsageError, match=r"^unknown version 3 of a saved iterator$"):
             StreamIterator.from_bytes(data)
 
     def test_an_identity_that_is_empty_is_refused_where_there_must_be_one(self) -> None:
         data = STREAM.to_bytes().replace(text("5eed"), text(""))
-        with pytest.raises(UsageError, match=r"^saved stream has an empty identity$"):
+        with pytest.raises(UsageError, match=r"^invalid saved stream: empty identity$"):
             StreamRef.from_bytes(data)
 
     def test_bytes_behind_the_end_are_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"^saved stream has bytes to spare$"):
+        with pytest.raises(UsageError, match=r"^invalid saved stream: extra bytes at the end$"):
             StreamRef.from_bytes(STREAM.to_bytes() + b"\0")
 
     def test_text_that_is_not_utf_8_is_refused(self) -> None:
         data = STREAM.to_bytes().replace(b"plant", b"pl\xffnt")
-        with pytest.raises(UsageError, match=r"^these bytes are no saved stream$"):
+        with pytest.raises(
+            UsageError, match=r"^invalid saved stream: the bytes do not come from to_bytes$"
+        ):
             StreamRef.from_bytes(data)
 
     def test_a_filter_that_is_none_is_refused(self) -> None:
@@ -132,12 +138,12 @@ class TestChecks:
     def test_in_another_database_it_is_refused_also_in_one_of_the_same_name(
         self, place: StreamRef | StreamIterator, noun: str
     ) -> None:
-        with pytest.raises(UsageError, match=rf"^{noun} belongs to database 'plant'$"):
+        with pytest.raises(UsageError, match=rf"^the {noun} belongs to another database: 'plant'$"):
             require_place(place, database="other", identity="5eed")
         with pytest.raises(SlabDroppedError) as caught:
             require_place(place, database="plant", identity="later")
         assert str(caught.value) == (
-            f"{noun} belongs to another database that was called 'plant', its rows are gone"
+            f"the {noun} belongs to an earlier database 'plant', which was dropped"
         )
 
     def test_times_are_of_64_bits_so_that_they_can_be_saved(self) -> None:
@@ -146,10 +152,10 @@ class TestChecks:
         for time_us in (-(2**63) - 1, 2**63):
             with pytest.raises(UsageError) as caught:
                 require_times(time_us)
-            assert str(caught.value) == f"since_us must be a number of 64 bits: since_us={time_us}"
+            assert str(caught.value) == f"since_us must fit into 64 bits: since_us={time_us}"
             with pytest.raises(UsageError) as caught:
                 require_times(0, time_us)
-            assert str(caught.value) == f"until_us must be a number of 64 bits: until_us={time_us}"
+            assert str(caught.value) == f"until_us must fit into 64 bits: until_us={time_us}"
 
     @pytest.mark.parametrize("time_us", [-(2**63) - 1, 2**63])
     def test_every_call_of_a_database_that_takes_times_refuses_others(self, time_us: int) -> None:
@@ -174,7 +180,5 @@ class TestChecks:
                 lambda: database.feed(since_us=time_us),
             ]
             for call in calls:
-                with pytest.raises(
-                    UsageError, match=f"_us must be a number of 64 bits: .*{time_us}$"
-                ):
+                with pytest.raises(UsageError, match=f"_us must fit into 64 bits: .*{time_us}$"):
                     call()

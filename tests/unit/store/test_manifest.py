@@ -153,7 +153,9 @@ class TestFile:
 
     @pytest.mark.parametrize("data", [b"", b"\n", MANIFEST.encode()[:-1]])
     def test_a_file_that_was_cut_is_refused(self, data: bytes) -> None:
-        with pytest.raises(CorruptionError, match="manifest does not match its checksum") as caught:
+        with pytest.raises(
+            CorruptionError, match="the manifest does not match its checksum"
+        ) as caught:
             Manifest.decode(data, PATH)
         assert caught.value.path == PATH
 

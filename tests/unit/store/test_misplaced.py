@@ -93,7 +93,7 @@ def test_an_index_of_another_segment_goes_into_quarantine_and_is_made_anew() -> 
     replace_file(fs, path, fs.read(index_path(segment_path(SLAB, 0))))
     first, second = repaired(fs)
     assert first == f"kept as {PATH / 'quarantine' / path.name}"
-    assert second == "made anew from the segment"
+    assert second == "rebuilt from the segment"
     assert (fs.read(path), topics_now(fs)) == (own, TOPICS)
 
 

@@ -214,7 +214,7 @@ def test_a_slab_without_segments_is_corrupt() -> None:
     world = World()
     begun(world).close()
     world.fs.remove(slab_place() / segment_name(0))
-    with pytest.raises(CorruptionError, match="slab has no segment") as caught:
+    with pytest.raises(CorruptionError, match="the slab does not have a segment") as caught:
         reopened(world)
     assert caught.value.path == slab_place()
 

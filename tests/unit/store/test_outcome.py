@@ -72,7 +72,9 @@ class TestTicket:
         ticket = Ticket(0, 0, waits=True)
         assert (ticket.done, ticket.error, ticket.wait() is ticket) == (True, None, True)
         assert (ticket.serials(), ticket.timestamps()) == ([], [])
-        with pytest.raises(UsageError, match="the call had no row"):
+        with pytest.raises(
+            UsageError, match="the call did not append a row, so it does not have a first row"
+        ):
             ticket.first_serial()
 
     def test_a_ticket_is_done_when_its_last_part_is(self) -> None:
@@ -90,7 +92,9 @@ class TestTicket:
 
     def test_when_time_runs_out_the_outcome_is_unknown(self) -> None:
         ticket = Ticket(1, 1, waits=True)
-        with pytest.raises(OutcomeUnknownError, match=r"^no outcome after 0 seconds$"):
+        with pytest.raises(
+            OutcomeUnknownError, match=r"^the outcome is not known after 0 seconds$"
+        ):
             ticket.wait(timeout=0)
         assert not ticket.done
 
@@ -146,7 +150,7 @@ class TestPartly:
         parts: list[Outcome | Exception] = [outcome(), error]
         ticket = resolved(*(parts if stored_first else parts[::-1]))
         assert isinstance(ticket.error, OutcomeUnknownError)
-        assert str(ticket.error) == "rows for one shard were stored, for another not: bad"
+        assert str(ticket.error) == "only the rows of some shards were stored: bad"
         assert ticket.error.__cause__ is error
         with pytest.raises(OutcomeUnknownError):
             ticket.wait()

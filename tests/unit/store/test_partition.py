@@ -75,15 +75,15 @@ def test_rows_become_columns() -> None:
         (Row("t", b"", qos=-1), "qos must be 0, 1 or 2: row=1 qos=-1"),
         (Row("t", b"", qos=1.0), "qos must be 0, 1 or 2: row=1 qos=1.0"),  # type: ignore[arg-type]
         (Row("t", b"", qos=True), "qos must be 0, 1 or 2: row=1 qos=True"),
-        (Row("t", b"", retain="x"), "retain must be a bool: row=1 retain='x'"),  # type: ignore[arg-type]
-        (Row("t", b"", retain=None), "retain must be a bool: row=1 retain=None"),  # type: ignore[arg-type]
-        (Row("t", b"", retain=2.5), "retain must be a bool: row=1 retain=2.5"),  # type: ignore[arg-type]
-        (Row("t", b"", retain=1), "retain must be a bool: row=1 retain=1"),  # type: ignore[arg-type]
+        (Row("t", b"", retain="x"), ("retain must be a bool: row=1 retain='x'")),  # type: ignore[arg-type]
+        (Row("t", b"", retain=None), ("retain must be a bool: row=1 retain=None")),  # type: ignore[arg-type]
+        (Row("t", b"", retain=2.5), ("retain must be a bool: row=1 retain=2.5")),  # type: ignore[arg-type]
+        (Row("t", b"", retain=1), ("retain must be a bool: row=1 retain=1")),  # type: ignore[arg-type]
         (Row(b"t", b""), "topic must be text: row=1 type=bytes"),  # type: ignore[arg-type]
         (Row("t", "text"), "value must be bytes: row=1 type=str"),  # type: ignore[arg-type]
-        (Row("t", bytearray(1)), "value must be bytes: row=1 type=bytearray"),  # type: ignore[arg-type]
+        (Row("t", bytearray(1)), ("value must be bytes: row=1 type=bytearray")),  # type: ignore[arg-type]
         (Row("t", b"", b"p"), "publisher must be text: row=1 type=bytes"),  # type: ignore[arg-type]
-        (Row("t", b"", properties=""), "properties must be bytes: row=1 type=str"),  # type: ignore[arg-type]
+        (Row("t", b"", properties=""), ("properties must be bytes: row=1 type=str")),  # type: ignore[arg-type]
         (Row("\ud800", b""), "topic is not valid Unicode: row=1"),
         (Row("t", b"", "\udfff"), "publisher is not valid Unicode: row=1"),
     ],
@@ -120,15 +120,15 @@ BAD_COLUMNS: list[tuple[dict[str, Any], str]] = [
     ({"publisher": "p"}, "publisher must be bytes: type=str"),
     ({"publisher": [b"p", "q"]}, "publisher must be bytes: row=1 type=str"),
     ({"properties": [b"", 0]}, "properties must be bytes: row=1 type=int"),
-    ({"values": [b"a"]}, "columns differ in length: topics=2 values=1"),
-    ({"topics": [b"a"]}, "columns differ in length: topics=1 values=2"),
-    ({"publisher": [b"p"]}, "columns differ in length: topics=2 publisher=1"),
-    ({"publisher": []}, "columns differ in length: topics=2 publisher=0"),
-    ({"flags": [0]}, "columns differ in length: topics=2 flags=1"),
-    ({"properties": []}, "columns differ in length: topics=2 properties=0"),
+    ({"values": [b"a"]}, "columns must have the same length: topics=2 values=1"),
+    ({"topics": [b"a"]}, "columns must have the same length: topics=1 values=2"),
+    ({"publisher": [b"p"]}, "columns must have the same length: topics=2 publisher=1"),
+    ({"publisher": []}, "columns must have the same length: topics=2 publisher=0"),
+    ({"flags": [0]}, "columns must have the same length: topics=2 flags=1"),
+    ({"properties": []}, "columns must have the same length: topics=2 properties=0"),
     (
         {"topics": [b"a", bytes(TOPIC_SIZE_MAX + 1)]},
-        f"topics has too large an item: row=1 size_bytes={TOPIC_SIZE_MAX + 1} max={TOPIC_SIZE_MAX}",
+        f"topics is too large: row=1 size_bytes={TOPIC_SIZE_MAX + 1} max={TOPIC_SIZE_MAX}",
     ),
     ({"publisher": b"\xff"}, "publisher is not valid UTF-8"),
     (
@@ -169,7 +169,7 @@ def test_flags_that_are_no_byte_are_refused_before_they_reach_a_shard(
 @pytest.mark.parametrize("shards", [1, 4])
 def test_flags_are_a_qos_and_retain_and_nothing_else(flags: int, shards: int) -> None:
     keys = [ON_SHARD[0], ON_SHARD[1]]
-    message = "flags are a QoS of 0 to 2, and retain:"
+    message = "flags must be a QoS from 0 to 2, with or without retain:"
     with pytest.raises(UsageError) as caught:
         measured(Columns([b"a", b"b"], [b"1", b"2"], keys, flags), shards)
     assert str(caught.value) == f"{message} flags={flags}"
@@ -183,7 +183,10 @@ def test_flags_are_a_qos_and_retain_and_nothing_else(flags: int, shards: int) ->
 def test_flags_of_a_row_that_are_no_number_are_refused_by_number(flags: Any) -> None:
     with pytest.raises(UsageError) as caught:
         measured(Columns([b"a", b"b"], [b"1", b"2"], b"", [6, flags]), 1)
-    assert str(caught.value) == f"flags are a QoS of 0 to 2, and retain: row=1 flags={flags!r}"
+    assert (
+        str(caught.value)
+        == f"flags must be a QoS from 0 to 2, with or without retain: row=1 flags={flags!r}"
+    )
 
 
 def test_the_largest_publisher_that_may_be_in_a_list_may_stand_for_all_rows() -> None:

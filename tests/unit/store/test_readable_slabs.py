@@ -71,5 +71,7 @@ def test_a_reader_is_told_of_a_later_database_of_the_name_of_its_own() -> None:
             store.drop(NAME)
             store.create(NAME, settings_of()).append(rows_on("new", "new")).wait()
             for _ in range(2):
-                with pytest.raises(NotFoundError, match="was dropped, and another has its name"):
+                with pytest.raises(
+                    NotFoundError, match="was dropped and created again: open the new one"
+                ):
                     reader.count()

@@ -17,7 +17,7 @@ from tests.support.damage import DATABASE, QUARANTINE, clone, read_all, small_wo
 from tests.support.topiclog import SMALL, LogWorld, all_values, append
 
 PLACE = PATH / "data" / TOPICS
-DONE = "made anew from the segments, with the default settings: set yours again"
+DONE = "rebuilt from the segments with default settings, set your settings again"
 
 
 def damage(fs: MemoryFileSystem, directory: PurePath, kind: str) -> None:
@@ -50,7 +50,10 @@ def test_a_lost_manifest_is_made_anew_and_every_row_is_there(kind: str) -> None:
     assert isinstance(world.fs, MemoryFileSystem)
     rows, before = read_all(world), read_manifest(world.fs, DATABASE)
     damage(world.fs, DATABASE, kind)
-    assert any("repair it" in found.problem for found in verify(world).findings)
+    assert any(
+        "run verify with --repair, or restore it from a backup" in found.problem
+        for found in verify(world).findings
+    )
     (finding,) = verify(world, repair=True).findings
     kept = "" if kind == "missing" else f"; kept as {QUARANTINE / MANIFEST}"
     assert (finding.path, finding.repaired) == (DATABASE / MANIFEST, DONE + kept)
@@ -148,7 +151,11 @@ def test_a_shard_of_which_nothing_is_left_keeps_the_manifest_from_being_made() -
     world.fs.remove(segment_path(PLACE / "1" / "1", 0))
     (finding,) = repair(world).findings
     assert (finding.problem, finding.repaired) == (
-        "manifest does not match its checksum; repair it or restore it from a copy",
+        (
+            "the manifest does not match its checksum; run verify with --repair, or restore it "
+            "from "
+            "a backup"
+        ),
         "",
     )
 
@@ -166,7 +173,7 @@ def test_rows_of_others_are_refused_before_the_first_topic_exists() -> None:
     with world.store() as store:
         database = store.ensure(TOPICS, SMALL)
         database.block_logs()
-        with pytest.raises(UsageError, match="holds topic logs, rows are sent to these"):
+        with pytest.raises(UsageError, match="has topic logs: send messages to a topic log"):
             database.append([Row("t", b"v")])
 
 
@@ -174,7 +181,10 @@ def test_a_database_with_other_rows_does_not_become_one_of_topic_logs() -> None:
     world = World()
     with world.database() as database:
         database.append([Row("t", b"v")]).wait()
-        with pytest.raises(UsageError, match="holds rows that are not of topic logs"):
+        with pytest.raises(
+            UsageError,
+            match="has rows that do not belong to topic logs: move them to another database",
+        ):
             database.block_logs()
 
 

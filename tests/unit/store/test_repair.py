@@ -77,7 +77,7 @@ class TestFrames:
             Finding(
                 path=SEALED,
                 offset=frame.start,
-                problem="frame does not match its checksum; 3 rows are lost: serials 3 to 5",
+                problem="the frame does not match its checksum; 3 rows are lost: serials 3 to 5",
                 repaired=f"a hole; kept as {kept}",
             )
         ]
@@ -89,7 +89,7 @@ class TestFrames:
         mend(world)
         reason = QUARANTINE / f"messages-0-1-{SEALED.stem}-{frame.start}.frame.reason.txt"
         assert world.fs.read(reason).decode() == (
-            f"{SEALED} offset={frame.start}: no frame starts here; "
+            f"{SEALED} offset={frame.start}: a frame does not begin at this offset; "
             "3 rows are lost: serials 3 to 5\n"
         )
 

@@ -229,14 +229,17 @@ def test_rows_of_a_record_batch_keep_microseconds() -> None:
 def test_schema_of_names_the_columns_that_do_not_exist_and_those_that_do() -> None:
     with pytest.raises(UsageError) as caught:
         schema_of(["topic", "payload", "time"])
-    assert str(caught.value) == f"no such column: payload, time; there are {', '.join(COLUMNS)}"
+    assert str(caught.value) == f"unknown column payload, time (supported: {', '.join(COLUMNS)})"
 
 
 def test_schema_of_names_the_columns_that_are_asked_for_twice() -> None:
     with pytest.raises(UsageError) as caught:
         schema_of(["value", "topic", "serial", "value", "topic"])
-    assert str(caught.value) == "a column is read once: topic, value"
-    with new_database() as database, pytest.raises(UsageError, match="a column is read once"):
+    assert str(caught.value) == "columns must not be repeated: topic, value"
+    with (
+        new_database() as database,
+        pytest.raises(UsageError, match="columns must not be repeated"),
+    ):
         database.read(columns=["topic", "topic"])
 
 

@@ -313,7 +313,7 @@ def test_a_run_that_does_not_fit_the_segment_is_refused(changes: dict[str, int])
     slab = committer.slab
     wanted = want(slab, parsed("#"))
     place = next(list_frames(slab, wanted, Span(), EVERYTHING))
-    with pytest.raises(CorruptionError, match="not what it was when the read was planned"):
+    with pytest.raises(CorruptionError, match="the segment changed after the read was planned"):
         list(RunReader(world.fs, PATH, wanted, Span()).read(run_of(place, **changes)))
 
 

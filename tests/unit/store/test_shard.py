@@ -172,7 +172,10 @@ class TestBackPressure:
             submit(shard, call_on("a" * 60))
             with pytest.raises(OverloadedError) as caught:
                 submit(shard, call_on("b" * 60), timeout=0)
-            assert str(caught.value) == "too much is waiting to be written: pending_bytes=77"
+            assert (
+                str(caught.value)
+                == "too many bytes wait to be written, try again: pending_bytes=77"
+            )
             shard.sync()
             submit(shard, call_on("c" * 60), timeout=0)
         assert topics_of(committer) == ["a" * 60, "c" * 60]
@@ -187,7 +190,7 @@ class TestBackPressure:
             later = submit(shard, call_on("c", producer=PRODUCER, sequence=2))
             shard.sync()
             assert str(later.error) == (
-                "an earlier call of this producer was refused, send that again first: "
+                "an earlier call of this producer was refused, repeat that call first: "
                 "sequence=2 refused=1"
             )
             for topic, sequence in (("b", 1), ("c", 2)):
@@ -338,7 +341,9 @@ class TestOrders:
             submit(shard, call_on("a")).wait()
             submit(shard, call_on("b")).wait()
         assert topics_of(committer) == ["a", "b"]
-        assert caplog.messages == [f"shard 0: {full}; it is tried again"]
+        (record,) = caplog.records
+        assert record.message == "shard_upkeep_failed"
+        assert record.__dict__["facts"] == {"shard": 0, "error": str(full)}
 
 
 class TestRefusal:

@@ -212,9 +212,7 @@ class TestDrop:
 
     def test_the_current_one_is_not_dropped(self) -> None:
         with opened(World()) as slabs:
-            with pytest.raises(
-                UsageError, match=r"^slab 0/1 is current, seal it before dropping it$"
-            ):
+            with pytest.raises(UsageError, match=r"^slab 0/1 is current: seal it, then drop it$"):
                 slabs.drop(SlabId(0, 1))
             assert ids(slabs) == [(0, 1)]
 
@@ -222,7 +220,7 @@ class TestDrop:
     def test_one_that_never_was_is_not_found(self, slab: SlabId) -> None:
         with opened(World()) as slabs:
             for action in (slabs.drop, slabs.slab, slabs.ended):
-                with pytest.raises(NotFoundError, match=f"there is no slab {slab}"):
+                with pytest.raises(NotFoundError, match=f"unknown slab {slab}"):
                     action(slab)
 
     def test_one_that_was_dropped_says_so(self) -> None:

@@ -151,7 +151,7 @@ def test_sections_that_are_absent_are_no_fault() -> None:
             STREAMS,
             24,
             DIRECTORY.pack(5, 0, 3, 0, 3),
-            "the directory has not the number of streams that the header says",
+            "the number of streams does not match the header",
         ),
         (
             STREAMS,
@@ -175,7 +175,7 @@ def test_sections_that_are_absent_are_no_fault() -> None:
             STREAMS,
             24,
             DIRECTORY.pack(5, 0, 3, 0, 3) + DIRECTORY.pack(9, 3, 0, 3, 0),
-            "a stream has no row or topic: stream=9",
+            "a stream must have rows and topics: stream=9",
         ),
         (
             STREAMS,
@@ -183,45 +183,45 @@ def test_sections_that_are_absent_are_no_fault() -> None:
             DIRECTORY.pack(5, 0, 2, 0, 2) + DIRECTORY.pack(9, 2, 2, 2, 1),
             "the directory does not cover all rows",
         ),
-        (TOPIC_OFFSETS, 4, numbers("i", 0, 1, 4), "section 5 has not one offset an item"),
+        (TOPIC_OFFSETS, 4, numbers("i", 0, 1, 4), "section 5 must have one offset for each item"),
         (
             TOPIC_OFFSETS,
             4,
             numbers("i", 0, 3, 1, 4),
-            "the offsets in section 5 do not rise from 0 to the end of the data",
+            "the offsets in section 5 must increase from 0 to the end of the data",
         ),
         (
             VALUE_OFFSETS,
             4,
             numbers("i", 1, 1, 1, 2),
-            "the offsets in section 7 do not rise from 0 to the end of the data",
+            "the offsets in section 7 must increase from 0 to the end of the data",
         ),
         (
             PROPERTY_OFFSETS,
             4,
             numbers("i", 0, 0, 0, 99),
-            "the offsets in section 13 do not rise from 0 to the end of the data",
+            "the offsets in section 13 must increase from 0 to the end of the data",
         ),
-        (TOPIC_INDEX, 1, bytes(2), "section 15 has not one number a row"),
+        (TOPIC_INDEX, 1, bytes(2), "section 15 must have one number for each row"),
         (TOPIC_INDEX, 1, bytes([0, 2, 2]), "a row has a topic of another stream: stream=5"),
         (TOPIC_INDEX, 1, bytes([0, 1, 9]), "a row has a topic of another stream: stream=9"),
         (PUBLISHER_INDEX, 1, bytes([0, 1, 2]), "a row has a publisher out of range"),
         (PUBLISHER_INDEX, 1, bytes([0, 255, 1]), "a row has a publisher out of range"),
-        (PUBLISHER_INDEX, 2, bytes(8), "section 11 has not one number a row"),
+        (PUBLISHER_INDEX, 2, bytes(8), "section 11 must have one number for each row"),
         (PUBLISHERS, 1, b"p\xff", "a publisher is not valid UTF-8"),
-        (FLAGS, 1, bytes(2), "the flags are not one for each row"),
-        (TIMESTAMPS, 8, numbers("q", NOW_US), "the timestamps are not one for each row"),
+        (FLAGS, 1, bytes(2), "the number of flags does not match the rows"),
+        (TIMESTAMPS, 8, numbers("q", NOW_US), "the number of timestamps does not match the rows"),
         (
             TIMESTAMPS,
             8,
             numbers("q", NOW_US + 1, NOW_US + 2, NOW_US + 1),
-            "the first or last timestamp is not what the header says",
+            "the first or last timestamp does not match the header",
         ),
         (
             TIMESTAMPS,
             8,
             numbers("q", NOW_US, NOW_US, NOW_US + 2),
-            "the timestamps of a stream do not rise",
+            "the timestamps of a stream must increase",
         ),
     ],
 )
@@ -234,14 +234,14 @@ def test_a_section_that_breaks_a_rule_is_told(
 @pytest.mark.parametrize(
     ("absent", "problem"),
     [
-        ((TOPIC_OFFSETS,), "section 5 or 6 is there without the other"),
-        ((VALUES,), "section 7 or 8 is there without the other"),
+        ((TOPIC_OFFSETS,), "sections 5 and 6 must exist together"),
+        ((VALUES,), "sections 7 and 8 must exist together"),
         ((TOPIC_OFFSETS, TOPICS), "the topics are missing"),
-        ((TOPIC_INDEX,), "section 15 has not one number a row"),
+        ((TOPIC_INDEX,), "section 15 must have one number for each row"),
         ((PUBLISHER_OFFSETS,), "publishers are numbered but not listed"),
-        ((PUBLISHERS,), "section 9 or 10 is there without the other"),
-        ((TIMESTAMPS,), "the timestamps are not one for each row"),
-        ((STREAMS,), "the directory has not the number of streams that the header says"),
+        ((PUBLISHERS,), "sections 9 and 10 must exist together"),
+        ((TIMESTAMPS,), "the number of timestamps does not match the rows"),
+        ((STREAMS,), "the number of streams does not match the header"),
     ],
 )
 def test_a_section_that_others_need_must_be_there(absent: tuple[int, ...], problem: str) -> None:
@@ -260,10 +260,10 @@ def test_a_single_publisher_must_be_text() -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"body_bytes": 1}, "the body has not the length that the header says"),
-        ({"row_count": 0}, "a frame of rows has none"),
-        ({"kind": STATE}, "a frame without rows has columns"),
-        ({"compression": 0, "stream_count": 1}, "the directory has not the number of streams"),
+        ({"body_bytes": 1}, "the length of the body does not match the header"),
+        ({"row_count": 0}, "a frame of rows must have at least one row"),
+        ({"kind": STATE}, "a frame without rows must not have columns"),
+        ({"compression": 0, "stream_count": 1}, "the number of streams does not match the header"),
     ],
 )
 def test_a_header_that_breaks_a_rule_is_told(fields: dict[str, int], problem: str) -> None:
@@ -271,17 +271,17 @@ def test_a_header_that_breaks_a_rule_is_told(fields: dict[str, int], problem: st
 
 
 def test_a_frame_without_rows_names_no_streams() -> None:
-    with pytest.raises(UnsoundError, match="a frame without rows names streams"):
+    with pytest.raises(UnsoundError, match="a frame without rows must not have streams"):
         opened(b"", 0, kind=HOLE, row_count=4, stream_count=1)
 
 
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        (SECTION.pack(0, 1, 8), "section 0 is unknown"),
-        (SECTION.pack(17, 1, 8), "section 17 is unknown"),
-        (SECTION.pack(EDGES, 1, 8) * 2, "section 2 is there twice"),
-        (SECTION.pack(EDGES, 1, 1 << 20), "sections run past the body"),
+        (SECTION.pack(0, 1, 8), "unknown section 0"),
+        (SECTION.pack(17, 1, 8), "unknown section 17"),
+        (SECTION.pack(EDGES, 1, 8) * 2, "section 2 is repeated"),
+        (SECTION.pack(EDGES, 1, 1 << 20), "the sections are longer than the body"),
     ],
 )
 def test_a_table_of_sections_that_makes_no_sense_is_told(table: bytes, problem: str) -> None:

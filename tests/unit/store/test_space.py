@@ -28,7 +28,7 @@ def refusal(space: Space, used_bytes: int, size_bytes: int) -> str:
 def test_a_quota_refuses_what_would_pass_it() -> None:
     space = Space(new_disk(100 * MIB), DIRECTORY)
     assert refusal(space, 49 * MIB, MIB) == ""
-    assert "has no room for this within its quota" in refusal(space, 49 * MIB, MIB + 1)
+    assert "drop sealed slabs or raise the quota" in refusal(space, 49 * MIB, MIB + 1)
 
 
 def test_what_others_need_stays_free_whatever_the_settings_say() -> None:

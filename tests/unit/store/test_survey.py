@@ -78,7 +78,7 @@ class TestHeader:
         survey = sealed.survey()
         assert (survey.segment, survey.end()) == (None, None)
         assert survey.findings == [
-            Finding(path=PATH, offset=0, problem=f"segment is not of this slab: {problem}")
+            Finding(path=PATH, offset=0, problem=f"the segment belongs to another slab: {problem}")
         ]
 
     def test_a_header_that_cannot_be_read_leaves_no_segment(self) -> None:
@@ -86,7 +86,7 @@ class TestHeader:
         patch(sealed.fs, PATH, 20, b"\xff")
         survey = sealed.survey()
         assert survey.segment is None
-        problem = "segment header does not match its checksum"
+        problem = "the header of the segment does not match its checksum"
         assert survey.findings == [Finding(path=PATH, offset=0, problem=problem)]
 
 
@@ -98,7 +98,7 @@ class TestIndex:
 
     def test_a_segment_that_others_follow_must_have_one(self) -> None:
         sealed = Sealed()
-        assert sealed.survey(closed=True).findings == index_problem("index is missing")
+        assert sealed.survey(closed=True).findings == index_problem("the index is missing")
         assert sealed.survey(closed=False).findings == []
 
     @pytest.mark.parametrize("closed", [False, True])
@@ -107,7 +107,7 @@ class TestIndex:
         sealed.seal()
         patch(sealed.fs, INDEX, 100, b"\xff")
         assert sealed.survey(closed=closed).findings == index_problem(
-            "index does not match its checksum"
+            "the index does not match its checksum"
         )
 
     @pytest.mark.parametrize("name", ["structure", "producers"])
@@ -118,7 +118,7 @@ class TestIndex:
         else:
             sealed.seal(producers=bytes(24))
         assert sealed.survey().findings == index_problem(
-            f"index is not that of its segment: {name}"
+            f"the index does not match its segment: {name}"
         )
 
     @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class TestIndex:
         getattr(sealed.writer.segment.index, column)[2] += 1
         sealed.seal()
         assert sealed.survey().findings == index_problem(
-            f"index is not that of its segment: {problem}"
+            f"the index does not match its segment: {problem}"
         )
 
     def test_the_rows_of_streams_are_compared(self) -> None:
@@ -144,7 +144,7 @@ class TestIndex:
         rows[next(iter(rows))] += 1
         sealed.seal()
         assert sealed.survey().findings == index_problem(
-            "index is not that of its segment: rows by stream"
+            "the index does not match its segment: rows by stream"
         )
 
     def test_the_frames_of_streams_are_compared(self) -> None:
@@ -153,7 +153,7 @@ class TestIndex:
         sealed.writer.segment.index.set_frames(stream, [1, 1])
         sealed.seal()
         assert sealed.survey().findings == index_problem(
-            "index is not that of its segment: frames by stream"
+            "the index does not match its segment: frames by stream"
         )
 
     @pytest.mark.parametrize("next_serial", [3, 5])
@@ -162,7 +162,7 @@ class TestIndex:
         sealed.writer.segment.index.next_serial = next_serial
         sealed.seal()
         assert sealed.survey().findings == index_problem(
-            "index is not that of its segment: next serial"
+            "the index does not match its segment: next serial"
         )
 
     def test_a_next_serial_that_was_reserved_is_right(self) -> None:
@@ -192,7 +192,7 @@ class TestIndex:
         with sealed.fs.create(INDEX) as file:
             file.write(encode_index(other, structure=b"", producers=b""))
         assert sealed.survey().findings == index_problem(
-            "index is not that of its segment: first serial"
+            "the index does not match its segment: first serial"
         )
 
 
@@ -203,7 +203,7 @@ class TestLoad:
     def test_an_empty_file_is_a_problem(self) -> None:
         sealed = Sealed()
         sealed.fs.create(INDEX).close()
-        assert load_index(sealed.fs, PATH) == (None, "index is empty")
+        assert load_index(sealed.fs, PATH) == (None, "the index is empty")
 
     def test_a_directory_of_its_name_is_a_problem(self) -> None:
         sealed = Sealed()

@@ -95,12 +95,12 @@ class TestManifest:
             ),
             (
                 (record(0, 1, 10, 20),),
-                ["shard 0 has not its newest slab alone as its current one"],
+                ["shard 0 must have one current slab, the newest"],
             ),
-            ((), ["shard 0 has not its newest slab alone as its current one"]),
+            ((), ["shard 0 must have one current slab, the newest"]),
             (
                 (record(0, 1, 10, None), record(0, 2, 20, None)),
-                ["shard 0 has not its newest slab alone as its current one"],
+                ["shard 0 must have one current slab, the newest"],
             ),
             (
                 (replace(record(0, 1, 10, None), until_us=20),),
@@ -116,7 +116,7 @@ class TestManifest:
             ),
             (
                 (record(0, 1, 10, None), record(7, 1, 10, None)),
-                ["slab 7/1 is of no shard: shards=1"],
+                ["slab 7/1 belongs to an unknown shard: shards=1"],
             ),
         ],
     )
@@ -131,15 +131,17 @@ class TestManifest:
     def test_a_slab_named_twice_is_told(self) -> None:
         manifest = sound_manifest()
         twice = replace(manifest, slabs=(*manifest.slabs, manifest.slabs[1]))
-        assert "slab 0/2 is named twice" in manifest_problems(twice, HERE)
+        assert "slab 0/2 is repeated" in manifest_problems(twice, HERE)
 
     def test_a_slab_that_is_there_and_dropped_is_told(self) -> None:
         manifest = replace(sound_manifest(), dropping=(SlabId(0, 1),))
-        assert manifest_problems(manifest, HERE) == ["slab 0/1 is both there and dropped"]
+        assert manifest_problems(manifest, HERE) == [
+            "slab 0/1 is listed as existing and as dropped"
+        ]
 
     def test_the_manifest_of_another_database_is_told(self) -> None:
         problems = manifest_problems(sound_manifest(), HERE.with_name("other"))
-        assert problems == ["manifest is of database 'plant'"]
+        assert problems == ["the manifest belongs to database 'plant'"]
 
     def test_a_missing_one_is_all_that_is_told(self) -> None:
         world = small_world()
@@ -149,7 +151,10 @@ class TestManifest:
                 Finding(
                     path=DATABASE / MANIFEST,
                     offset=0,
-                    problem="manifest is missing; repair it or restore it from a copy",
+                    problem=(
+                        "the manifest is missing; run verify with --repair, or restore it from a "
+                        "backup"
+                    ),
                 ),
             ),
             segments=0,
@@ -238,7 +243,7 @@ class TestFiles:
         world = small_world()
         world.fs.remove(CURRENT)
         assert verify(world).findings == (
-            Finding(path=CURRENT.parent, offset=0, problem="slab has no segment"),
+            Finding(path=CURRENT.parent, offset=0, problem="the slab does not have a segment"),
         )
 
     def test_an_index_without_its_segment_is_damage(self) -> None:
@@ -253,7 +258,7 @@ class TestFiles:
         assert verify(world).findings[-1] == Finding(
             path=CURRENT.parent,
             offset=0,
-            problem="a segment is missing: serial 12 should stand first",
+            problem="a segment is missing: the first one must begin with serial 12",
         )
 
     def test_segments_that_overlap_are_damage(self) -> None:
@@ -285,7 +290,7 @@ class TestFiles:
             Finding(
                 path=SEALED.parent,
                 offset=0,
-                problem="dropped slab, removed at the next start",
+                problem="a dropped slab; the next start removes it",
                 severity="note",
             ),
         )
@@ -293,10 +298,10 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "problem"),
         [
-            ("0/3", "slab that the manifest does not name"),
-            ("0/x", "not a file of this store, left alone"),
-            ("9", "not a file of this store, left alone"),
-            ("0/1/y.tmp", "left by a crash, removed at the next start"),
+            ("0/3", "a slab that is not in the manifest"),
+            ("0/x", "not a file of the store; it stays as it is"),
+            ("9", "not a file of the store; it stays as it is"),
+            ("0/1/y.tmp", "a file that a crash left; the next start removes it"),
         ],
     )
     def test_names_that_nobody_expects_are_noted(self, name: str, problem: str) -> None:

@@ -202,7 +202,7 @@ class TestTail:
         survey = bench.walk()
         start = bench.places[2].start
         used = len(bench.fs.read(PATH).rstrip(b"\0"))
-        problem = f"torn tail of {used - start} bytes, will be cut at the next start"
+        problem = f"torn tail of {used - start} bytes; the next start cuts it off"
         assert problems(survey) == [(start, "note", problem)]
         assert (survey.rows, survey.damages) == (4, [])
 
@@ -229,7 +229,7 @@ class TestTail:
         bench = Bench(1)
         end = bench.writer.end_position
         patch(bench.fs, PATH, 60_000, b"x")
-        problem = f"torn tail of {60_001 - end} bytes, will be cut at the next start"
+        problem = f"torn tail of {60_001 - end} bytes; the next start cuts it off"
         assert problems(bench.walk()) == [(end, "note", problem)]
 
 
@@ -249,14 +249,14 @@ class TestCells:
         bench = Bench(2)
         bench.cell(cell, value)
         survey = bench.walk()
-        assert problems(survey) == [(0, "damage", f"the {name} in the header cannot be true")]
+        assert problems(survey) == [(0, "damage", f"the {name} in the header is invalid")]
         assert survey.bad_cells
 
     def test_frames_that_readers_do_not_see_yet_are_noted(self) -> None:
         bench = Bench(2)
         bench.cell(VISIBLE, bench.places[1].start)
         survey = bench.walk()
-        problem = "frames stand behind what readers see, until the next start"
+        problem = "readers do not see the last frames before the next start"
         assert problems(survey) == [(bench.places[1].start, "note", problem)]
         assert survey.rows == 4
 
@@ -266,21 +266,21 @@ class TestPlace:
         bench = Bench(1)
         bench.put(learned_frame(bench.structure, [b"u"], serial=4, timestamp_us=NOW_US + 2))
         assert problems(bench.walk()) == [
-            (bench.places[1].start, "damage", "serial 2 should follow, not 4")
+            (bench.places[1].start, "damage", "expected serial 2, found 4")
         ]
 
     def test_a_frame_that_is_not_later_is_told(self) -> None:
         bench = Bench(1)
         bench.put(learned_frame(bench.structure, [b"u"], serial=2, timestamp_us=NOW_US + 1))
         assert problems(bench.walk()) == [
-            (bench.places[1].start, "damage", "frame is not later than the one before it")
+            (bench.places[1].start, "damage", "the frame is not later than the one before it")
         ]
 
     def test_a_frame_outside_the_time_of_its_slab_is_told(self) -> None:
         bench = Bench(2)
         record = replace(RECORD, until_us=NOW_US + 3)
         assert problems(bench.walk(replace(EXPECTED, record=record))) == [
-            (bench.places[1].start, "damage", "frame lies outside the time of its slab")
+            (bench.places[1].start, "damage", "the frame is outside the time of its slab")
         ]
 
     def test_a_segment_must_begin_with_a_state(self) -> None:
@@ -294,7 +294,7 @@ class TestPlace:
             raw = SegmentWriter(file, writer.segment, allocated=65536)
             raw._end = SEGMENT_HEADER_BYTES  # noqa: SLF001 - nothing else overwrites a frame
             raw.write(header, body, [])
-        assert problems(bench.walk())[0] == (4096, "damage", "the first frame holds no state")
+        assert problems(bench.walk())[0] == (4096, "damage", "the first frame must have the state")
 
     def test_a_state_may_leave_serials_out(self) -> None:
         bench = Bench(1)
@@ -309,7 +309,7 @@ class TestPlace:
         body, sections = encode_state(EMPTY, b"")
         header = state_header(body, sections, serial=2, timestamp_us=NOW_US + 1)
         bench.put(Frame(header, body, []))
-        problem = "the state is not that of the frames before it"
+        problem = "the state does not match the frames before it"
         assert problems(bench.walk()) == [(bench.places[1].start, "damage", problem)]
 
     @pytest.mark.parametrize("has_holes", [False, True])
@@ -324,7 +324,7 @@ class TestPlace:
             producers=b"",
             has_holes=has_holes,
         )
-        problem = "the state is not that of the frames before it"
+        problem = "the state does not match the frames before it"
         assert problems(bench.walk(replace(EXPECTED, before=before))) == (
             [] if has_holes else [(4096, "damage", problem)]
         )

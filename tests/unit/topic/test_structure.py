@@ -253,7 +253,7 @@ class TestEdges:
         with pytest.raises(UsageError) as caught:
             structure.apply(edges())
         assert str(caught.value) == (
-            "edges of this structure are pending, take them before applying others"
+            "internal error: take the pending edges of this structure before you apply others"
         )
 
     def test_edges_cut_short_at_any_byte_are_refused(self) -> None:
@@ -269,15 +269,15 @@ class TestEdges:
         [
             (edges() + b"x", "bytes follow the last edge: offset=4"),
             (edges((77, LITERAL, b"a")), "edge starts at an unknown node: parent=77"),
-            (edges((1, 3, b"")), "edge is of no known kind, or ends at a root: parent=1 kind=3"),
-            (edges((1, END, b"")), "edge is of no known kind, or ends at a root: parent=1 kind=2"),
+            (edges((1, 3, b"")), "edge has an unknown kind, or ends at a root: parent=1 kind=3"),
+            (edges((1, END, b"")), "edge has an unknown kind, or ends at a root: parent=1 kind=2"),
             (edges((1, PLUS, b"a")), "only a literal edge has a word: kind=1 token=b'a'"),
             (edges((1, LITERAL, b"a/b")), "edge has more than one level: token=b'a/b'"),
             (
                 edges((1, LITERAL, b"+")),
                 (
-                    "edge has no valid topic level: "
-                    "topic has a wildcard, which only a filter may have: topic='+'"
+                    "edge has an invalid topic level: topic must not have the wildcards + and #: "
+                    "topic='+'"
                 ),
             ),
             (

@@ -221,7 +221,7 @@ def test_nobody_there_is_told_with_the_address() -> None:
             raise ConnectionRefusedError("refused")
 
         asyncio.get_running_loop().create_connection = cast("Any", refuse)  # type: ignore[method-assign]
-        with pytest.raises(RetryError, match="answers at h:1: refused"):
+        with pytest.raises(RetryError, match="topic logs at h:1: refused"):
             await AsyncTopicLogClient.connect("h", 1)
 
     asyncio.run(main())

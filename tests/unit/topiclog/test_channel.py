@@ -147,15 +147,24 @@ def test_a_full_disk_is_told_and_the_connection_goes_on() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (request(Kind.TOPICS, 1), "a client says hello first"),
-        (HELLO + bytes(12), "no such request or status: kind=0"),
-        (HELLO + b"\0\0\0\x09\x03\0\0\x05aaaaaaaaa", "ends before its name does"),
-        (request(Kind.HELLO, 1, payload=b"\0\x09"), "version 9 is not spoken here"),
+        (request(Kind.TOPICS, 1), "the first frame must be HELLO"),
+        (HELLO + bytes(12), "unknown request or status: kind=0"),
+        (
+            HELLO + b"\0\0\0\x09\x03\0\0\x05aaaaaaaaa",
+            "the name in a frame is longer than the frame: size",
+        ),
+        (request(Kind.HELLO, 1, payload=b"\0\x09"), "version 9 of the protocol"),
         (HELLO + b"\xff\0\0\0\x03\0\0\0aaaa", "the request is too large"),
-        (HELLO + b"\xff\0\0\0\x04\0\0\0aaaa\0\0\0\1aaaa", "the send is too large"),
-        (HELLO + b"\0\0\0\x0d\x04\0\0\0aaaa\0\0\0\1x", "the send is too large"),
-        (HELLO + b"\0\0\0\x12\x04\0\0\1aaaat\0\0\0\1\0\0\0\2x", "does not end with it"),
-        (HELLO + b"\0\0\0\x12\x04\0\0\1aaaat\0\0\0\1\0\0\0\0x", "ends where it begins"),
+        (HELLO + b"\xff\0\0\0\x04\0\0\0aaaa\0\0\0\1aaaa", "the SEND is too large"),
+        (HELLO + b"\0\0\0\x0d\x04\0\0\0aaaa\0\0\0\1x", "the SEND is too large"),
+        (
+            HELLO + b"\0\0\0\x12\x04\0\0\1aaaat\0\0\0\1\0\0\0\2x",
+            "the sizes of the messages do not add up to the size of the SEND: size_bytes",
+        ),
+        (
+            HELLO + b"\0\0\0\x12\x04\0\0\1aaaat\0\0\0\1\0\0\0\0x",
+            "a message of a SEND must have at least one byte",
+        ),
         (HELLO + b"\0\0\0\x0d\x03\0\0\1aaaa\xff\0\0\0\0", "not valid UTF-8"),
     ],
 )

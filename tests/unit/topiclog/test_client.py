@@ -76,11 +76,13 @@ def test_a_refusal_is_raised_and_the_connection_goes_on(client: TopicLogClient) 
 
 def test_without_a_subscription_there_is_nothing_to_poll(client: TopicLogClient) -> None:
     for ask in (client.poll, client.poll_batch, client.unsubscribe):
-        with pytest.raises(UsageError, match="there is no subscription"):
+        with pytest.raises(UsageError, match="the client has not subscribed: subscribe first"):
             ask()
     client.subscribe([])
     assert client.poll() is None
-    with pytest.raises(UsageError, match="there is a subscription"):
+    with pytest.raises(
+        UsageError, match="the client has a subscription already: unsubscribe first"
+    ):
         client.subscribe([])
 
 
@@ -123,7 +125,7 @@ def test_a_reply_to_another_request_is_not_taken_for_ours(
     client: TopicLogClient, line: WiredSocket
 ) -> None:
     line.server.line.out += reply(Kind.TOPICS, 99, encode_names([]))
-    with pytest.raises(OutcomeUnknownError, match="of another request: kind=TOPICS id=99"):
+    with pytest.raises(OutcomeUnknownError, match="belongs to another request: kind=TOPICS id=99"):
         client.topics()
 
 
@@ -198,7 +200,7 @@ def test_nobody_there_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch) 
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    with pytest.raises(RetryError, match=r"no server of topic logs answers at h:1: refused"):
+    with pytest.raises(RetryError, match=r"cannot connect to topic logs at h:1: refused"):
         TopicLogClient("h", 1)
 
 

@@ -54,9 +54,9 @@ def test_what_is_no_topic_is_not_created(topic: str) -> None:
 def test_commits_are_of_a_client_and_a_topic_that_exist() -> None:
     with LogWorld().logs() as (logs, _):
         logs.create_topic("a")
-        with pytest.raises(NotFoundError, match="no topic 'b'"):
+        with pytest.raises(NotFoundError, match="topic 'b' does not exist"):
             commit(logs, "me", "b", 0)
-        with pytest.raises(NotFoundError, match="'me' has committed nothing for topic 'a'"):
+        with pytest.raises(NotFoundError, match="'me' has not committed an offset for topic 'a'"):
             logs.committed("me", "a")
         with pytest.raises(UsageError, match="offset=1 end=0"):
             commit(logs, "me", "a", 1)

@@ -93,7 +93,7 @@ def test_topics_that_are_not_read_are_unknown() -> None:
     subscription = Subscription({"1": 0})
     assert subscription.topics == ["1"]
     for ask in (lambda: subscription.position("2"), lambda: subscription.seek("2", 0)):
-        with pytest.raises(NotFoundError, match="'2' is not subscribed to"):
+        with pytest.raises(NotFoundError, match="has not subscribed to topic '2'"):
             ask()
 
 

@@ -61,7 +61,7 @@ def test_a_timeout_is_a_number(value: object) -> None:
 
 @pytest.mark.parametrize("value", [-1, -0.001, TIMEOUT_MAX + 1, float("nan")])
 def test_a_timeout_has_bounds(value: float) -> None:
-    with pytest.raises(UsageError, match="a timeout is from 0 to 1,000,000,000 seconds"):
+    with pytest.raises(UsageError, match="timeout must be from 0 to 1,000,000,000 seconds"):
         timeout_of(value)
 
 

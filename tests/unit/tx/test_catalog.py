@@ -56,13 +56,13 @@ def test_a_new_database_has_settings_and_a_slab_a_shard() -> None:
 def test_another_format_is_refused() -> None:
     engine = created()
     engine.write(changes_of(DEFAULT_FAMILY, {b"settings\x00": b'{"format": 2}'}))
-    with pytest.raises(UsageError, match="written by another version"):
+    with pytest.raises(UsageError, match="another version of Siltstone wrote"):
         catalog.read_settings(engine)
 
 
 def test_what_is_missing_is_corruption() -> None:
     for look, text in [
-        (catalog.read_settings, "the settings are missing"),
+        (catalog.read_settings, "the settings of the key-value database are missing"),
         (lambda engine: catalog.read_state(engine, 3), "the state of shard 3 is missing"),
     ]:
         with pytest.raises(CorruptionError, match=text) as caught:

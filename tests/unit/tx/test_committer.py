@@ -253,7 +253,8 @@ class TestConflicts:
         bench.commit(operations({("a/x", 5): b""}))
         (outcome,) = bench.commit(operations({("b", 1): b""}, reads=[("a/+", 0, 9)]))
         assert str(outcome) == (
-            "what was read has changed since: filter='a/+' topic='a/x' serial=0"
+            "another transaction changed rows that this one has read, try again: filter='a/+' "
+            "topic='a/x' serial=0"
         )
 
     @pytest.mark.parametrize(("serial", "outcomes"), [(2, [None]), (1, [ConflictError])])
@@ -277,8 +278,8 @@ class TestConflicts:
         (outcome,) = bench.commit(reader)
         assert kinds([outcome]) == [ConflictError]
         assert str(outcome) == (
-            "the transaction read too long ago to know what came between: "
-            "serial=0 remembered_from=2"
+            "the transaction is too old to be checked for conflicts, try again: serial=0 "
+            "remembered_from=2"
         )
 
     def test_memory_is_bounded_by_number(self) -> None:
@@ -303,7 +304,7 @@ class TestConflicts:
         (outcome,) = bench.commit(operations({("a", 1): b""}, term=TERM - 1))
         assert kinds([outcome]) == [ConflictError]
         assert str(outcome) == (
-            "the shard has a new leader since the transaction began: term=3 now=4"
+            "the shard got a new leader after the transaction began, try again: term=3 now=4"
         )
 
 
@@ -456,10 +457,10 @@ class TestGenerations:
         )
         assert kinds(outcomes) == [ConflictError, UsageError]
         assert str(outcomes[0]) == (
-            "the generation was sealed since the transaction began: generation=1 now=2"
+            "the generation was sealed after the transaction began, try again: generation=1 now=2"
         )
         assert str(outcomes[1]) == (
-            "the generation is sealed, it takes no more changes: generation=1 now=2"
+            "the generation is sealed and cannot change: generation=1 now=2"
         )
 
     def test_structure_is_inherited(self) -> None:

@@ -77,7 +77,7 @@ def test_times_are_not_negative() -> None:
         with pytest.raises(UsageError) as caught:
             start_of(since_us, until_us)
         assert str(caught.value) == (
-            f"times are 0 or more: since_us={since_us} until_us={until_us}"
+            f"times must be 0 or more: since_us={since_us} until_us={until_us}"
         )
 
 

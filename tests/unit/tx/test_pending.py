@@ -179,5 +179,5 @@ def test_the_look_at_what_is_stored_is_released() -> None:
     assert view.items(b"", b"\xff" * 16, 1) != []
     shop.group.release()
     shop.group.release()
-    with pytest.raises(ClosedError, match="the view is over"):
+    with pytest.raises(ClosedError, match="the snapshot view or its database is closed"):
         view.get(b"")

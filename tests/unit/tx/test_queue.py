@@ -111,7 +111,10 @@ class TestRoom:
                 submit(world, "a", b"v" * 900)
                 tx = world.database.transaction(timeout=0.0)
                 tx.write("b", b"v" * 900, 1)
-                with pytest.raises(OverloadedError, match="too much is waiting to be committed"):
+                with pytest.raises(
+                    OverloadedError,
+                    match="too many bytes wait to be committed, try again: pending_bytes",
+                ):
                     tx.commit()
             world.database.outcome("any")
             assert [topic for topic, _, _ in world.rows()] == ["a"]

@@ -63,5 +63,5 @@ def test_settings_change_but_for_those_that_make_the_keys() -> None:
     with pytest.raises(UsageError) as caught:
         settings.changed(changes)
     assert str(caught.value) == (
-        "settings that cannot change once a database exists: shards, timed"
+        "these settings cannot change after a database was created: shards, timed"
     )

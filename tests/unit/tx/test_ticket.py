@@ -31,7 +31,7 @@ def test_a_ticket_has_the_outcome_of_its_transaction() -> None:
 
 def test_an_outcome_that_does_not_come_in_time_is_unknown() -> None:
     found = ticket()
-    with pytest.raises(OutcomeUnknownError, match="no outcome after 0 seconds"):
+    with pytest.raises(OutcomeUnknownError, match="the outcome is not known after 0 seconds"):
         found.wait(0)
     settle(found)
     assert found.wait(0) is found

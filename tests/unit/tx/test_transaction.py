@@ -110,7 +110,7 @@ class TestReading:
 
     @pytest.mark.parametrize(("since_us", "until_us"), [(-1, None), (0, -1), (0, -3)])
     def test_times_before_all_times_are_refused(self, since_us: int, until_us: int | None) -> None:
-        with World() as world, pytest.raises(UsageError, match="times are 0 or more"):
+        with World() as world, pytest.raises(UsageError, match="times must be 0 or more: since_us"):
             world.database.transaction().read("a", since_us, until_us)
 
 
@@ -217,7 +217,10 @@ class TestRefusals:
 
     @pytest.mark.parametrize("serial", [-1, COUNT_MAX + 1])
     def test_a_serial_that_no_commit_has_is_refused(self, serial: int) -> None:
-        with World(timed=False) as world, pytest.raises(UsageError, match="a serial is from 0"):
+        with (
+            World(timed=False) as world,
+            pytest.raises(UsageError, match=r"a serial must be from 0 to 2\*\*63 - 1, got"),
+        ):
             world.database.transaction().require_owner("a", serial)
 
     def test_a_transaction_belongs_to_the_thread_that_began_it(self) -> None:
@@ -255,7 +258,7 @@ class TestRefusals:
                 lambda: tx.require_present("a", time_us),
             ]
             for call in calls:
-                with pytest.raises(UsageError, match=r"a time is from 0 to 2\*\*63 - 1"):
+                with pytest.raises(UsageError, match=r"time_us must be from 0 to 2\*\*63 - 1, got"):
                     call()
             tx.write("a", b"last", TIME_END - 1)
             tx.commit()
@@ -274,7 +277,9 @@ class TestRefusals:
                 lambda: tx.require_absent("a", 5),
             ]
             for call in calls:
-                with pytest.raises(UsageError, match="a plain map has no times: time_us=5"):
+                with pytest.raises(
+                    UsageError, match="rows of a plain map do not have a time: time_us=5"
+                ):
                     call()
 
     def test_a_transaction_has_a_bearable_size(self) -> None:
@@ -282,7 +287,9 @@ class TestRefusals:
             tx = world.database.transaction()
             value = b"v" * (TRANSACTION_BYTES_MAX // 2)
             tx.write("a", value, 1)
-            with pytest.raises(UsageError, match="too much for one transaction, split it"):
+            with pytest.raises(
+                UsageError, match="the transaction is too large, split it: size_bytes"
+            ):
                 tx.write("b", value, 1)
 
     def test_an_ended_transaction_does_nothing_more(self) -> None:
@@ -374,7 +381,9 @@ class TestCounting:
                 tx = world.database.transaction()
                 tx.write("other", b"")
                 tx.add(topic, 1)
-                with pytest.raises(UsageError, match=r"is no count|does not fit 64 bits"):
+                with pytest.raises(
+                    UsageError, match=r"too short for a count|must fit into 64 bits"
+                ):
                     tx.commit()
             assert [topic for topic, _, _ in world.rows()] == ["full", "n"]
 
@@ -383,13 +392,21 @@ class TestCounting:
             tx = world.database.transaction()
             tx.write("a", b"")
             tx.add("n", 1)
-            with pytest.raises(UsageError, match="is set by this transaction"):
+            with pytest.raises(
+                UsageError, match="this transaction writes the row, so it cannot add to it: topic"
+            ):
                 tx.add("a", 1)
-            with pytest.raises(UsageError, match="does not fit 64 bits"):
+            with pytest.raises(UsageError, match="must fit into 64 bits"):
                 tx.add("b", COUNT_MAX + 1)
             with pytest.raises(UsageError, match="cannot be read before the commit"):
                 tx.get("n")
-        with World() as timed, pytest.raises(UsageError, match="only a plain map counts"):
+        with (
+            World() as timed,
+            pytest.raises(
+                UsageError,
+                match="counts need a plain map: a database with the setting timed = false",
+            ),
+        ):
             timed.database.transaction().add("n", 1)
 
 

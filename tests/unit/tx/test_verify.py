@@ -68,7 +68,9 @@ def test_an_engine_without_a_database_is_a_note() -> None:
 def test_a_family_of_no_slab_is_a_note_and_rows_that_are_missing_are_damage() -> None:
     engine = filled()
     engine.create_family("0.9")
-    assert found(engine) == [("note", "family 0.9 of no slab, dropped at the next start")]
+    assert found(engine) == [
+        ("note", "column family 0.9 belongs to a dropped slab; the next start removes it")
+    ]
     engine = filled()
     engine.drop_family(FAMILY)
     assert found(engine) == [("damage", "the rows of slab 0/1 are missing")]
@@ -83,9 +85,9 @@ _EDGES = b"edges\x00" + bytes(7) + b"\x01" + bytes(4)
     ("key", "problem"),
     [
         (b"short", "a key is too short"),
-        (_STREAM + b"word" + b"\x01" + bytes(8), "a key has no end of its topic"),
-        (_STREAM + b"\x00" + b"\xff" * 8, "a row has an impossible time"),
-        (_STREAM + b"\x00" + bytes(8), "a row is of an unknown stream"),
+        (_STREAM + b"word" + b"\x01" + bytes(8), "a key does not contain a whole topic"),
+        (_STREAM + b"\x00" + b"\xff" * 8, "a row has an invalid time"),
+        (_STREAM + b"\x00" + bytes(8), "a row belongs to an unknown stream"),
     ],
 )
 def test_keys_that_cannot_be_are_damage(key: bytes, problem: str) -> None:
@@ -105,8 +107,8 @@ def _varying_stream(engine: Engine) -> bytes:
 @pytest.mark.parametrize(
     ("varying", "problem"),
     [
-        (b"one/two", "a row has not the words of its stream"),
-        (b"#", "a row has an impossible topic"),
+        (b"one/two", "a row does not match its stream"),
+        (b"#", "a row has an invalid topic"),
     ],
 )
 def test_rows_that_their_stream_cannot_have_are_damage(varying: bytes, problem: str) -> None:
@@ -132,7 +134,7 @@ def test_many_bad_rows_are_told_in_few_lines() -> None:
         put(engine, FAMILY, b"x%d" % number, b"")
     *some, last = found(engine)
     assert some == [("damage", "slab 0/1: a key is too short")] * 10
-    assert last == ("damage", "slab 0/1: 5 more rows are bad")
+    assert last == ("damage", "slab 0/1: 5 more rows are damaged")
 
 
 def _states(engine: Engine, state: ShardState) -> None:
@@ -147,15 +149,15 @@ def _states(engine: Engine, state: ShardState) -> None:
         (lambda engine: put(engine, "0.2", STATE_KEY, b"x"), "its counters are damaged"),
         (
             lambda engine: put(engine, "0.2", STATE_KEY, encode_state(5, 0)),
-            "its last serial is not the shard's: serial=5 shard=6",
+            "its last serial does not match its shard: serial=5 shard=6",
         ),
         (
             lambda engine: put(engine, FAMILY, STATE_KEY, encode_state(9, 0)),
-            "its last serial is not the shard's: serial=9 shard=6",
+            "its last serial does not match its shard: serial=9 shard=6",
         ),
         (
             lambda engine: put(engine, FAMILY, STATE_KEY, encode_state(5, 1 << 60)),
-            "its last time is behind the shard's",
+            "its last time is after that of its shard",
         ),
         (
             lambda engine: _states(engine, ShardState(term=1, serial=1, timestamp_us=1 << 60)),
@@ -183,7 +185,7 @@ def _states(engine: Engine, state: ShardState) -> None:
         ),
         (
             lambda engine: put(engine, DEFAULT_FAMILY, b"slab\x00" + bytes(7) + b"\x02", None),
-            "shard 0 has not its newest slab alone as its current one",
+            "shard 0 must have one current slab, the newest",
         ),
     ],
 )
@@ -230,6 +232,6 @@ def test_a_damaged_log_is_told_and_the_engine_is_not_opened() -> None:
         file.write(_record(b"first").replace(b"first", b"worst") + _record(b"second"))
     report = verify_keyvalue(fs, PATH, refuse)
     assert [one.problem.split(",")[0] for one in report.findings] == [
-        "a record of the log is damaged and sound ones follow"
+        "a record of the log is damaged before valid records: restore the file from a backup"
     ]
     assert report.damaged

@@ -273,8 +273,8 @@ def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
     for row in found:
         if None in (row["shard"], row["generation"], row["first"]):
             raise CorruptionError(
-                f"{row['rows']} rows of the lake do not say which slab they are of: others have "
-                "written to its tables; restore earlier versions of them",
+                f"{row['rows']} rows of the lake do not name their slab: another program wrote "
+                "to its tables; restore earlier versions of the tables",
                 path=lake,
             )
         sides[row[_SIDE]][f"{row['shard']}/{row['generation']}"] = Tally(

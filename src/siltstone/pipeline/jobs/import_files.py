@@ -75,8 +75,8 @@ def import_files(
             found = _looked_through(rows)
         if found["bad"] and not settings.skips_bad:
             raise UsageError(
-                f"{found['first']}; nothing of this file is stored, --skip-bad leaves bad rows "
-                f"out: file={shown(file)} bad={found['bad']} rows={found['rows']}"
+                f"{found['first']}; no row of this file was stored, use --skip-bad to skip bad "
+                f"rows: file={shown(file)} bad={found['bad']} rows={found['rows']}"
             )
         with plain_errors():
             good = rows.where(F.col(_FAULT).isNull()).drop(_FAULT)
@@ -104,14 +104,16 @@ def messages(rows: DataFrame, settings: ImportSettings) -> DataFrame:
     faults.append(F.when(F.octet_length(topic) > TOPIC_SIZE_MAX, F.lit("topic is too long")))
     faults.append(F.when(F.octet_length(topic) == 0, F.lit("topic is empty")))
     if settings.payload:
-        nothing = F.lit(f"column {settings.payload} is empty, and no payload")
+        nothing = F.lit(f"column {settings.payload} is null, and a payload must not be null")
         faults.append(F.when(_column(settings.payload).isNull(), nothing))
     if settings.timestamp:
         _check_column(settings.timestamp, rows.columns, "--timestamp")
         given = _column(settings.timestamp)
         moment = given.try_cast("timestamp")
         columns.append(moment.alias("timestamp"))
-        told = F.concat(F.lit(f"column {settings.timestamp} has no time: "), given.cast("string"))
+        told = F.concat(
+            F.lit(f"column {settings.timestamp} must be a time, got "), given.cast("string")
+        )
         faults.append(F.when(given.isNotNull() & moment.isNull(), told))
     return rows.select(*columns, F.coalesce(*faults).alias(_FAULT))
 
@@ -164,7 +166,9 @@ def template_parts(template: str, columns: Sequence[str]) -> list[tuple[bool, st
         parts.append((False, template[reached:]))
     literal = "".join(text for is_column, text in parts if not is_column)
     if not parts or set(literal) & set("{}+#"):
-        raise UsageError(f"no template of topics, as in 'plant/{{site}}/{{sensor}}': {template!r}")
+        raise UsageError(
+            f"a template of topics must look like 'plant/{{site}}/{{sensor}}', got {template!r}"
+        )
     return parts
 
 
@@ -183,4 +187,4 @@ def _payload(rows: DataFrame, settings: ImportSettings, named: set[str]) -> Colu
 
 def _check_column(name: str, columns: Sequence[str], where: str) -> None:
     if name not in columns:
-        raise UsageError(f"{where} names no column: {name!r}; there are {', '.join(columns)}")
+        raise UsageError(f"{where}: unknown column {name!r} (found: {', '.join(columns)})")

@@ -85,7 +85,8 @@ def learn(
     reached = find_node(path, node)
     if reached is not None and not dry_run:
         raise UsageError(
-            "what is learned is kept in the data directory: learn where that is, or as a dry run"
+            "learn writes to the data directory: run it on the machine of the directory, or as a "
+            "dry run"
         )
     name, defaults, streams_before = (
         _known(path, database) if reached is None else _by_node(reached, database)
@@ -94,7 +95,7 @@ def learn(
     if rows is None:
         rows = table(spark, path, database=name, columns=["topic"], **node)
     if "topic" not in rows.columns:
-        raise UsageError(f"history has no column topic; it has {', '.join(rows.columns)}")
+        raise UsageError(f"the history must have a column topic (found: {', '.join(rows.columns)})")
     found, used = structures(rows, tuple(thresholds) if thresholds else None, defaults)
     if not dry_run:
         varying = tuple(item.pattern for item in found if "+" in item.pattern.split("/"))
@@ -118,8 +119,8 @@ def check_thresholds(thresholds: Sequence[int]) -> None:
     DatabaseSettings(thresholds=tuple(thresholds))
     if all(value == NEVER for value in thresholds):
         raise UsageError(
-            f"with {NEVER} no level varies, so there is nothing to learn; give a number for one "
-            f"level at least, from 0 to {THRESHOLD_MAX}"
+            f"with {NEVER} for every level no structure is learned; set at least one threshold "
+            f"from 0 to {THRESHOLD_MAX}"
         )
 
 

@@ -204,7 +204,7 @@ def write_project(
     paths = [directory / name for name in files]
     for path in paths:
         if fs.exists(path):
-            raise ExistsError(f"{path} exists already, and is left as it is; choose another place")
+            raise ExistsError(f"{path} exists already: choose another directory")
     for path, text in zip(paths, files.values(), strict=True):
         create_directories(fs, path.parent)
         replace_file(fs, path, text.encode())

@@ -49,10 +49,10 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         """Refuse values that cannot work. Raises: UsageError."""
         if self.speed is not None and not (isfinite(self.speed) and self.speed > 0):
-            raise UsageError(f"speed must be a number above 0: speed={self.speed}")
+            raise UsageError(f"speed must be greater than 0, got {self.speed}")
         if set(self.prefix) & set("+#\0"):
             raise UsageError(
-                f"prefix has a wildcard or U+0000, which no topic may have: prefix={self.prefix!r}"
+                f"prefix must not have the wildcards + and #, or U+0000: prefix={self.prefix!r}"
             )
         for name, moment in (("since", self.since), ("until", self.until)):
             if moment is not None:

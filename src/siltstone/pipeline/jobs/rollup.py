@@ -71,7 +71,9 @@ class RollupSettings:
         """The table that windows go to. Raises: UsageError for a window that is none."""
         match = _WINDOW.fullmatch(self.window.strip())
         if match is None or int(match[1]) == 0:
-            raise UsageError(f"window must be like '5 minutes' or '1 hour': {self.window!r}")
+            raise UsageError(
+                f"window must be a duration such as '5 minutes' or '1 hour', got {self.window!r}"
+            )
         return self.to or f"{self.table}_{match[1]}{match[2][0]}"
 
 
@@ -145,10 +147,12 @@ class _Rollup:
         self.fields = self._numbers()
         self.target = settings.target_table
         if plain_name(self.target, "") != self.target:
-            raise UsageError(f"a table's name has letters, digits and _: {self.target!r}")
+            raise UsageError(
+                f"the name of a table must have letters, digits and _ only, got {self.target!r}"
+            )
         self._refuse_target()
         if bad := [item for item in settings.quantiles if not 0 < item < 1]:
-            raise UsageError(f"a quantile lies between 0 and 1: {bad[0]}")
+            raise UsageError(f"a quantile must be between 0 and 1, got {bad[0]}")
         if settings.topics:
             template_parts(settings.topics, [*self.rule.levels, "window_start"])
 
@@ -159,8 +163,8 @@ class _Rollup:
                     raise UsageError(f"payloads of {rule.table} are {rule.decode}, not json")
                 return rule
         raise NotFoundError(
-            f"no rule in {self.lake / RULES} has the table {self._settings.table!r}; "
-            "tier it once, or write one"
+            f"no rule in {self.lake / RULES} has the table {self._settings.table!r}: "
+            "run `siltstone pipeline tier` once, or write a rule"
         )
 
     def _refuse_target(self) -> None:
@@ -169,12 +173,13 @@ class _Rollup:
         rows = {DEAD_LETTER, OTHER, *(rule.table.lower() for rule in self._rules.rules)}
         if wanted in rows:
             raise UsageError(
-                f"table {self.target} is for {CONTENTS['rows']}; give the rollup one of its own"
+                f"table {self.target} is for {CONTENTS['rows']}; choose another table for the "
+                "rollup"
             )
         if wanted == self.lake.name.lower():
             raise UsageError(
-                f"{self.target} is the name of the database, by which sql knows its rows; "
-                "give the rollup another table"
+                f"{self.target} is the name of the database, which sql uses for its rows; "
+                "choose another table for the rollup"
             )
         for name in list_tables(self._fs, self.lake):
             if name.lower() != wanted:
@@ -182,8 +187,8 @@ class _Rollup:
             holds = content(self.lake / name)
             if name != self.target or holds != "windows":
                 raise UsageError(
-                    f"table {name} exists and holds {CONTENTS[holds]}; "
-                    f"give the rollup another table than {self.target}"
+                    f"table {name} exists and contains {CONTENTS[holds]}; "
+                    f"choose another table than {self.target} for the rollup"
                 )
 
     def _numbers(self) -> dict[str, tuple[str, ...]]:
@@ -191,7 +196,7 @@ class _Rollup:
         known = {item.column: item for item in self.rule.fields if item.kind in _TYPES}
         if unknown := [name for name in self._settings.fields if name not in known]:
             there = ", ".join(known) or "none"
-            raise UsageError(f"no number is called {unknown[0]!r}; there are: {there}")
+            raise UsageError(f"unknown number {unknown[0]!r} (found: {there})")
         return {name: known[name].path for name in self._settings.fields or known}
 
     def document_ddl(self) -> str:

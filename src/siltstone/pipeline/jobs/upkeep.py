@@ -54,7 +54,9 @@ def locked_lake(fs: FileSystem, lake: PurePath) -> Iterator[None]:
     try:
         lock = fs.lock(lake / LOCK)
     except LockedError as exc:
-        raise LockedError(f"another process tiers, compacts or cleans {lake}") from exc
+        raise LockedError(
+            f"another process runs tier, compact or vacuum on {lake}: wait for it"
+        ) from exc
     try:
         yield
     finally:
@@ -72,7 +74,7 @@ def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
     """Raise UsageError while a batch is half in the lake: readers tell its files by their names."""
     path = lake / LEDGER
     if fs.exists(path) and json.loads(fs.read(path))["open"] is not None:
-        raise UsageError("a batch was cut off: let 'siltstone pipeline tier' finish it first")
+        raise UsageError("the last batch is not finished: run 'siltstone pipeline tier' first")
 
 
 def compact_lake(

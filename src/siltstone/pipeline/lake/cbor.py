@@ -23,9 +23,9 @@ def decode_cbor(data: bytes) -> Any:
     try:
         value = reader.item(0)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError) as exc:
-        raise UsageError(f"no CBOR: {exc}") from exc
+        raise UsageError(f"invalid CBOR: {exc}") from exc
     if value is _BREAK or reader.offset != len(data):
-        raise UsageError(f"no CBOR: it ends at byte {reader.offset} of {len(data)}")
+        raise UsageError(f"invalid CBOR: it ends at byte {reader.offset} of {len(data)}")
     return value
 
 
@@ -36,7 +36,7 @@ class _Reader:
 
     def item(self, depth: int) -> Any:
         if depth > DEPTH_MAX:
-            raise UsageError(f"no CBOR that we read: deeper than {DEPTH_MAX}")
+            raise UsageError(f"unsupported CBOR: deeper than {DEPTH_MAX}")
         first = self._data[self.offset]
         self.offset += 1
         major, info = first >> 5, first & 31
@@ -64,18 +64,18 @@ class _Reader:
         if info == 31:
             return _INDEFINITE
         if info > 27:
-            raise UsageError(f"no CBOR: length of kind {info} at byte {self.offset}")
+            raise UsageError(f"invalid CBOR: length of kind {info} at byte {self.offset}")
         return int.from_bytes(self._take(1 << info - 24), "big")
 
     def _definite(self, length: int) -> int:
         if length == _INDEFINITE:
-            raise UsageError(f"no CBOR: a number without a length at byte {self.offset}")
+            raise UsageError(f"invalid CBOR: a number without a length at byte {self.offset}")
         return length
 
     def _take(self, count: int) -> bytes:
         data = self._data[self.offset : self.offset + count]
         if len(data) < count:
-            raise UsageError(f"no CBOR: cut short at byte {len(self._data)}")
+            raise UsageError(f"invalid CBOR: cut short at byte {len(self._data)}")
         self.offset += count
         return data
 
@@ -85,7 +85,7 @@ class _Reader:
         parts: list[bytes] = []
         while (first := self._take(1)[0]) != 0xFF:
             if first >> 5 != major or first & 31 == 31:
-                raise UsageError(f"no CBOR: a part of another kind at byte {self.offset}")
+                raise UsageError(f"invalid CBOR: a part of another kind at byte {self.offset}")
             parts.append(self._take(self._length(first & 31)))
         return b"".join(parts)
 
@@ -108,13 +108,13 @@ class _Reader:
     def _inside(self, depth: int) -> Any:
         value = self.item(depth + 1)
         if value is _BREAK:
-            raise UsageError(f"no CBOR: an end without a beginning at byte {self.offset}")
+            raise UsageError(f"invalid CBOR: an end without a beginning at byte {self.offset}")
         return value
 
     def _fitting(self, length: int) -> int:
         """Refuse to begin on more items than there are bytes left."""
         if length > len(self._data) - self.offset:
-            raise UsageError(f"no CBOR: cut short at byte {len(self._data)}")
+            raise UsageError(f"invalid CBOR: cut short at byte {len(self._data)}")
         return length
 
     def _simple(self, info: int) -> Any:
@@ -125,7 +125,7 @@ class _Reader:
         if info == 31:
             return _BREAK
         if info not in _SIMPLE:
-            raise UsageError(f"no CBOR that we read: simple value {info} at byte {self.offset}")
+            raise UsageError(f"unsupported CBOR: simple value {info} at byte {self.offset}")
         return _SIMPLE[info]
 
     def _tagged(self, tag: int, value: Any) -> Any:

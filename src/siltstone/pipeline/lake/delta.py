@@ -64,12 +64,16 @@ def _told(table: PurePath) -> Iterator[None]:
         yield
     except DeltaError as exc:
         # Whatever was done is found when it is tried again.
-        raise RetryError(f"the table {table.name} of the lake refused: {_plain(exc)}") from exc
+        raise RetryError(
+            f"table {table.name} of the lake refused the write, try again: {_plain(exc)}"
+        ) from exc
     except OSError as exc:
         # It comes without a number.
         if "No space left on device" in str(exc):
             raise StorageFullError(table) from exc
-        raise RetryError(f"the table {table.name} of the lake failed: {_plain(exc)}") from exc
+        raise RetryError(
+            f"table {table.name} of the lake failed, try again: {_plain(exc)}"
+        ) from exc
 
 
 def _plain(error: Exception) -> str:
@@ -107,14 +111,14 @@ def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition:
         there, wanted = _content_of(delta), content_of(columns.names)
         if there != wanted:
             raise UsageError(
-                f"table {table.name} holds {CONTENTS[there]}, and cannot take {CONTENTS[wanted]}; "
-                "give them another table, or move this one away"
+                f"table {table.name} contains {CONTENTS[there]} and cannot contain "
+                f"{CONTENTS[wanted]}; choose another table, or move this one away"
             )
         laid_out = list(delta.metadata().partition_columns)
         if laid_out != partition.names:
             raise UsageError(
-                f"table {table.name} is laid out by {' and '.join(laid_out)}, which cannot change; "
-                "give the rule another table in rules.toml"
+                f"table {table.name} is partitioned by {' and '.join(laid_out)}, which cannot "
+                "change; choose another table for the rule in rules.toml"
             )
         _add_columns(delta, table, Schema.from_arrow(columns))
 
@@ -125,8 +129,9 @@ def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
         there = known.get(item.name.lower(), item)
         if there.type != item.type:
             raise UsageError(
-                f"column {item.name} of table {table.name} is {_type_text(there.type)}, and cannot "
-                f"become {_type_text(item.type)}; give the field another column in rules.toml"
+                f"column {item.name} of table {table.name} is {_type_text(there.type)} and cannot "
+                f"become {_type_text(item.type)}; choose another column for the field in "
+                "rules.toml"
             )
     missing = [item for item in columns.fields if item.name.lower() not in known]
     if missing:
@@ -240,8 +245,8 @@ def _refuse_strangers(table: PurePath, actions: pa.Table) -> None:
     for path in actions.column("path").filter(bounds.is_null()).to_pylist():
         if not _has_serials(table / path):
             raise CorruptionError(
-                f"table {table.name} of the lake was overwritten with what are no rows of topics; "
-                "restore an earlier version of it",
+                f"table {table.name} of the lake was overwritten by another program; restore an "
+                "earlier version of it",
                 path=table / path,
             )
 

@@ -106,13 +106,15 @@ def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
     try:
         values = json.loads(fs.read(path))
         if values["version"] != VERSION:
-            raise UsageError(f"{path} is of another version: version={values['version']!r}")
+            raise UsageError(
+                f"unknown version {values['version']!r} of {path} (supported: {VERSION})"
+            )
         ledger = _decoded(values, str(path))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise CorruptionError(f"ledger cannot be read: {exc!r}", path=path) from exc
+        raise CorruptionError(f"the ledger cannot be read: {exc!r}", path=path) from exc
     if ledger.identity != identity:
         raise UsageError(
-            f"{directory} has the tables of another database of this name; move it away"
+            f"{directory} has the tables of an earlier database of this name: move it away"
         )
     return ledger
 

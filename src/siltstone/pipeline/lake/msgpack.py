@@ -42,9 +42,9 @@ def decode_msgpack(data: bytes) -> Any:
     try:
         value = reader.item(0)
     except (IndexError, UnicodeDecodeError, TypeError) as exc:
-        raise UsageError(f"no MessagePack: {exc}") from exc
+        raise UsageError(f"invalid MessagePack: {exc}") from exc
     if reader.offset != len(data):
-        raise UsageError(f"no MessagePack: it ends at byte {reader.offset} of {len(data)}")
+        raise UsageError(f"invalid MessagePack: it ends at byte {reader.offset} of {len(data)}")
     return value
 
 
@@ -55,7 +55,7 @@ class _Reader:
 
     def item(self, depth: int) -> Any:
         if depth > DEPTH_MAX:
-            raise UsageError(f"no MessagePack that we read: deeper than {DEPTH_MAX}")
+            raise UsageError(f"unsupported MessagePack: deeper than {DEPTH_MAX}")
         first = self._data[self.offset]
         self.offset += 1
         if first < 0x80:
@@ -73,7 +73,7 @@ class _Reader:
         if 0xD4 <= first <= 0xD8:
             return self._sized("extension", 1 << first - 0xD4, depth)
         if first not in _SIZED:
-            raise UsageError(f"no MessagePack: byte {first:#x} at {self.offset - 1}")
+            raise UsageError(f"invalid MessagePack: byte {first:#x} at {self.offset - 1}")
         kind, width = _SIZED[first]
         return self._sized(kind, int.from_bytes(self._take(width), "big"), depth)
 
@@ -102,14 +102,14 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         data = self._data[self.offset : self.offset + count]
         if len(data) < count:
-            raise UsageError(f"no MessagePack: cut short at byte {len(self._data)}")
+            raise UsageError(f"invalid MessagePack: cut short at byte {len(self._data)}")
         self.offset += count
         return data
 
     def _fitting(self, length: int) -> int:
         """Refuse to begin on more items than there are bytes left."""
         if length > len(self._data) - self.offset:
-            raise UsageError(f"no MessagePack: cut short at byte {len(self._data)}")
+            raise UsageError(f"invalid MessagePack: cut short at byte {len(self._data)}")
         return length
 
 

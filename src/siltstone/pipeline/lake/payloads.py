@@ -95,7 +95,7 @@ def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
     except (ValueError, RecursionError, UsageError) as exc:
         return f"not {decoder}: {exc}"[:REASON_MAX]
     if not isinstance(document, dict):
-        return f"not an object but {type(document).__name__}"
+        return f"must be an object, got {type(document).__name__}"
     for field in fields:
         value: Any = document
         for depth, word in enumerate(field.path, 1):
@@ -105,7 +105,9 @@ def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
                 break
             if not (isinstance(value, dict) if inside else _fits(value, field)):
                 kind = "object" if inside else field.kind
-                return f"{'.'.join(field.path[:depth])} is no {kind}: {_shown(value)}"[:REASON_MAX]
+                return f"{'.'.join(field.path[:depth])} is not of type {kind}: {_shown(value)}"[
+                    :REASON_MAX
+                ]
     return f"not {decoder} that can be read"
 
 

@@ -203,7 +203,7 @@ class Rules:
             else:
                 continue
             raise UsageError(
-                f"{RULES}: the rule of {rule.filter!r} needs another table than {rule.table}: {why}"
+                f"{RULES}: choose another table than {rule.table} for {rule.filter!r}: {why}"
             )
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
     try:
         text = fs.read(path).decode()
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is no TOML: {exc}") from exc
+        raise UsageError(f"invalid TOML in {path}: {exc}") from exc
     return read_rules(text, str(path))
 
 
@@ -232,17 +232,17 @@ def read_rules(text: str, name: str) -> Rules:
     try:
         values = _read_toml(text)
     except tomllib.TOMLDecodeError as exc:
-        raise UsageError(f"{name} is no TOML: {exc}") from exc
+        raise UsageError(f"invalid TOML in {name}: {exc}") from exc
     if set(values) - {"rule"} or not isinstance(values.get("rule", []), list):
-        raise UsageError(f"{name} holds [[rule]] tables and nothing else")
+        raise UsageError(f"{name} must have [[rule]] tables only")
     rules = rules_from_json(values.get("rule", []), name)
     known = {OTHER: OTHER}
     for rule in rules.rules:
         first = known.setdefault(rule.table.lower(), rule.table)
         if first != rule.table:
             raise UsageError(
-                f"{name}: names that differ by case alone are one to Spark; "
-                f"write one or rename one: {first!r}, {rule.table!r}"
+                f"{name}: Spark does not distinguish upper and lower case; "
+                f"rename one of the tables {first!r} and {rule.table!r}"
             )
     return rules
 
@@ -272,26 +272,30 @@ def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
     rules = [rule for rule in rules if not (rule.learned and rule.filter in written)]
     filters = [rule.filter for rule in rules]
     if twice := sorted({item for item in filters if filters.count(item) > 1}):
-        raise UsageError(f"{name} has two rules for one filter: filter={twice[0]!r}")
+        raise UsageError(f"{name} must not have two rules for one filter: filter={twice[0]!r}")
     return Rules(rules)
 
 
 def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
     known = {"filter", "table", "levels", "decode", "partition", "learned", "fields"}
     if unknown := sorted(set(value) - known):
-        raise UsageError(f"{name} has {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise UsageError(
+            f"{name}: unknown key {unknown[0]!r} (supported: {', '.join(sorted(known))})"
+        )
     try:
         parsed = TopicFilter.parse(str(value.get("filter", "")))
     except InvalidTopicError as exc:
         raise UsageError(f"{name}: {exc}") from exc
     table = value.get("table", "")
     if plain_name(str(table), "") != table or table.lower() in (DEAD_LETTER, ""):
-        raise UsageError(f"{name}: a table's name has letters, digits and _: table={table!r}")
+        raise UsageError(
+            f"{name}: the name of a table must have letters, digits and _ only: table={table!r}"
+        )
     decode = _one_of(value.get("decode", "raw"), DECODERS, f"{name}: decode")
     partition = _one_of(value.get("partition", "day"), PARTITIONS, f"{name}: partition")
     levels = tuple(value.get("levels", level_columns(parsed.text.split("/"))))
     if len(levels) != parsed.levels.count(b"+"):
-        raise UsageError(f"{name}: levels must have a name for each + of {parsed.text!r}")
+        raise UsageError(f"{name}: levels must have one name for each + of {parsed.text!r}")
     rule = Rule(
         filter=parsed.text,
         table=table,
@@ -316,7 +320,9 @@ def _read_field(value: Mapping[str, Any], name: str) -> Field:
     if isinstance(path, str):
         path = [path]
     if not isinstance(path, list) or not path or not all(isinstance(word, str) for word in path):
-        raise UsageError(f'{name}: a field has a path, as in path = ["a", "b"]: {value!r}')
+        raise UsageError(
+            f'{name}: a field must have a path such as path = ["a", "b"], got {value!r}'
+        )
     kind = _one_of(value.get("type"), tuple(KINDS), f"{name}: the type of a field")
     return Field(path=tuple(path), column=str(value.get("column", "_".join(path))), kind=kind)
 
@@ -326,9 +332,12 @@ def _check_columns(rule: Rule, name: str) -> None:
     lower = [column.lower() for column in (*RESERVED_COLUMNS, *columns)]
     for column in columns:
         if plain_name(column, "") != column:
-            raise UsageError(f"{name}: a column has letters, digits and _: column={column!r}")
+            raise UsageError(
+                f"{name}: the name of a column must have letters, digits and _ only: "
+                f"column={column!r}"
+            )
         if lower.count(column.lower()) > 1:
-            raise UsageError(f"{name}: the name of a column is taken: column={column!r}")
+            raise UsageError(f"{name}: the name of the column is in use already: column={column!r}")
 
 
 def _rule_toml(value: Mapping[str, Any]) -> str:

@@ -19,11 +19,11 @@ def test_a_template_is_text_and_columns() -> None:
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ("", "no template of topics"),
-        ("a/{b", "no template of topics"),
-        ("a/+/{b}", "no template of topics"),
-        ("a/{c}", "names no column: 'c'; there are b"),
-        ("a/{}", "names no column: ''"),
+        ("", "a template of topics must look like 'plant/{site}/{sensor}', got"),
+        ("a/{b", "a template of topics must look like 'plant/{site}/{sensor}', got"),
+        ("a/+/{b}", "a template of topics must look like 'plant/{site}/{sensor}', got"),
+        ("a/{c}", "unknown column 'c' .found: b"),
+        ("a/{}", "unknown column ''"),
     ],
 )
 def test_what_gives_no_topic_is_refused(template: str, sentence: str) -> None:

@@ -48,7 +48,10 @@ def test_thresholds_that_make_no_sense_are_refused() -> None:
     check_thresholds([-1, 10])
     check_thresholds([0])
     for thresholds in ([-1], [-1, -1]):
-        with pytest.raises(UsageError, match="no level varies, so there is nothing to learn"):
+        with pytest.raises(
+            UsageError,
+            match="for every level no structure is learned; set at least one threshold from 0 to",
+        ):
             check_thresholds(thresholds)
     for thresholds in ([-2], [1 << 31]):
         with pytest.raises(UsageError, match="thresholds must be one or more numbers from -1"):

@@ -48,9 +48,9 @@ def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
     )
     assert [reason_of(rows[number], "json", [VALUE, INNER]) for number in bad[:5]] == [
         "not json: Expecting value: line 1 column 1 (char 0)",
-        'v is no double: "1"',
-        "not an object but list",
-        "o is no object: 3",
+        'v is not of type double: "1"',
+        "must be an object, got list",
+        "o is not of type object: 3",
         "not json: Expecting value: line 1 column 1 (char 0)",
     ]
 
@@ -99,7 +99,10 @@ def test_cbor_and_messagepack_are_read_like_json() -> None:
     )
     packed = [bytes.fromhex(text) for text in ("81a17603", "c1")]
     assert decoded(packed, "msgpack", VALUE) == ({"v": [3.0, None]}, [1], [])
-    assert reason_of(packed[1], "msgpack", [VALUE]) == "not msgpack: no MessagePack: byte 0xc1 at 0"
+    assert (
+        reason_of(packed[1], "msgpack", [VALUE])
+        == "not msgpack: invalid MessagePack: byte 0xc1 at 0"
+    )
     assert find_fields(cbor, "cbor") == [(("v",), "double"), (("b",), "string")]
 
 
@@ -127,9 +130,9 @@ def test_what_payloads_are_is_seen_from_some(payloads: list[bytes], decoder: str
 @pytest.mark.parametrize(
     ("payload", "field", "reason"),
     [
-        (b'{"l": [1, "x"]}', LIST, 'l is no array<double>: [1, "x"]'),
-        (b'{"l": [true]}', LIST, "l is no array<double>: [true]"),
-        (b'{"v": true}', VALUE, "v is no double: true"),
+        (b'{"l": [1, "x"]}', LIST, 'l is not of type array<double>: [1, "x"]'),
+        (b'{"l": [true]}', LIST, "l is not of type array<double>: [true]"),
+        (b'{"v": true}', VALUE, "v is not of type double: true"),
         (b'{"v": 1}', VALUE, "not json that can be read"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_lake_has_no_rules_before_its_first_batch() -> None:
 
 
 def test_a_file_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"rules.toml is no TOML: .*can't decode byte 0xff"):
+    with pytest.raises(UsageError, match=r"invalid TOML in /rules.toml: .*can't decode byte 0xff"):
         load_rules(lake_with(b"\xff"), LAKE)
 
 
@@ -170,37 +170,43 @@ def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rule = 1", "holds [[rule]] tables and nothing else"),
-        ("[rule", "is no TOML"),
-        ("other = 1", "nothing else"),
-        (r'x = ["\ud83d\ude00", "\ud83d"]', "is no TOML"),
+        ("rule = 1", "must have [[rule]] tables only"),
+        ("[rule", "invalid TOML in"),
+        ("other = 1", "tables only"),
+        (r'x = ["\ud83d\ude00", "\ud83d"]', "invalid TOML in"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_rules(text, "rules.toml")
     assert sentence in str(caught.value)
-    assert str(caught.value).startswith("rules.toml")
+    assert "rules.toml" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"colour": 1}, "rule 1 has 'colour'; there are decode, fields"),
-        ({"filter": "a/#/b"}, "# must be the whole of the last level"),
-        ({"table": "no name"}, "a table's name has letters, digits and _: table='no name'"),
+        ({"colour": 1}, "rule 1: unknown key 'colour' (supported: decode, fields"),
+        ({"filter": "a/#/b"}, "# must be the last level, alone"),
+        (
+            {"table": "no name"},
+            "the name of a table must have letters, digits and _ only: table='no name'",
+        ),
         ({"table": "dead_letter"}, "table='dead_letter'"),
         ({"table": "Dead_Letter"}, "table='Dead_Letter'"),
         ({"decode": "xml"}, "decode must be one of json, cbor, msgpack, text, raw: 'xml'"),
         ({"partition": "week"}, "partition must be one of day, hour: 'week'"),
-        ({"levels": []}, "levels must have a name for each + of 'a/+'"),
-        ({"levels": ["topic"]}, "the name of a column is taken: column='topic'"),
-        ({"levels": ["a b"]}, "a column has letters, digits and _: column='a b'"),
-        ({"fields": [{"path": []}]}, "a field has a path"),
+        ({"levels": []}, "levels must have one name for each + of 'a/+'"),
+        ({"levels": ["topic"]}, "the name of the column is in use already: column='topic'"),
+        (
+            {"levels": ["a b"]},
+            "the name of a column must have letters, digits and _ only: column='a b'",
+        ),
+        ({"fields": [{"path": []}]}, 'a field must have a path such as path = ["a", "b"], got'),
         ({"fields": [{"path": "x", "type": "blob"}]}, "the type of a field must be one of double"),
         (
             {"decode": "text", "fields": [{"path": "x", "column": "TEXT", "type": "string"}]},
-            "the name of a column is taken: column='text'",
+            "the name of the column is in use already: column='text'",
         ),
     ],
 )
@@ -211,7 +217,7 @@ def test_a_rule_that_cannot_work_is_refused(changes: dict[str, Any], sentence: s
 
 
 def test_two_rules_for_one_filter_are_refused() -> None:
-    with pytest.raises(UsageError, match="has two rules for one filter: filter='x'"):
+    with pytest.raises(UsageError, match="must not have two rules for one filter: filter='x'"):
         rules_from_json([{"filter": "x", "table": "a"}, {"filter": "x", "table": "b"}], "f")
 
 
@@ -221,38 +227,45 @@ def test_a_rule_that_users_wrote_stands_for_the_learned_one_of_its_filter() -> N
     for values in ([mine, learned], [learned, mine]):
         (rule,) = rules_from_json(values, "rules.toml").rules
         assert rule == Rule(filter="a/+", table="mine", levels=("site",))
-    with pytest.raises(UsageError, match=r"has two rules for one filter: filter='a/\+'"):
+    with pytest.raises(UsageError, match=r"must not have two rules for one filter: filter='a/\+'"):
         rules_from_json([learned, learned], "rules.toml")
 
 
 def test_tables_that_differ_by_case_alone_are_refused() -> None:
     rules = Rules([Rule(filter="a", table="Oven"), Rule(filter="b", table="oven")])
-    with pytest.raises(UsageError, match=r"differ by case alone .*: 'Oven', 'oven'"):
+    with pytest.raises(UsageError, match=r"upper and lower case; .* 'Oven' and 'oven'"):
         read_rules(rules.to_toml(), "rules.toml")
-    with pytest.raises(UsageError, match=r"differ by case alone .*: 'other', 'Other'"):
+    with pytest.raises(UsageError, match=r"upper and lower case; .* 'other' and 'Other'"):
         read_rules(Rules([Rule(filter="a", table="Other")]).to_toml(), "rules.toml")
 
 
 @pytest.mark.parametrize(
     ("there", "sentence"),
     [
-        ({"plant_oven": "windows"}, "than plant_oven: it holds windows of a rollup"),
-        ({"plant_oven": "other"}, "than plant_oven: it holds what others have put there"),
-        ({"Plant_Oven": "rows"}, "than plant_oven: a table is called Plant_Oven"),
+        (
+            {"plant_oven": "windows"},
+            "than plant_oven for 'plant/+/oven/+': it holds windows of a rollup",
+        ),
+        (
+            {"plant_oven": "other"},
+            "than plant_oven for 'plant/+/oven/+': it holds what others have put there",
+        ),
+        (
+            {"Plant_Oven": "rows"},
+            "than plant_oven for 'plant/+/oven/+': a table is called Plant_Oven",
+        ),
     ],
 )
 def test_a_rule_needs_a_table_for_rows(there: dict[str, Content], sentence: str) -> None:
     Rules([OVEN]).refuse_tables({"plant_oven": "rows", "x": "windows"}, "messages")
     with pytest.raises(UsageError) as caught:
         Rules([OVEN]).refuse_tables(there, "messages")
-    assert str(caught.value) == (
-        f"rules.toml: the rule of 'plant/+/oven/+' needs another table {sentence}"
-    )
+    assert str(caught.value) == (f"rules.toml: choose another table {sentence}")
 
 
 def test_a_new_table_is_not_called_like_the_database_and_one_that_is_goes_on() -> None:
     rules = Rules([Rule(filter="m", table="Messages")])
-    with pytest.raises(UsageError, match="than Messages: it is the name of the database"):
+    with pytest.raises(UsageError, match="than Messages for 'm': it is the name of the database"):
         rules.refuse_tables({}, "messages")
     rules.refuse_tables({"Messages": "rows"}, "messages")
 

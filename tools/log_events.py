@@ -1,0 +1,261 @@
+"""Write docs/reference/log-events.md: the name, level, meaning and facts of every log event.
+
+    python tools/log_events.py
+
+Names, levels and facts come from the calls in src/siltstone; MEANINGS has the rest. A test compares
+the page with what this script would write.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = ROOT / "src" / "siltstone"
+PAGE: Final = ROOT / "docs" / "reference" / "log-events.md"
+
+# Function -> the positions of the level and of the event among its arguments.
+LOGGING: Final = {"log": (1, 2), "report": (0, 1), "tell": (0, 1)}
+METHODS: Final = {"warning": "warning", "error": "error", "exception": "error"}
+# Module -> its functions that pass an event on; the event is written where they are called.
+PASSES_ON: Final = {
+    "broker/client.py": "report",
+    "broker/intake.py": "_tell_refused",
+    "broker/sparse_log.py": "tell",
+}
+CLIENT_FACTS: Final = ("client_id", "address", "user", "reason", "text")
+# Facts that a call passes on, so that they do not stand beside the event.
+MORE_FACTS: Final[dict[str, tuple[str, ...]]] = {
+    "alarm_cleared": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
+    "alarm_raised": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
+    "client_closed": CLIENT_FACTS,
+    "client_connected": CLIENT_FACTS[:3],
+    "client_disconnected": CLIENT_FACTS[:4],
+    "client_refused": CLIENT_FACTS,
+    "connect_timed_out": CLIENT_FACTS[:4],
+    "login_refused": ("user", "address", "unlogged"),
+    "position_reset": ("client_id", "group"),
+    "publish_not_retained": (*CLIENT_FACTS, "topic"),
+    "publish_refused": (*CLIENT_FACTS, "topic"),
+    "user_locked_out": ("user", "address"),
+}
+
+MEANINGS: Final = {
+    "access_reload_failed": "The broker could not read the users and rights again; the earlier "
+    "ones stay in use.",
+    "alarm_cleared": "The cause of an alarm is gone.",
+    "alarm_raised": "Something is wrong with the machine; `text` says what, and what the broker "
+    "does about it.",
+    "bridge_connected": "A bridge has connected to its peer for the first time.",
+    "bridge_entry_damaged": "A bridge could not read an entry of its spool and moved it to `path`.",
+    "bridge_failed": "The connection of a bridge failed; it connects again after a pause.",
+    "bridge_forward_failed": "A bridge cannot read or discard messages of its spool; `error` says "
+    "why.",
+    "bridge_inbound_failed": "The broker could not store messages that a bridge received; the peer "
+    "sends them again.",
+    "bridge_message_refused": "The peer refused a message; the bridge keeps it in `path`.",
+    "bridge_spool_failed": "A bridge could not store messages in its spool.",
+    "bridge_spool_full": "The spool of a bridge is full; `policy` says what happens to messages.",
+    "bridge_started": "A bridge has started; `waiting` counts the entries in its spool.",
+    "bridge_status": "The connection of a bridge was lost or made again; `text` says which.",
+    "certificates_reload_failed": "A listener could not read its certificates again; the earlier "
+    "ones stay in use.",
+    "client_closed": "The broker closed the connection of a client; `reason` and `text` say why.",
+    "client_connected": "A client has connected.",
+    "client_disconnected": "A client has sent DISCONNECT.",
+    "client_refused": "The broker refused a connection before or at CONNECT; `reason` and `text` "
+    "say why.",
+    "committed_offset_ignored": "A consumer of topic logs had committed an offset in logs that "
+    "were dropped since; the offset does not count.",
+    "connect_timed_out": "A connection sent no CONNECT within `limits.connect_timeout` and was "
+    "closed.",
+    "connections_refused": "A limit of connections was reached; `count` connections were refused "
+    "since the last event.",
+    "control_socket_failed": "The broker runs without a control socket; commands that ask the "
+    "running broker do not work.",
+    "data_directory_open": "Every user of the machine can enter the data directory.",
+    "external_rows_not_retained": "Rows that Spark or Flight stored with the retain flag could not "
+    "be retained.",
+    "flight_call_failed": "A Flight call ended with an error, which the caller has received.",
+    "flight_calls_abandoned": "The broker stopped while Flight calls were still running.",
+    "flight_listening": "The Flight server accepts connections.",
+    "flight_socket_path_too_long": "The data directory has a path that is too long for the local "
+    "Flight socket.",
+    "foreign_files_ignored": "A slab directory has files that are not part of the store; the store "
+    "leaves them as they are.",
+    "hook_failed": "The access hook raised an error or returned a wrong type, so the broker "
+    "refused the client.",
+    "internal_error": "A bug in Siltstone ended one connection or one operation; please report the "
+    "traceback.",
+    "listening": "A listener accepts connections.",
+    "login_refused": "A login failed; at most one event per second, `unlogged` counts the others.",
+    "micro_batch_planned": "Spark has planned a micro-batch; `plan` says how much it reads.",
+    "more_sessions_busy": "More sessions are busy than the log lists by name.",
+    "open_files_limit_low": "The limit of open files allows fewer connections than a setting.",
+    "position_reset": "The database of a saved position was dropped and created again, so the "
+    "session or share group starts at the beginning.",
+    "publish_not_retained": "The limits of retained messages are reached; the message was stored "
+    "and delivered, but not retained.",
+    "publish_refused": "Messages of a client were refused; at most one event per 10 seconds and "
+    "client.",
+    "publishes_not_stored": "The store refused messages; `count` counts them since the last event.",
+    "read_planned": "Spark has planned a batch query; `plan` says how much it reads.",
+    "reloaded": "SIGHUP: users, rights and certificates were read again.",
+    "retained_log_compacted": "The log of retained messages was compacted.",
+    "retained_log_compaction_failed": "The log of retained messages could not be compacted; the "
+    "broker tries again later.",
+    "retained_messages_cleared": "A command cleared retained messages.",
+    "retained_rollback_failed": "A retained message that was refused could not be replaced by the "
+    "one before it.",
+    "session_busy": "An operation on a session takes longer than five seconds; `waits_for` says "
+    "what it waits for.",
+    "session_dropped": "A command dropped a session.",
+    "session_failed": "The state of a session can no longer be saved, so its connection is closed.",
+    "session_moved": "A command moved the position of a session.",
+    "session_rows_lost": "Retention removed messages before a session received them; `serials` "
+    "counts them.",
+    "session_save_failed": "The state of a session could not be saved.",
+    "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients were "
+    "connected.",
+    "shard_failed": "A bug in Siltstone ended the writer thread of a shard; please report the "
+    "traceback.",
+    "shard_upkeep_failed": "A periodic sync, rotation or removal of a shard failed; it is tried "
+    "again.",
+    "share_group_read_failed": "The rows of a share group cannot be read, so its members receive "
+    "none.",
+    "share_group_rows_lost": "Retention removed messages before a share group received them; "
+    "`serials` counts them.",
+    "share_group_save_failed": "The state of a share group could not be saved.",
+    "slab_recovered": "The store repaired a slab after a crash.",
+    "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so it may "
+    "have some of them and not others.",
+    "snapshot_damaged": "A snapshot is damaged and was moved to `moved_to`; an older one is tried.",
+    "snapshot_failed": "A snapshot could not be written; the one before it stays.",
+    "snapshot_link_broken": "The link to the newest snapshot names a file that does not exist.",
+    "snapshot_loaded": "The broker has loaded its state from a snapshot; a warning if a newer one "
+    "was damaged.",
+    "snapshot_missing": "The newest snapshot does not exist, so the broker loads an older one.",
+    "snapshot_not_found": "The broker starts without a snapshot, with an empty state.",
+    "snapshot_payloads_on_disk": "Payloads of the snapshot exceed `snapshot.memory_max`, so the "
+    "rest stays on disk until it is sent.",
+    "snapshot_prune_failed": "Old snapshots could not be removed.",
+    "snapshot_written": "A snapshot is complete and synced.",
+    "starting": "The broker starts.",
+    "stop_incomplete": "The broker stopped before everything was on disk.",
+    "stopped": "The broker has stopped.",
+    "stopping": "The broker has begun to stop.",
+    "storage_settings_fixed": "`[storage]` has settings that cannot change after the database was "
+    "created.",
+    "storage_settings_ignored": "`[storage]` differs from the settings of the existing database, "
+    "which stay in use; `command` changes them.",
+    "store_close_failed": "The store could not be closed after a failure.",
+    "store_failed": "The store has failed, for example a sync, and the broker stops.",
+    "topic_logs_damaged": "The topic logs are damaged, so the broker runs without them.",
+    "topiclog_connections_refused": "`topiclog.connections_max` is reached, so a connection was "
+    "closed.",
+    "topiclog_idle_connection_closed": "A topic log connection was idle for longer than "
+    "`topiclog.idle_timeout`.",
+    "topiclog_protocol_error": "A topic log client broke the protocol and was closed.",
+    "topiclog_send_too_slow": "The body of a SEND arrived too slowly; the connection was closed.",
+    "topiclog_space_not_released": "The space of a SEND that was cut off could not be released; no "
+    "data is affected.",
+    "user_locked_out": "A user has failed to log in too often from an address and is locked out "
+    "there for `seconds`.",
+    "will_not_retained": "A will message could not be retained; it was stored and delivered.",
+}
+
+INTRODUCTION: Final = """\
+# Log events
+
+`tools/log_events.py` generates this page.
+
+The broker writes its log to stderr, one line for each event: time, level, event, facts.
+
+    2026-01-31T12:00:00.123Z info    client_connected client_id=c1 address=127.0.0.1:50000
+
+With `log.format = "json"` each line is an object: `time`, `level`, `event`, and one field for each
+fact. An internal error adds the field `traceback`.
+
+The name of an event is stable. Match the name, not the text of a fact. A fact can be absent where
+it does not apply. Lines of libraries have a fact `logger`, and their text as the event.
+
+| Event | Level | Meaning | Facts |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A call that logs an event; the event is "" where the call only passes one on."""
+
+    module: str
+    event: str
+    levels: list[str]
+    facts: list[str]
+
+
+def sites() -> Iterator[Site]:
+    """Yield every call that logs, once for each event that it names."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
+            if isinstance(node, ast.Call):
+                yield from _sites_of(node, module)
+
+
+def page() -> str:
+    """Return the text of the page. Raises: KeyError, for an event without a meaning."""
+    levels: dict[str, list[str]] = {}
+    facts: dict[str, list[str]] = {}
+    for site in sites():
+        if site.event:
+            levels.setdefault(site.event, []).extend(site.levels)
+            facts.setdefault(site.event, []).extend(site.facts)
+    lines = [
+        f"| `{event}` | {_listed(levels[event])} | {MEANINGS[event]} "
+        f"| {_listed([f'`{fact}`' for fact in (*facts[event], *MORE_FACTS.get(event, ()))])} |\n"
+        for event in sorted(levels)
+    ]
+    return INTRODUCTION + "".join(lines)
+
+
+def _sites_of(call: ast.Call, module: str) -> Iterator[Site]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    if name in LOGGING and len(call.args) > LOGGING[name][1]:
+        level, event = (call.args[index] for index in LOGGING[name])
+        named = [node.attr for node in ast.walk(level) if isinstance(node, ast.Attribute)]
+        levels = [name.lower() for name in named if name.isupper()]
+        if not levels and ast.unparse(level) != "level":
+            # Another function of this name.
+            return
+    elif name in METHODS and ast.unparse(call.func).startswith("_LOG."):
+        event, levels = call.args[0], [METHODS[name]]
+    elif name == PASSES_ON.get(module):
+        event, levels = call.args[0], ["warning"]
+    else:
+        return
+    facts = [each.arg for each in call.keywords if each.arg not in {None, "exc_info", "extra"}]
+    # extra={"facts": {"name": value}} where a traceback goes with the event.
+    for keyword in call.keywords:
+        if keyword.arg == "extra":
+            facts += [text for text in _texts(keyword.value) if text != "facts"]
+    for text in _texts(event) or [""]:
+        yield Site(module=module, event=text, levels=levels, facts=[each or "" for each in facts])
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """Return the literal texts in an expression, such as both of a choice."""
+    constants = [each for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    return [each.value for each in constants if isinstance(each.value, str)]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
