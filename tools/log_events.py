@@ -55,8 +55,8 @@ MEANINGS: Final = {
     "bridge_failed": "The connection of a bridge failed; it connects again after a pause.",
     "bridge_forward_failed": "A bridge cannot read or discard messages of its spool; `error` says "
     "why.",
-    "bridge_inbound_failed": "The broker could not store messages that a bridge received; the peer "
-    "sends them again.",
+    "bridge_inbound_failed": "The broker could not store messages that a bridge received; the "
+    "peer sends them again.",
     "bridge_message_refused": "The peer refused a message; the bridge keeps it in `path`.",
     "bridge_spool_failed": "A bridge could not store messages in its spool.",
     "bridge_spool_full": "The spool of a bridge is full; `policy` says what happens to messages.",
@@ -69,6 +69,12 @@ MEANINGS: Final = {
     "client_disconnected": "A client has sent DISCONNECT.",
     "client_refused": "The broker refused a connection before or at CONNECT; `reason` and `text` "
     "say why.",
+    "clock_confirmed": "A command confirmed the clock of the machine after a jump.",
+    "clock_save_failed": "The time could not be saved for the next start.",
+    "clock_set_back": "The clock of the machine was set back; times that were saved ahead of it "
+    "were corrected.",
+    "clock_set_back_not_corrected": "The clock of the machine was set back, and saved times could "
+    "not be corrected; the broker tries again.",
     "committed_offset_ignored": "A consumer of topic logs had committed an offset in logs that "
     "were dropped since; the offset does not count.",
     "connect_timed_out": "A connection sent no CONNECT within `limits.connect_timeout` and was "
@@ -78,19 +84,19 @@ MEANINGS: Final = {
     "control_socket_failed": "The broker runs without a control socket; commands that ask the "
     "running broker do not work.",
     "data_directory_open": "Every user of the machine can enter the data directory.",
-    "external_rows_not_retained": "Rows that Spark or Flight stored with the retain flag could not "
-    "be retained.",
+    "external_rows_not_retained": "Rows that Spark or Flight stored with the retain flag could "
+    "not be retained.",
     "flight_call_failed": "A Flight call ended with an error, which the caller has received.",
     "flight_calls_abandoned": "The broker stopped while Flight calls were still running.",
     "flight_listening": "The Flight server accepts connections.",
     "flight_socket_path_too_long": "The data directory has a path that is too long for the local "
     "Flight socket.",
-    "foreign_files_ignored": "A slab directory has files that are not part of the store; the store "
-    "leaves them as they are.",
+    "foreign_files_ignored": "A slab directory has files that are not part of the store; the "
+    "store leaves them as they are.",
     "hook_failed": "The access hook raised an error or returned a wrong type, so the broker "
     "refused the client.",
-    "internal_error": "A bug in Siltstone ended one connection or one operation; please report the "
-    "traceback.",
+    "internal_error": "A bug in Siltstone ended one connection or one operation; please report "
+    "the traceback.",
     "listening": "A listener accepts connections.",
     "login_refused": "A login failed; at most one event per second, `unlogged` counts the others.",
     "micro_batch_planned": "Spark has planned a micro-batch; `plan` says how much it reads.",
@@ -104,6 +110,7 @@ MEANINGS: Final = {
     "client.",
     "publishes_not_stored": "The store refused messages; `count` counts them since the last event.",
     "read_planned": "Spark has planned a batch query; `plan` says how much it reads.",
+    "reclaim_failed": "Slabs of delivered messages could not be removed; the broker tries again.",
     "reloaded": "SIGHUP: users, rights and certificates were read again.",
     "retained_log_compacted": "The log of retained messages was compacted.",
     "retained_log_compaction_failed": "The log of retained messages could not be compacted; the "
@@ -119,20 +126,23 @@ MEANINGS: Final = {
     "session_rows_lost": "Retention removed messages before a session received them; `serials` "
     "counts them.",
     "session_save_failed": "The state of a session could not be saved.",
-    "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients were "
-    "connected.",
+    "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients "
+    "were connected.",
     "shard_failed": "A bug in Siltstone ended the writer thread of a shard; please report the "
     "traceback.",
     "shard_upkeep_failed": "A periodic sync, rotation or removal of a shard failed; it is tried "
     "again.",
+    "share_group_dropped": "A command dropped a share group.",
+    "share_group_moved": "A command moved the position of a share group.",
     "share_group_read_failed": "The rows of a share group cannot be read, so its members receive "
     "none.",
     "share_group_rows_lost": "Retention removed messages before a share group received them; "
     "`serials` counts them.",
     "share_group_save_failed": "The state of a share group could not be saved.",
+    "slab_dropped": "A slab was removed; `why` is `age`, `size`, `delivered` or `command`.",
     "slab_recovered": "The store repaired a slab after a crash.",
-    "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so it may "
-    "have some of them and not others.",
+    "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so it "
+    "may have some of them and not others.",
     "snapshot_damaged": "A snapshot is damaged and was moved to `moved_to`; an older one is tried.",
     "snapshot_failed": "A snapshot could not be written; the one before it stays.",
     "snapshot_link_broken": "The link to the newest snapshot names a file that does not exist.",
@@ -154,6 +164,7 @@ MEANINGS: Final = {
     "which stay in use; `command` changes them.",
     "store_close_failed": "The store could not be closed after a failure.",
     "store_failed": "The store has failed, for example a sync, and the broker stops.",
+    "times_restarted": "A command let new rows of a database have the time of the clock again.",
     "topic_logs_damaged": "The topic logs are damaged, so the broker runs without them.",
     "topiclog_connections_refused": "`topiclog.connections_max` is reached, so a connection was "
     "closed.",
@@ -161,8 +172,8 @@ MEANINGS: Final = {
     "`topiclog.idle_timeout`.",
     "topiclog_protocol_error": "A topic log client broke the protocol and was closed.",
     "topiclog_send_too_slow": "The body of a SEND arrived too slowly; the connection was closed.",
-    "topiclog_space_not_released": "The space of a SEND that was cut off could not be released; no "
-    "data is affected.",
+    "topiclog_space_not_released": "The space of a SEND that was cut off could not be released; "
+    "no data is affected.",
     "user_locked_out": "A user has failed to log in too often from an address and is locked out "
     "there for `seconds`.",
     "will_not_retained": "A will message could not be retained; it was stored and delivered.",

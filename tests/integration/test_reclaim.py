@@ -106,7 +106,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def reclaimed(broker: BrokerProcess) -> list[dict[str, Any]]:
-    return [dict(each) for each in broker.events("slab dropped") if each["why"] == "delivered"]
+    return [dict(each) for each in broker.events("slab_dropped") if each["why"] == "delivered"]
 
 
 @pytest.mark.timeout(180)

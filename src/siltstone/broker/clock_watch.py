@@ -144,7 +144,7 @@ class ClockWatch:
         log(
             _LOG,
             logging.WARNING,
-            "clock confirmed",
+            "clock_confirmed",
             ahead_seconds=round(before.ahead_us / _US),
             absent_seconds=round(before.held_us / _US),
         )
@@ -158,7 +158,7 @@ class ClockWatch:
         name = str(request["database"])
         refuse_held(clock.state())
         shards: int = await self._in_thread(lambda: self._store.database(name).restart_times())
-        log(_LOG, logging.WARNING, "times restarted", database=name, shards=shards)
+        log(_LOG, logging.WARNING, "times_restarted", database=name, shards=shards)
         await self.look()
         return shards
 
@@ -168,10 +168,10 @@ class ClockWatch:
             away = await self.come_back() if self.come_back is not None else 0
             retained = await self._come_again()
         except SiltstoneError as exc:
-            log(_LOG, logging.WARNING, "the clock went back, times not set right", error=str(exc))
+            log(_LOG, logging.WARNING, "clock_set_back_not_corrected", error=str(exc))
             return
         clock.settle()
-        log(_LOG, logging.WARNING, "the clock went back", sessions=away, retained=retained)
+        log(_LOG, logging.WARNING, "clock_set_back", sessions=away, retained=retained)
         await self._note()
 
     async def _come_again(self) -> int:
@@ -187,7 +187,7 @@ class ClockWatch:
         try:
             await self._in_thread(self._store.note_time)
         except SiltstoneError as exc:
-            log(_LOG, logging.WARNING, "the time is not kept for the next start", error=str(exc))
+            log(_LOG, logging.WARNING, "clock_save_failed", error=str(exc))
 
     def _guarded(self) -> GuardedClock:
         if not isinstance(self._clock, GuardedClock):

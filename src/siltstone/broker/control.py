@@ -238,7 +238,7 @@ class Control:
             if owned is not None:
                 await self._in_thread(owned.drop)
         if owned is not None:
-            log(_LOG, logging.WARNING, "share group dropped", group=text)
+            log(_LOG, logging.WARNING, "share_group_dropped", group=text)
         return owned is not None
 
     async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:

@@ -294,7 +294,7 @@ class Intake:
         refused = self._broker.taps.refused(batch, self._session.publisher)
         if not refused:
             return batch
-        self._tell_refused("publish refused", batch, refused, Reason.QUOTA_EXCEEDED)
+        self._tell_refused("publish_refused", batch, refused, Reason.QUOTA_EXCEEDED)
         return self._leave_out(batch, refused, receipt, Reason.QUOTA_EXCEEDED)
 
     def _retain(

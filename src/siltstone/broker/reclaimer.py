@@ -328,7 +328,7 @@ class Reclaimer:
             log(
                 _LOG,
                 logging.WARNING,
-                "delivered messages not reclaimed, it is tried again",
+                "reclaim_failed",
                 database=self._database.name,
                 error=str(error),
             )

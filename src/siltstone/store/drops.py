@@ -42,7 +42,7 @@ class DropLog:
         log(
             _LOG,
             logging.INFO,
-            "slab dropped",
+            "slab_dropped",
             database=self._database,
             slab=str(dropped.slab),
             rows=dropped.rows,

@@ -218,9 +218,9 @@ def test_what_is_done_to_groups_is_in_the_log(caplog: pytest.LogCaptureFixture) 
         each.ask("drop-group", group=GROUP)
     told = [record for record in caplog.records if record.name == "siltstone.control"]
     assert [(record.getMessage(), vars(record)["facts"]) for record in told] == [
-        ("share group moved", {"group": GROUP, "to": "latest"}),
-        ("share group moved", {"group": GROUP, "to": "earliest"}),
-        ("share group dropped", {"group": GROUP}),
+        ("share_group_moved", {"group": GROUP, "to": "latest"}),
+        ("share_group_moved", {"group": GROUP, "to": "earliest"}),
+        ("share_group_dropped", {"group": GROUP}),
     ]
 
 

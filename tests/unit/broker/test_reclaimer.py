@@ -251,4 +251,4 @@ def test_what_cannot_be_read_is_told_once_and_drops_nothing(
             file.write_at(0, b"damaged")
         assert seal(desk) == ["0/1"]
         told = [each.getMessage() for each in caplog.records]
-        assert told.count("delivered messages not reclaimed, it is tried again") == 1
+        assert told.count("reclaim_failed") == 1

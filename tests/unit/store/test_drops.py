@@ -16,7 +16,7 @@ def test_every_drop_is_told_and_what_was_delivered_is_counted(
     drops.tell(Dropped(SlabId(0, 1), "age", 7, 100))
     drops.tell(Dropped(SlabId(2, 3), "delivered", 9, 200))
     drops.tell(Dropped(SlabId(2, 4), "delivered", None, 300))
-    assert {record.getMessage() for record in caplog.records} == {"slab dropped"}
+    assert {record.getMessage() for record in caplog.records} == {"slab_dropped"}
     assert [vars(record)["facts"] for record in caplog.records] == [
         {"database": "messages", "slab": slab, "rows": rows, "bytes": size, "why": why}
         for slab, rows, size, why in (

@@ -349,7 +349,7 @@ class TestRetention:
             slabs.seal()
             sizes += [slabs.slab_bytes(SlabId(0, 3))]
             slabs.drop(SlabId(0, 3))
-        told = [vars(each)["facts"] for each in caplog.records if each.msg == "slab dropped"]
+        told = [vars(each)["facts"] for each in caplog.records if each.msg == "slab_dropped"]
         assert [tuple(facts.values()) for facts in told] == [
             (NAME, "0/1", 2, sizes[0], "age"),
             (NAME, "0/2", 1, sizes[1], "size"),
