@@ -78,10 +78,13 @@ def test_a_client_goes_on_where_it_has_committed(siltstone: CommandLine, server:
 
 
 def test_what_does_not_exist_is_told(siltstone: CommandLine, server: Wired) -> None:
-    for command in (["poll", "no"], ["send", "no", "x"], ["commit", "me", "no"]):
+    for command, told in (
+        (["poll", "no"], "there is no topic no"),
+        (["send", "no", "x"], "topic 'no' does not exist"),
+        (["commit", "me", "no"], "topic 'no' does not exist"),
+    ):
         outcome = siltstone("topic", *command)
-        assert outcome.status == 2
-        assert "does not exist" in outcome.err
+        assert (outcome.status, outcome.err) == (2, f"siltstone: {told}\n")
 
 
 def test_a_server_that_is_not_there_is_told(
