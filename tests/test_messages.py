@@ -9,11 +9,9 @@ from tools.log_events import MEANINGS, MORE_FACTS, PAGE, PASSES_ON, SOURCE, page
 from tools.messages import BANNED, messages
 
 EVENT = re.compile(r"[a-z][a-z0-9_]*")
-# A sentence begins in lower case, but for names; acronyms such as MQTT are no sentences.
-CAPITAL = re.compile(r"(?!Spark\b)[A-Z][a-z]")
+# A sentence begins in lower case, but for names. Acronyms, such as MQTT, pass.
+CAPITAL = re.compile(r"(?!(?:Arrow|Parquet|Spark)\b)[A-Z][a-z]")
 FULL_STOP = re.compile(r"[^.]\.$")
-# Words that say in other languages what they say in English.
-NAMES = re.compile(r"has no attribute")
 
 
 def errors() -> Iterator[tuple[str, str]]:

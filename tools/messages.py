@@ -46,7 +46,7 @@ SHOWN_KEYWORDS: Final = frozenset({"help", "description", "show_default", "metav
 # STYLE.md, "Plain English".
 BANNED: Final = re.compile(
     r"\b(?:who|whoever|whom|nobody|somebody|so many|so long|amiss|mend\w*|unasked|what is|"
-    r"is no|are no|has no|have no|passed? over|goes? on|go on|tells? of)\b|^such\b",
+    r"is no(?! longer)|are no(?! longer)|passed? over|goes? on|go on|tells? of)\b|^such\b",
     re.IGNORECASE,
 )
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -220,7 +225,7 @@ def test_a_second_writer_is_refused_in_one_sentence_and_readers_are_not(cli: Run
         done = cli.run("append", "metrics", stdin=json_lines(range(1)))
         assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
         assert done.stderr.startswith(
-            b"siltstone: another process has the directory open for writing"
+            b"siltstone: data directory /data is in use by another process"
         )
         assert values(cli.output("read", "metrics", "--json")) == [0, 1, 2]
 
@@ -228,12 +233,18 @@ def test_a_second_writer_is_refused_in_one_sentence_and_readers_are_not(cli: Run
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("append", "metrics", "missing.csv"), "No such file or directory: missing.csv"),
-        (("append", "metrics", "."), "the format of '.' is not clear; pass --format jsonl or csv"),
-        (("append", "metrics", ".", "--format", "csv"), "Is a directory: ."),
+        (
+            ("append", "metrics", "missing.csv"),
+            "cannot open missing.csv: no such file or directory",
+        ),
+        (
+            ("append", "metrics", "."),
+            "the suffix of '.' names no known format; pass --format jsonl or csv",
+        ),
+        (("append", "metrics", ".", "--format", "csv"), "cannot open .: is a directory"),
         (
             ("read", "metrics", "--json", "--output", "no/such/place"),
-            "No such file or directory: no/such/place",
+            "cannot open no/such/place: directory no/such does not exist",
         ),
         (("db", "create", "../evil"), "the name of a database must have 1 to 100 letters"),
     ],
@@ -255,8 +266,8 @@ def test_a_bad_line_of_a_csv_file_ends_in_one_sentence(cli: Runner) -> None:
         2,
         b"",
         (
-            "siltstone: line 3 is bad: qos must be 0, 1 or 2, not '7'; "
-            "mend it, or pass --skip-bad; 1 row before it was stored\n"
+            "siltstone: line 3: qos must be 0, 1 or 2, got '7'; "
+            "correct the line, or pass --skip-bad; 1 row before it was stored\n"
         ),
     )
     assert stored(cli) == [1]
@@ -372,12 +383,12 @@ def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
         )
     assert (done.returncode, done.stderr) == (
         3,
-        b"siltstone: the output cannot be written: No space left on device\n",
+        b"siltstone: cannot write the output: no space left on device\n",
     )
 
 
-OUTPUT_CLOSED = "siltstone: the output cannot be written: standard output is closed\n"
-INPUT_CLOSED = "siltstone: standard input is closed; give the command something to read\n"
+OUTPUT_CLOSED = "siltstone: cannot write the output: standard output is closed\n"
+INPUT_CLOSED = "siltstone: standard input is closed; redirect a file or a pipe to it\n"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +404,7 @@ INPUT_CLOSED = "siltstone: standard input is closed; give the command something 
             "<&-",
             ("db", "drop", "metrics"),
             2,
-            "siltstone: database 'metrics' has 3 rows; pass --yes to drop it unasked\n",
+            "siltstone: database 'metrics' has 3 rows; pass --yes to drop it without a question\n",
         ),
         (">&- 2>&-", ("db", "list"), 3, ""),
         ("<&- >&- 2>&-", ("append", "metrics"), 2, ""),
@@ -443,7 +454,7 @@ def test_a_database_for_which_there_are_too_few_files_is_not_left_behind_untold(
     )
     # Whether a file is left to open, to drop it by, depends on where the last one was taken.
     is_left = cli.document("db", "list") != []
-    assert is_left == (b"database 'metrics' may exist all the same" in done.stderr)
+    assert is_left == (b"database 'metrics' may exist in part" in done.stderr)
 
 
 # Says when it is being imported, and then takes for ever.
@@ -482,3 +493,114 @@ def test_the_command_that_is_installed_runs_the_command_line() -> None:
         timeout=DEADLINE_SECONDS,
     )
     assert (done.returncode, done.stdout) == (0, f"siltstone {__version__} ({form()})\n".encode())
+
+
+class Terminal:
+    """A terminal of 80 columns; what a command shows there is in `shown` when it has ended."""
+
+    def __init__(self) -> None:
+        self.shown = b""
+        self.master, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def read_to_the_end(self) -> None:
+        """Read until the last process has closed its side."""
+        os.close(self.theirs)
+        with suppress(OSError):
+            while chunk := os.read(self.master, 65_536):
+                self.shown += chunk
+        os.close(self.master)
+
+
+LONG_COMMANDS = [
+    (("append", "metrics", "rows.jsonl"), b"Appending", b"rows/s"),
+    (("read", "metrics", "-o", "rows.csv"), b"Reading", b"rows/s"),
+    (("verify", "--all"), b"Verifying", b"B/s"),
+    (("backup", "backup.gz"), b"Backing up", b"B/s"),
+    (("restore", "made.gz"), b"Restoring", b"B/s"),
+]
+
+
+@pytest.mark.parametrize(("args", "text", "rate"), LONG_COMMANDS, ids=lambda value: str(value)[:20])
+def test_long_commands_show_progress_on_a_terminal_and_nothing_in_a_pipe(
+    cli: Runner, args: tuple[str, ...], text: bytes, rate: bytes
+) -> None:
+    create(cli, 1000)
+    (cli.directory / "rows.jsonl").write_bytes(json_lines(range(1000)))
+    if args[0] == "restore":
+        cli.output("backup", "made.gz")
+        cli.data = cli.directory / "restored"
+    terminal = Terminal()
+    done = subprocess.run(
+        cli.arguments(*args),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=terminal.theirs,
+        check=False,
+        cwd=cli.directory,
+        env=ENVIRONMENT | {"TERM": "xterm"},
+        timeout=DEADLINE_SECONDS,
+    )
+    terminal.read_to_the_end()
+    assert done.returncode == 0
+    assert b"Traceback" not in terminal.shown
+    assert text in terminal.shown
+    assert rate in terminal.shown
+    if args[0] == "restore":
+        cli.data = cli.directory / "again"
+    piped = cli.run(*args, *(["--force"] if args[0] == "backup" else []))
+    assert piped.returncode == 0
+    assert text not in piped.stderr
+    assert text not in piped.stdout
+
+
+def test_serve_prints_a_summary_on_a_terminal_and_stops_by_an_interrupt(cli: Runner) -> None:
+    terminal = Terminal()
+    process = subprocess.Popen(
+        [*cli.arguments("serve"), "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal.theirs,
+        cwd=cli.directory,
+        env=ENVIRONMENT | {"TERM": "xterm"},
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread runs here
+    )
+    with process:
+        os.close(terminal.theirs)
+        shown = b""
+        with suppress(OSError):
+            while b"Ctrl-C" not in shown:
+                shown += os.read(terminal.master, 65_536)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):
+            while os.read(terminal.master, 65_536):
+                continue
+        os.close(terminal.master)
+    assert process.returncode == 0
+    for part in (b"is running.", b"Data directory", b"tcp://127.0.0.1:", b"siltstone pub", b"Stop"):
+        assert part in shown
+    assert b"event=" not in shown
+    assert b" starting " not in shown
+
+
+def test_a_directory_in_use_is_told_with_the_process_that_uses_it(cli: Runner) -> None:
+    create(cli)
+    holder = cli.start("append", "metrics")
+    with holder:
+        assert holder.stdin is not None
+        holder.stdin.write(json_lines(range(1)))
+        holder.stdin.flush()
+        # The pid is in the file once the lock is taken.
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        lock = cli.data / "LOCK"
+        while lock.read_text().strip() != str(holder.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        done = cli.run("seal", "metrics")
+        holder.stdin.close()
+    assert (done.returncode, done.stderr.decode()) == (
+        2,
+        (
+            f"siltstone: data directory {cli.data} is in use by process {holder.pid} "
+            f"(siltstone append); stop it first\n"
+        ),
+    )

@@ -155,7 +155,7 @@ def test_after_the_broker_the_commands_do_it_themselves(
     assert "no broker runs on" in command("sessions", "kick", "a", status=2)
     # As the shell has it.
     done = run_command("sessions", "drop", "a", "--yes", "--data", str(broker.data))
-    assert (done.returncode, done.stdout) == (0, b"the session of a was dropped\n")
+    assert (done.returncode, done.stdout) == (0, b"dropped the session of a\n")
     broker.start()
     assert command.document("sessions", "list") == []
 

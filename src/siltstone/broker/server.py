@@ -96,14 +96,21 @@ class EarlySignals:
         return number in self._came
 
 
-def run_server(settings: BrokerSettings, early: EarlySignals, *, allow_empty: bool = False) -> int:
+def run_server(
+    settings: BrokerSettings,
+    early: EarlySignals,
+    *,
+    allow_empty: bool = False,
+    started: Callable[[list[Listener]], None] | None = None,
+) -> int:
     """Run the broker until SIGTERM or SIGINT, or until the store fails; return the status to exit
     with.
 
     A failed write or sync is not tried again, for nothing is known of it until the store is opened
     anew. So the process ends with the status of a failure, and its supervisor starts it again.
 
-    Without a valid snapshot, where there should be one, it starts only if that is allowed.
+    Without a valid snapshot, where there should be one, it starts only if that is allowed. Once it
+    listens, `started` is called.
 
     Raises: SiltstoneError when it cannot start, or cannot write its last snapshot.
     """
@@ -118,7 +125,7 @@ def run_server(settings: BrokerSettings, early: EarlySignals, *, allow_empty: bo
         with open_store(settings.data, clock=clock) as store:
             server = Server(settings, store, allow_empty=allow_empty, early=early, clock=clock)
             try:
-                uvloop.run(server.run())
+                uvloop.run(server.run(started))
             finally:
                 # The loop took its handlers with it, and the store is still to be closed.
                 for number in _ASKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from array import array
 from collections import deque
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from siltstone.cli.opening import note_recovery, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import counted, note, say, show_json, were
+from siltstone.cli.progress import progress
 from siltstone.cli.records import BadLines, gather, read_csv, read_json_lines
 from siltstone.cli.streams import standard_input
 from siltstone.database import Database, Durability
@@ -70,7 +68,9 @@ def guess_format(name: str) -> Format:
         return Format.JSONL
     found = _SUFFIXES.get(Path(name).suffix.lower())
     if found is None:
-        raise UsageError(f"the format of {name!r} is not clear; pass --format jsonl or csv")
+        raise UsageError(
+            f"the suffix of {name!r} names no known format; pass --format jsonl or csv"
+        )
     return found
 
 
@@ -144,34 +144,52 @@ def _settle(ticket: Ticket, rows: int, done: Load) -> None:
 def append(
     name: Name,
     source: Annotated[
-        str, typer.Argument(metavar="[FILE|-]", help="Where the rows are.", show_default="stdin")
+        str,
+        typer.Argument(
+            metavar="[FILE|-]", help="File with the rows.", show_default="standard input"
+        ),
     ] = "-",
     input_format: Annotated[
         Format | None,
-        typer.Option("--format", help="JSON lines, or CSV with a header.", show_default="by name"),
+        typer.Option(
+            "--format", help="Input format. CSV needs a header line.", show_default="by suffix"
+        ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=1_000_000, help="Rows a call.")
+        int,
+        typer.Option(
+            "--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch."
+        ),
     ] = 10_000,
     durability: Annotated[
-        DurabilityChoice, typer.Option("--durability", help="What to wait for.")
+        DurabilityChoice,
+        typer.Option(
+            "--durability",
+            help="What a stored row survives: synced a power cut, written a crash of the process.",
+        ),
     ] = DurabilityChoice.SYNCED,
     producer: Annotated[
         str | None,
         typer.Option(
             "--producer",
             metavar="ID",
-            help="Store each batch once: the same load in the same batches, run again, goes on.",
+            help="Name of this load. Run it again under its name to continue without duplicates.",
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines, and count them.")
+        bool, typer.Option("--skip-bad", help="Skip invalid lines, and report their number.")
     ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Append rows from JSON lines or CSV. Each row gets a time and a serial of its own: those that
-    `siltstone read` prints are passed over.
+    """Append rows from JSON lines or CSV to a database.
+
+    Timestamps and serials in the input are ignored: each row gets new ones. Stop the broker first:
+    the command needs the data directory for itself.
+
+    $ siltstone append sensors rows.jsonl
+    $ siltstone append sensors --format csv < rows.csv
+    $ siltstone append sensors rows.jsonl --producer load-1 --skip-bad
     """
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
@@ -184,14 +202,14 @@ def append(
         database = store.database(name)
         note_recovery(database)
         started = time.monotonic()
-        with _told(done), _progress(file, source) as progress:
+        with _told(done), _shown(file, source) as tell:
             load(
                 database,
                 gather(records, batch, bad),
                 done,
                 durability=durability.value,
                 producer=producer,
-                progress=progress,
+                progress=tell,
             )
     _report(done, bad or BadLines(), time.monotonic() - started, json)
 
@@ -205,7 +223,7 @@ def _told(done: Load) -> Iterator[None]:
         stored = f"{counted(done.rows, 'row')} before it {were(done.rows)} stored"
         raise UsageError(f"{exc}; {stored}") from exc
     except BaseException:
-        note(f"stopped after {counted(done.rows, 'row')}, which {were(done.rows)} stored")
+        note(f"stopped; {counted(done.rows, 'row')} {were(done.rows)} stored")
         raise
 
 
@@ -227,7 +245,7 @@ def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
     for line in bad.first:
         note(str(line))
     if bad.count:
-        note(f"{counted(bad.count, 'bad line')} passed over")
+        note(f"skipped {counted(bad.count, 'invalid line')}")
 
 
 @contextmanager
@@ -240,25 +258,13 @@ def _opened(source: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _progress(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
-    """Show rows, rate and, for a file, how much is left; only on a terminal."""
-    bar = Progress(
-        TextColumn("{task.fields[rows]:,} rows"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]:,.0f} rows/s"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
+def _shown(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
+    """Show rows and rate and, for a file, how much is left."""
     total = None if source == "-" else Path(source).stat().st_size
-    task = bar.add_task("append", total=total, rows=0, rate=0.0)
-    started = time.monotonic()
+    with progress("Appending", total=total) as meter:
 
-    def advance(rows: int) -> None:
-        rate = rows / max(time.monotonic() - started, 1e-6)
-        position = 0 if total is None or file.closed else file.tell()
-        bar.update(task, completed=position, rows=rows, rate=rate)
+        def tell(rows: int) -> None:
+            read = None if total is None or file.closed else file.tell()
+            meter.tell(rows, done=total if read is None else read, total=total)
 
-    with bar:
-        yield advance
+        yield tell

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,21 +15,27 @@ from siltstone.cli.control import is_served, while_still
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
 from siltstone.cli.output import note, say, show_json
+from siltstone.cli.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.cli.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
-from siltstone.errors import ExistsError
+from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.rocks import RocksEngine, open_read_only
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.contents import ContentsInFile
-from siltstone.snapshot.records import About
+from siltstone.snapshot.records import About, FilePart, Record
 from siltstone.snapshot.restore import restore_directory
+from siltstone.snapshot.stream import MAGIC
 from siltstone.snapshot.writer import publish_snapshot
 from siltstone.version import __version__
 
 SOURCE = "store"
 _CUTS_MAX: Final = 5
+# zlib then reads the head of gzip, and enough of a file to see what it is.
+_GZIP: Final = 31
+_HEAD_BYTES: Final = 4096
 
 
 def about_store(serial: int = 0) -> About:
@@ -42,17 +50,25 @@ def about_store(serial: int = 0) -> About:
 
 def backup(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="File to write.", show_default=False)
     ],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Write everything of a data directory to one gzip file, also while a broker uses it."""
+    """Write a backup of the whole data directory to one file.
+
+    The command works beside a running broker. The file is compressed with gzip.
+
+    $ siltstone backup backup.gz
+    $ siltstone backup backup.gz --data /var/lib/siltstone --force
+    """
     fs = PosixFileSystem()
     target = absolute_path(file)
     if fs.exists(target) and not force:
-        raise ExistsError(f"{file} exists already; pass --force to replace it")
+        raise ExistsError(f"{file} exists; pass --force to replace it")
+    if not fs.exists(target.parent):
+        raise NotFoundError(f"cannot write {file}: directory {target.parent} does not exist")
     open_reading(data).close()
     spill = target.with_name(target.name + ".contents.tmp")
     for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
@@ -70,7 +86,9 @@ def backup(
         )
         closing.callback(source.close)
         _cut(data, source)
-        totals, size_bytes = publish_snapshot(fs, target, about_store(), source.records())
+        with progress("Backing up", BYTES, tree_size(fs, absolute_path(data) / "data")) as meter:
+            records = _watched(source.records(), meter)
+            totals, size_bytes = publish_snapshot(fs, target, about_store(), records)
     if json:
         document: dict[str, Any] = {
             "file": str(file),
@@ -82,6 +100,14 @@ def backup(
         say(f"wrote {file}, {format_size(size_bytes)}")
 
 
+def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
+    """Let records pass, and show the bytes of files among them."""
+    for record in records:
+        if isinstance(record, FilePart):
+            meter.add(len(record.data))
+        yield record
+
+
 def _cut(data: Path, source: StoreSource) -> None:
     """Cut all databases at one moment, for which a broker that runs there stands still."""
     if not is_served(data):
@@ -90,13 +116,26 @@ def _cut(data: Path, source: StoreSource) -> None:
     for _ in range(_CUTS_MAX):
         if while_still(data, source.cut):
             return
-    note("messages were stored while the backup began; its databases may differ by some of them")
+    note("messages were stored while the backup started; its databases may differ by some of them")
+
+
+def _check_kind(file: Path, source: File) -> None:
+    """Look at the beginning of a file. Raises: UsageError for another kind of file."""
+    try:
+        begin = zlib.decompressobj(_GZIP).decompress(source.read_at(0, _HEAD_BYTES), len(MAGIC))
+    except zlib.error:
+        begin = None
+    # A backup that was cut off early is damaged, and told as such.
+    if begin is None or source.size() == 0 or not MAGIC.startswith(begin):
+        raise UsageError(f"{file} is not a Siltstone backup")
 
 
 def restore(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="A file that backup wrote.", show_default=False),
+        typer.Argument(
+            metavar="FILE", help="File that 'siltstone backup' wrote.", show_default=False
+        ),
     ],
     size_max: Annotated[
         int | None,
@@ -104,23 +143,42 @@ def restore(
             "--size-max",
             metavar="SIZE",
             parser=converted(parse_size),
-            help="Refuse a backup with more data than this; by default, than the disk has room.",
-            show_default=False,
+            help="Refuse a backup with more data than this, as 10GiB.",
+            show_default="the free space of the disk",
         ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Make a data directory of a backup, where there is none or an empty one."""
+    """Create a data directory from a backup.
+
+    The data directory must not exist, or must be empty.
+
+    $ siltstone restore backup.gz --data restored
+    """
     fs = PosixFileSystem()
     directory = absolute_path(data)
-    with fs.open(absolute_path(file), writable=False) as source:
+    if not fs.exists(absolute_path(file)):
+        raise NotFoundError(f"cannot read {file}: the file does not exist")
+    with (
+        fs.open(absolute_path(file), writable=False) as source,
+        # The file is read three times: to check it, for the databases, for the broker's state.
+        progress("Restoring", BYTES, 3 * source.size()) as meter,
+    ):
+        _check_kind(file, source)
         try:
             summary = restore_directory(
-                fs, SystemClock(), source, directory, RocksEngine, size_bytes_max=size_max
+                fs,
+                SystemClock(),
+                watched(source, meter.add),
+                directory,
+                RocksEngine,
+                size_bytes_max=size_max,
             )
         except ExistsError as exc:
-            raise ExistsError(f"{exc}; name another one with --data") from exc
+            raise ExistsError(
+                f"data directory {data} is not empty; name a new one with --data"
+            ) from exc
     if json:
         show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
     else:

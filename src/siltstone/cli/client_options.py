@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbelow, token_hex
@@ -18,7 +19,7 @@ from siltstone.cli.shared_options import takes_options
 from siltstone.client.client import Client
 from siltstone.client.connection import Deliver
 from siltstone.client.packet_ids import PACKET_ID_MAX
-from siltstone.client.refusal import system_words
+from siltstone.client.refusal import RefusedError, system_words
 from siltstone.client.session import NO_WISHES, ClientSession, Wishes
 from siltstone.client.settings import SESSION_FOREVER, WINDOW_DEFAULT, ClientSettings
 from siltstone.client.target import (
@@ -31,7 +32,7 @@ from siltstone.client.target import (
     parse_url,
 )
 from siltstone.clock import SystemClock
-from siltstone.errors import UsageError
+from siltstone.errors import OutcomeUnknownError, PeerError, RetryError, UsageError
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.wire import Version
@@ -41,6 +42,9 @@ _SERVER: Final = "Server"
 _SESSION: Final = "Session"
 _WILL: Final = "Will"
 _TLS: Final = "TLS"
+# What OpenSSL makes of a peer that does not speak TLS.
+_PLAIN_PORT: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+_IS_TLS: Final = f"Does this port use TLS? Port {PORT} usually does not."
 _VERSIONS: Final = {
     "3.1.1": Version.V3_1_1,
     "311": Version.V3_1_1,
@@ -54,7 +58,7 @@ def parse_version(text: str) -> Version:
     """Read a version of MQTT, as people or Mosquitto write it. Raises: UsageError."""
     version = _VERSIONS.get(text.lower())
     if version is None:
-        raise UsageError(f"{text!r} is no version; there are 3.1.1 and 5")
+        raise UsageError(f"unknown MQTT version {text!r} (supported: 3.1.1 and 5)")
     return version
 
 
@@ -62,7 +66,7 @@ def parse_seconds(text: str) -> int:
     """Read whole seconds as MQTT holds them, or `forever`. Raises: UsageError."""
     seconds = SESSION_FOREVER if text == "forever" else int(parse_duration(text))
     if not 0 <= seconds <= SESSION_FOREVER:
-        raise UsageError(f"{text!r} is too long; MQTT has at most {SESSION_FOREVER - 1} s")
+        raise UsageError(f"{text!r} is too long; MQTT allows at most {SESSION_FOREVER - 1} seconds")
     return seconds
 
 
@@ -105,6 +109,26 @@ class Plan:
         )
 
 
+@contextmanager
+def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
+    """Let an error of a connection that never worked ask whether TLS is the reason."""
+    try:
+        yield
+    except (OutcomeUnknownError, PeerError) as exc:
+        if chosen.tls is None and isinstance(chosen.target, TcpTarget) and not session.met:
+            exc.args = (f"{exc}. Does this port require TLS (--tls, --cafile)?", *exc.args[1:])
+        raise
+    except RefusedError as exc:
+        cause = exc.__cause__
+        if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_PORT:
+            exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
+        raise
+    except RetryError as exc:
+        if chosen.tls is not None and isinstance(exc.__cause__, ConnectionResetError):
+            exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
+        raise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
     """The options themselves, as typer reads them."""
@@ -112,7 +136,11 @@ class ClientOptions:
     host: Annotated[
         str | None,
         typer.Option(
-            "--host", "-h", help="The server.", show_default="localhost", rich_help_panel=_SERVER
+            "--host",
+            "-h",
+            help="Host name or address of the broker.",
+            show_default="localhost",
+            rich_help_panel=_SERVER,
         ),
     ] = None
     port: Annotated[
@@ -122,15 +150,18 @@ class ClientOptions:
             "-p",
             min=1,
             max=65_535,
-            help="Its port.",
-            show_default=f"{PORT}, with TLS {PORT_TLS}",
+            help="Port of the broker.",
+            show_default=f"{PORT}; {PORT_TLS} with TLS",
             rich_help_panel=_SERVER,
         ),
     ] = None
     unix: Annotated[
         str | None,
         typer.Option(
-            "--unix", metavar="PATH", help="A socket file instead.", rich_help_panel=_SERVER
+            "--unix",
+            metavar="PATH",
+            help="Connect to a Unix socket instead.",
+            rich_help_panel=_SERVER,
         ),
     ] = None
     url: Annotated[
@@ -140,12 +171,13 @@ class ClientOptions:
             "-L",
             parser=converted(parse_url),
             metavar="URL",
-            help="All in one: mqtt://user@host:port/topic, or mqtts.",
+            help="Broker, user and topic in one: mqtt://user@host:port/topic, or mqtts://….",
             rich_help_panel=_SERVER,
         ),
     ] = None
     username: Annotated[
-        str | None, typer.Option("--username", "-u", help="The user.", rich_help_panel=_SERVER)
+        str | None,
+        typer.Option("--username", "-u", help="Name of the user.", rich_help_panel=_SERVER),
     ] = None
     password: Annotated[
         str | None,
@@ -153,7 +185,7 @@ class ClientOptions:
             "--password",
             "-P",
             envvar="SILTSTONE_PASSWORD",
-            help="Others can see it here; better in the environment or a file.",
+            help="Password. Other users of this machine can see it here; prefer --password-file.",
             rich_help_panel=_SERVER,
         ),
     ] = None
@@ -162,13 +194,13 @@ class ClientOptions:
         typer.Option(
             "--password-file",
             metavar="FILE",
-            help="The password is its first line.",
+            help="File with the password in its first line.",
             rich_help_panel=_SERVER,
         ),
     ] = None
     client_id: Annotated[
         str | None,
-        typer.Option("--id", "-i", help="The client id.", show_default="one of its own"),
+        typer.Option("--id", "-i", help="Client id.", show_default="a random one"),
     ] = None
     version: Annotated[
         Version | None,
@@ -177,7 +209,7 @@ class ClientOptions:
             "-V",
             parser=converted(parse_version),
             metavar="3.1.1|5",
-            help="Of MQTT.",
+            help="Version of MQTT.",
             show_default="5",
             rich_help_panel=_SERVER,
         ),
@@ -190,7 +222,7 @@ class ClientOptions:
             metavar="SECONDS",
             min=0,
             max=65_535,
-            help="How often to show that we live; 0 is never.",
+            help="Longest time without a packet before the client sends a ping; 0 turns pings off.",
             rich_help_panel=_SESSION,
         ),
     ] = 60
@@ -199,7 +231,7 @@ class ClientOptions:
         typer.Option(
             "--keep-session",
             "-c",
-            help="Go on with the session of --id, and leave it to the next run.",
+            help="Resume the session of --id, and keep it for the next run.",
             rich_help_panel=_SESSION,
         ),
     ] = False
@@ -210,7 +242,7 @@ class ClientOptions:
             "-x",
             parser=converted(parse_seconds),
             metavar="TIME",
-            help="How long the server keeps it.",
+            help="Time that the broker keeps the session after a disconnect, as 1h or 7d.",
             show_default="forever",
             rich_help_panel=_SESSION,
         ),
@@ -219,7 +251,7 @@ class ClientOptions:
         bool,
         typer.Option(
             "--reconnect",
-            help="Come back after a loss, with all that was not acknowledged.",
+            help="Reconnect after a lost connection, and resend unacknowledged messages.",
             rich_help_panel=_SESSION,
         ),
     ] = False
@@ -229,7 +261,7 @@ class ClientOptions:
             "--reconnect-timeout",
             parser=converted(parse_duration),
             metavar="TIME",
-            help="Give up when the server is away for so long.",
+            help="Stop when the broker cannot be reached for this long, as 30s.",
             show_default="never",
             rich_help_panel=_SESSION,
         ),
@@ -237,17 +269,21 @@ class ClientOptions:
     will_topic: Annotated[
         str | None,
         typer.Option(
-            "--will-topic", help="What the server publishes if we vanish.", rich_help_panel=_WILL
+            "--will-topic",
+            help="Topic of the message that the broker publishes if this client disappears.",
+            rich_help_panel=_WILL,
         ),
     ] = None
     will_message: Annotated[
-        str | None, typer.Option("--will-message", help="Its payload.", rich_help_panel=_WILL)
+        str | None,
+        typer.Option("--will-message", help="Payload of the will.", rich_help_panel=_WILL),
     ] = None
     will_qos: Annotated[
-        int, typer.Option("--will-qos", min=0, max=2, help="Its QoS.", rich_help_panel=_WILL)
+        int,
+        typer.Option("--will-qos", min=0, max=2, help="QoS of the will.", rich_help_panel=_WILL),
     ] = 0
     will_retain: Annotated[
-        bool, typer.Option("--will-retain", help="Retain it.", rich_help_panel=_WILL)
+        bool, typer.Option("--will-retain", help="Retain the will.", rich_help_panel=_WILL)
     ] = False
     will_delay: Annotated[
         int | None,
@@ -255,36 +291,44 @@ class ClientOptions:
             "--will-delay",
             parser=converted(parse_seconds),
             metavar="TIME",
-            help="How long it waits for us to come back.",
+            help="Time before the broker publishes the will, as 10s.",
             rich_help_panel=_WILL,
         ),
     ] = None
     tls: Annotated[
         bool,
-        typer.Option("--tls", help="Trust the certificates of this machine.", rich_help_panel=_TLS),
+        typer.Option(
+            "--tls",
+            help="Use TLS and trust the certificate authorities of this machine.",
+            rich_help_panel=_TLS,
+        ),
     ] = False
     cafile: Annotated[
         Path | None,
         typer.Option(
             "--cafile",
             metavar="FILE",
-            help="Trust the certificates of a file.",
+            help="Use TLS and trust the certificate authorities in this file.",
             rich_help_panel=_TLS,
         ),
     ] = None
     cert: Annotated[
         Path | None,
-        typer.Option("--cert", metavar="FILE", help="Our own certificate.", rich_help_panel=_TLS),
+        typer.Option(
+            "--cert", metavar="FILE", help="Certificate of this client.", rich_help_panel=_TLS
+        ),
     ] = None
     key: Annotated[
         Path | None,
-        typer.Option("--key", metavar="FILE", help="Its key.", rich_help_panel=_TLS),
+        typer.Option(
+            "--key", metavar="FILE", help="Private key of the certificate.", rich_help_panel=_TLS
+        ),
     ] = None
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure",
-            help="Take a certificate that names another host.",
+            help="Accept a certificate that names another host.",
             rich_help_panel=_TLS,
         ),
     ] = False
@@ -302,13 +346,13 @@ def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> 
     """
     version = options.version or Version.V5
     if options.keep_session and not options.client_id:
-        raise UsageError("a session is kept by the client id; name one with --id")
+        raise UsageError("--keep-session needs a client id; name one with --id")
     if options.session_expiry is not None and not options.keep_session:
-        raise UsageError("--session-expiry is for a session that is kept; pass --keep-session")
+        raise UsageError("--session-expiry needs --keep-session; pass both")
     if options.session_expiry is not None and version is Version.V3_1_1:
-        raise UsageError("--session-expiry needs MQTT 5")
+        raise UsageError("--session-expiry needs MQTT 5; leave out --version 3.1.1")
     if options.reconnect_timeout is not None and not options.reconnect:
-        raise UsageError("--reconnect-timeout goes with --reconnect")
+        raise UsageError("--reconnect-timeout needs --reconnect; pass both")
     url = options.url
     password = _password(options)
     if password is None and url is not None and url.password is not None:
@@ -351,12 +395,12 @@ def _uses_tls(options: ClientOptions) -> bool:
 def _target(options: ClientOptions) -> Target:
     addressed = options.host is not None or options.port is not None
     if addressed + (options.unix is not None) + (options.url is not None) > 1:
-        raise UsageError("name the server once: with --host and --port, --unix, or --url")
+        raise UsageError("--host and --port, --unix and --url exclude each other; use one way")
     if options.url is not None:
         return TcpTarget(options.url.host, options.url.port)
     if options.unix is not None:
         if _uses_tls(options):
-            raise UsageError("a socket file has no TLS; leave out --unix or the options of TLS")
+            raise UsageError("a Unix socket has no TLS; leave out --unix or the TLS options")
         return UnixTarget(options.unix)
     port = options.port or (PORT_TLS if _uses_tls(options) else PORT)
     return TcpTarget(options.host or "localhost", port)
@@ -376,7 +420,7 @@ def _will(options: ClientOptions, version: Version) -> Will | None:
             raise UsageError("a will needs a topic; name it with --will-topic")
         return None
     if options.will_delay is not None and version is Version.V3_1_1:
-        raise UsageError("--will-delay needs MQTT 5")
+        raise UsageError("--will-delay needs MQTT 5; leave out --version 3.1.1")
     return Will(
         topic=encoded_topic(options.will_topic),
         payload=(options.will_message or "").encode(errors="surrogateescape"),
@@ -392,15 +436,15 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
     if not _uses_tls(options):
         return None
     if options.key is not None and options.cert is None:
-        raise UsageError("a key needs its certificate; name it with --cert")
+        raise UsageError("--key needs a certificate; name it with --cert")
     try:
         context = ssl.create_default_context(cafile=options.cafile)
     except OSError as exc:
-        raise UsageError(f"cannot take {options.cafile} as --cafile: {system_words(exc)}") from exc
+        raise UsageError(f"cannot use --cafile {options.cafile}: {system_words(exc)}") from exc
     context.check_hostname = not options.insecure
     if options.cert is not None:
         try:
             context.load_cert_chain(options.cert, options.key)
         except OSError as exc:
-            raise UsageError(f"cannot take {options.cert} as --cert: {system_words(exc)}") from exc
+            raise UsageError(f"cannot use --cert {options.cert}: {system_words(exc)}") from exc
     return context

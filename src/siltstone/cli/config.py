@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from siltstone.broker.setting_types import expectation, toml_text
 from siltstone.broker.settings import BrokerSettings
+from siltstone.cli.help import App
 from siltstone.cli.output import note, printable
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
@@ -32,26 +33,35 @@ from siltstone.settings import (
     variable_name,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Show the settings of the broker.")
+app = App("Show the settings of the broker.", "siltstone config show")
 
 
 def _option(flag: str, metavar: str, text: str) -> Any:
     return typer.Option(flag, metavar=metavar, help=text, show_default=False)
 
 
-DataFlag = Annotated[str | None, _option("--data", "DIR", "The data directory.")]
-HostFlag = Annotated[str | None, _option("--host", "HOST", "Where the first listener binds.")]
-PortFlag = Annotated[str | None, _option("--port", "PORT", "The port of the first listener.")]
-LogLevelFlag = Annotated[
-    str | None, _option("--log-level", "LEVEL", "debug, info, warning or error.")
+DataFlag = Annotated[str | None, _option("--data", "DIR", "Directory that holds all databases.")]
+HostFlag = Annotated[
+    str | None, _option("--host", "HOST", "Address that the first listener binds to.")
 ]
-LogFormatFlag = Annotated[str | None, _option("--log-format", "FORMAT", "human or json.")]
+PortFlag = Annotated[str | None, _option("--port", "PORT", "Port of the first listener.")]
+LogLevelFlag = Annotated[
+    str | None, _option("--log-level", "LEVEL", "Log level: debug, info, warning or error.")
+]
+LogFormatFlag = Annotated[
+    str | None, _option("--log-format", "FORMAT", "Log format: human or json.")
+]
 ConfigFlag = Annotated[
     Path | None,
-    _option("--config", "FILE", "The settings; else $SILTSTONE_CONFIG, else ./siltstone.toml."),
+    _option(
+        "--config",
+        "FILE",
+        "Settings file. Default: $SILTSTONE_CONFIG, then ./siltstone.toml if it exists.",
+    ),
 ]
 SetFlag = Annotated[
-    list[str] | None, _option("--set", "KEY=VALUE", "Any other setting; may be repeated.")
+    list[str] | None,
+    _option("--set", "KEY=VALUE", "Any setting, as in limits.receive_max=100. Repeatable."),
 ]
 
 
@@ -105,7 +115,14 @@ def show(
     log_format: LogFormatFlag = None,
     assignments: SetFlag = None,
 ) -> None:
-    """Show the settings in effect, as TOML; a comment says where each that was given came from."""
+    """Show the settings in effect as TOML.
+
+    A comment says where each value came from: file, environment or option. Values without a
+    comment are defaults.
+
+    $ siltstone config show
+    $ siltstone config show --config siltstone.toml --set limits.receive_max=100
+    """
     loaded = settings_from(
         config,
         assignments,
@@ -120,7 +137,10 @@ def show(
 
 @app.command("reference")
 def reference() -> None:
-    """Print the reference of all settings, as Markdown."""
+    """Print the reference of all settings as Markdown.
+
+    $ siltstone config reference
+    """
     sys.stdout.write(reference_text())
 
 

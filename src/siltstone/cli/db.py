@@ -8,7 +8,8 @@ import typer
 
 import siltstone
 from siltstone.cli import setting_options as options
-from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.help import App
+from siltstone.cli.opening import note_recovery, open_creating, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output import (
     add_row,
@@ -27,7 +28,7 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.store.info import SlabInfo
 from siltstone.store.settings import FIXED, DatabaseSettings
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, look at, change and drop databases.")
+app = App("Create, list, inspect, change and drop databases.", "siltstone db list")
 
 
 @app.command("create")
@@ -53,7 +54,14 @@ def create(
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Create a database, and the data directory where there is none."""
+    """Create a database.
+
+    The data directory is created if it does not exist. Stop the broker first: the command needs
+    the data directory for itself. Times take units (ms, s, m, h, d, w), sizes too (KiB, MiB, GiB).
+
+    $ siltstone db create sensors
+    $ siltstone db create sensors --rotate 1d --retain 30d --compression zstd
+    """
     given = {
         "shards": shards,
         "shard_by": shard_by,
@@ -79,7 +87,7 @@ def create(
 def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
     with named_options("--"):
         settings = DatabaseSettings.from_json(given)
-    with siltstone.open(data) as store:
+    with open_creating(data) as store:
         exists = name in store.names()
         try:
             store.create(name, settings)
@@ -101,13 +109,18 @@ def _take_back(store: siltstone.Store, name: str, failure: SiltstoneError) -> No
         if name in store.names():
             store.drop(name)
     except SiltstoneError:
-        hint = f"database {name!r} may exist all the same; drop it with 'siltstone db drop'"
+        hint = f"database {name!r} may exist in part; remove it with 'siltstone db drop'"
         failure.args = (f"{failure}; {hint}", *failure.args[1:])
 
 
 @app.command("list")
 def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """List the databases of a data directory."""
+    """List the databases with their rows and sizes.
+
+    The command works beside a running broker.
+
+    $ siltstone db list
+    """
     with open_reading(data) as store:
         documents = [_summary(store.database(name)) for name in store.names()]
     if json:
@@ -122,7 +135,7 @@ def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
     if documents:
         show(listed)
     else:
-        say(f"no databases in {data}; make one with 'siltstone db create NAME'")
+        say(f"no databases in {data}; create one with 'siltstone db create NAME'")
 
 
 def _summary(database: Database, slabs: list[SlabInfo] | None = None) -> dict[str, Any]:
@@ -141,12 +154,21 @@ def info(
     name: Name,
     recover: Annotated[
         bool,
-        typer.Option("--recover", help="Open for writing: mend what a crash left, and tell it."),
+        typer.Option(
+            "--recover",
+            help="Open for writing, complete the recovery after a crash, and report it.",
+        ),
     ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Show the settings, slabs and totals of a database."""
+    """Show the settings, slabs and totals of a database.
+
+    The command works beside a running broker. With --recover it needs the data directory for
+    itself.
+
+    $ siltstone db info messages
+    """
     with open_writing(data) if recover else open_reading(data) as store:
         database = store.database(name)
         slabs = database.slabs()
@@ -203,7 +225,12 @@ def drop(
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Delete a database with all its rows."""
+    """Delete a database with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone db drop sensors
+    """
     with open_writing(data) as store:
         if name in store.names() and not yes:
             rows = sum(slab.rows for slab in store.database(name).slabs())
@@ -220,12 +247,20 @@ def set_settings(
     name: Name,
     changes: Annotated[
         list[str],
-        typer.Argument(metavar="NAME=VALUE…", help="Settings, named as the options of create."),
+        typer.Argument(
+            metavar="NAME=VALUE…", help="Settings, with the names of the options of 'db create'."
+        ),
     ],
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Change settings of a database; what is written from now on follows them."""
+    """Change settings of a database.
+
+    The new settings apply to rows that are written later. Stop the broker first: the
+    command needs the data directory for itself.
+
+    $ siltstone db set messages rotate=1d retain=30d
+    """
     parsed = parse_changes(changes)
     with open_writing(data) as store:
         database = store.database(name)
@@ -244,6 +279,6 @@ def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:
     for field in sorted(FIXED & changes.keys()):
         if changes[field] != getattr(settings, field):
             raise UsageError(
-                f"{SETTINGS[field].option} cannot change, it is chosen when a database is created; "
-                f"create another one with 'siltstone db create'"
+                f"{SETTINGS[field].option} is fixed when a database is created; "
+                f"create another database with 'siltstone db create'"
             )

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.help import App
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output import add_row, confirm, say, show, show_json, table
 from siltstone.cli.sessions import (
@@ -30,11 +31,13 @@ from siltstone.session.lag import group_lag
 from siltstone.session.moving import move_group
 from siltstone.session.state import SavedGroup, ShardSerial
 
-app = typer.Typer(no_args_is_help=True, help="Look after share groups.")
+app = App("List, inspect, move and drop share groups.", "siltstone groups list")
 
 GroupText = Annotated[
     str,
-    typer.Argument(metavar="$share/NAME/FILTER", help="The group.", show_default=False),
+    typer.Argument(
+        metavar="$share/NAME/FILTER", help="Name and filter of the group.", show_default=False
+    ),
 ]
 
 
@@ -42,7 +45,12 @@ GroupText = Annotated[
 def list_groups(
     data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
 ) -> None:
-    """List share groups: how far behind they are, and since when they have no members."""
+    """List share groups: members, backlog and expiry.
+
+    The command works beside a running broker.
+
+    $ siltstone groups list
+    """
     live = _live_groups(data)
     with looking(data, database) as (archive, store):
         source = store.database(database).feed_source()
@@ -78,13 +86,18 @@ def list_groups(
 def show_group(
     group: GroupText, data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
 ) -> None:
-    """Show one group."""
+    """Show the backlog and the position of a share group.
+
+    The command works beside a running broker.
+
+    $ siltstone groups show '$share/workers/plant/#'
+    """
     group_parts(group)
     with looking(data, database) as (archive, store):
         kept = archive.group(group)
         found = _live_groups(data).get(group) if kept is None else kept
         if found is None:
-            raise NotFoundError(f"there is no share group {group!r}")
+            raise NotFoundError(f"share group {group!r} does not exist")
         source = store.database(database).feed_source()
         document = _document(found, source, is_kept=kept is not None)
     if json:
@@ -104,7 +117,12 @@ def reset(
     database: Database = "messages",
     json: Json = False,
 ) -> None:
-    """Move a group in time: back, to get messages again, or on, to skip them."""
+    """Move a share group in time, to repeat or to skip messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone groups reset '$share/workers/plant/#' --to latest
+    """
     parts = group_parts(group)
     if is_served(data):
         ask_broker(data, {"do": "move-group", "group": group, "to": to})
@@ -112,21 +130,26 @@ def reset(
         with changing(data, database) as (archive, store):
             owned = archive.take_group(*parts)
             if owned is None:
-                raise NotFoundError(f"there is no share group {group!r}")
+                raise NotFoundError(f"share group {group!r} does not exist")
             move_group(owned, place_of(store, database, to))
             owned.save()
     if json:
         show_json({"group": group, "moved": True, "to": to})
     else:
-        say(f"{group} was moved")
+        say(f"moved {group}")
 
 
 @app.command("drop")
 def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Forget where a group without members was; one that joins begins a new one."""
+    """Delete the position of a share group without members.
+
+    A client that joins later starts a new group. A running broker is asked to do it.
+
+    $ siltstone groups drop '$share/workers/plant/#'
+    """
     parts = group_parts(group)
     if not yes:
-        confirm(f"drop {group} with what waits for it")
+        confirm(f"drop {group} with its queued messages")
     if is_served(data):
         found = ask_broker(data, {"do": "drop-group", "group": group})
     else:
@@ -136,11 +159,11 @@ def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Js
             if owned is not None:
                 owned.drop()
     if not found:
-        raise NotFoundError(f"there is no share group {group!r}")
+        raise NotFoundError(f"share group {group!r} does not exist")
     if json:
         show_json({"group": group, "dropped": True})
     else:
-        say(f"{group} was dropped")
+        say(f"dropped {group}")
 
 
 def _live_groups(data: Data) -> dict[str, SavedGroup]:

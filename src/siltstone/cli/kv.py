@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-import siltstone
-from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.help import App
+from siltstone.cli.opening import open_creating, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, converted
 from siltstone.cli.output import (
     add_row,
@@ -28,6 +28,7 @@ from siltstone.cli.output import (
     table,
 )
 from siltstone.cli.quantities import format_size, parse_span
+from siltstone.cli.setting_options import THRESHOLD_HELP
 from siltstone.cli.settings import SETTINGS, named_options, shown_value
 from siltstone.cli.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.clock import SystemClock
@@ -43,7 +44,7 @@ from siltstone.tx.iterator import RowBatch
 from siltstone.tx.reading import KeyValueReader
 from siltstone.tx.settings import KeyValueSettings
 
-app = typer.Typer(no_args_is_help=True, help="Create, drop and look into key-value databases.")
+app = App("Create, list, read and drop key-value databases.", "siltstone kv list")
 
 _CHUNK: Final = 1000
 _DEFAULTS: Final = KeyValueSettings()
@@ -68,31 +69,43 @@ def open_engine(path: PurePath) -> Engine:
 def create(
     name: Name,
     plain: Annotated[
-        bool, typer.Option("--map", help="One row a topic, without times: a plain map.")
+        bool, typer.Option("--map", help="Keep one value per topic, without time.")
     ] = False,
-    shards: Annotated[int | None, _option("shards", "N", "How many threads commit.")] = None,
-    threshold: Annotated[
-        Any, _option("thresholds", "N,N…", "Words that a level keeps apart before the rest vary.")
+    shards: Annotated[
+        int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
     ] = None,
+    threshold: Annotated[Any, _option("thresholds", "N,N…", THRESHOLD_HELP)] = None,
     rotate: Annotated[
-        float | None, _option("rotate_seconds", "TIME", "Begin a new generation so often.")
+        float | None, _option("rotate_seconds", "TIME", "Time between generations, as 1d.")
     ] = None,
     rotate_bytes: Annotated[
-        int | None, _option("rotate_bytes", "SIZE", "Begin a new generation at this size.")
+        int | None,
+        _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB."),
     ] = None,
     retain: Annotated[
-        float | None, _option("retain_seconds", "TIME", "Drop sealed slabs that are older.")
+        float | None,
+        _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
     ] = None,
     retain_bytes: Annotated[
-        int | None, _option("retain_bytes", "SIZE", "Drop the oldest sealed slabs beyond this.")
+        int | None,
+        _option(
+            "retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."
+        ),
     ] = None,
     quota: Annotated[
-        int | None, _option("quota_bytes", "SIZE", "Refuse writes beyond this size.")
+        int | None, _option("quota_bytes", "SIZE", "Size beyond which writes are refused.")
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Create a key-value database, and the data directory where there is none."""
+    """Create a key-value database.
+
+    The data directory is created if it does not exist. Stop the broker first: the command needs
+    the data directory for itself.
+
+    $ siltstone kv create settings --map
+    $ siltstone kv create history --retain 30d
+    """
     given = {
         "shards": shards,
         "thresholds": threshold,
@@ -106,7 +119,7 @@ def create(
     with named_options("--"):
         known = {field: value for field, value in given.items() if value is not None}
         settings = KeyValueSettings(timed=not plain, **known)
-    with siltstone.open(data) as store:
+    with open_creating(data) as store:
         if name in store.keyvalue_names():
             raise ExistsError(f"key-value database {name!r} exists already")
         store.keyvalue(name, settings)
@@ -118,7 +131,12 @@ def create(
 
 @app.command("drop")
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Delete a key-value database with all its rows."""
+    """Delete a key-value database with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone kv drop settings
+    """
     _refuse_commits(name)
     with open_writing(data) as store:
         if name in store.keyvalue_names() and not yes:
@@ -134,14 +152,19 @@ def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = F
 def _refuse_commits(name: str) -> None:
     if name == COMMITS:
         raise UsageError(
-            f"{COMMITS} holds the positions of sessions, share groups and topic logs; it is made "
-            f"with the data directory and stays"
+            f"database {COMMITS} holds the positions of sessions, share groups and topic logs; "
+            f"it cannot be created or dropped"
         )
 
 
 @app.command("list")
 def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """List the key-value databases of a data directory."""
+    """List the key-value databases of a data directory.
+
+    The command works beside a running broker.
+
+    $ siltstone kv list
+    """
     documents = []
     with open_reading(data) as store:
         for name, place in store.keyvalue_places().items():
@@ -174,22 +197,40 @@ def _summary(name: str, reader: KeyValueReader) -> dict[str, Any]:
 def read(
     name: Name,
     topic_filter: Annotated[
-        str, typer.Option("--filter", metavar="FILTER", help="Topics, with + and # as in MQTT.")
+        str,
+        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
     ] = "#",
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="ISO 8601, seconds since 1970, now, -1h."),
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
+            show_default="the beginning",
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="The end, not included.")
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="End of the time range, not included.",
+            show_default="no end",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Print rows; of a stream they come by topic and then by time."""
+    """Read the rows of a key-value database.
+
+    The rows of a stream come in order of topic, then of time. The command works beside a running
+    broker.
+
+    $ siltstone kv read history --filter 'plant/#' --since -1h
+    """
     since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with _reading(name, data) as reader:
         columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
@@ -209,18 +250,25 @@ def read(
 @app.command("get")
 def get(
     name: Name,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)
+    ],
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Print the value of a topic as it is; where there are many, the newest."""
+    """Print the newest value of a topic, unchanged.
+
+    The command works beside a running broker.
+
+    $ siltstone kv get settings plant/limits
+    """
     check_topic(topic.encode())
     with _reading(name, data) as reader:
         newest: Row | None = None
         for row in reader.read(topic):
             newest = row
         if newest is None:
-            raise NotFoundError(f"there is no row of topic {topic!r} in {name!r}")
+            raise NotFoundError(f"database {name!r} has no row of topic {topic!r}")
         columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
     if json:
         sink = JsonLinesSink(sys.stdout, columns)
@@ -237,8 +285,8 @@ def _reading(name: str, data: Data) -> Iterator[KeyValueReader]:
         places = store.keyvalue_places()
         if name not in places:
             raise NotFoundError(
-                f"there is no key-value database {name!r} in {data}; there are: "
-                f"{', '.join(places) or 'none'}"
+                f"key-value database {name!r} does not exist in {data} "
+                f"(databases: {', '.join(places) or 'none'})"
             )
         with _opened(places[name]) as reader:
             yield reader

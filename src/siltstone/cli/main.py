@@ -14,10 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
+from siltstone.cli.help import App, Group
 from siltstone.cli.options import plain_complaint
 from siltstone.cli.output import note
 from siltstone.cli.streams import standard_streams
@@ -25,53 +27,112 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.posix import raise_file_limit
 from siltstone.version import __version__, form
 
-# Where each command is. Only the one that is asked for is imported: the others take their time.
-COMMANDS: Final[Mapping[str, str]] = {
-    "serve": "siltstone.cli.serve",
-    "pub": "siltstone.cli.pub",
-    "sub": "siltstone.cli.sub",
-    "append": "siltstone.cli.append",
-    "read": "siltstone.cli.read",
-    "slabs": "siltstone.cli.slabs",
-    "structure": "siltstone.cli.structure",
-    "seal": "siltstone.cli.slabs",
-    "drop": "siltstone.cli.slabs",
-    "verify": "siltstone.cli.verify",
-    "backup": "siltstone.cli.backup",
-    "restore": "siltstone.cli.backup",
-    "passwd": "siltstone.cli.passwd",
-    "sql": "siltstone.cli.sql",
+# Where each command is, by its purpose. Only the one that is asked for is imported: the others take
+# their time.
+PANELS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Broker": {
+        "serve": "siltstone.cli.serve",
+        "config": "siltstone.cli.config",
+        "passwd": "siltstone.cli.passwd",
+    },
+    "Messages": {
+        "pub": "siltstone.cli.pub",
+        "sub": "siltstone.cli.sub",
+        "retained": "siltstone.cli.retained",
+        "topic": "siltstone.cli.topic",
+    },
+    "Store": {
+        "read": "siltstone.cli.read",
+        "append": "siltstone.cli.append",
+        "db": "siltstone.cli.db",
+        "slabs": "siltstone.cli.slabs",
+        "structure": "siltstone.cli.structure",
+        "seal": "siltstone.cli.slabs",
+        "drop": "siltstone.cli.slabs",
+        "kv": "siltstone.cli.kv",
+        "spool": "siltstone.cli.spool",
+    },
+    "Sessions": {
+        "sessions": "siltstone.cli.sessions",
+        "groups": "siltstone.cli.groups",
+    },
+    "Pipeline": {
+        "pipeline": "siltstone.cli.pipeline",
+        "sql": "siltstone.cli.sql",
+    },
+    "Maintenance": {
+        "verify": "siltstone.cli.verify",
+        "backup": "siltstone.cli.backup",
+        "restore": "siltstone.cli.backup",
+        "snapshot": "siltstone.cli.snapshot",
+    },
 }
-GROUPS: Final[Mapping[str, str]] = {
-    "db": "siltstone.cli.db",
-    "kv": "siltstone.cli.kv",
-    "sessions": "siltstone.cli.sessions",
-    "groups": "siltstone.cli.groups",
-    "retained": "siltstone.cli.retained",
-    "snapshot": "siltstone.cli.snapshot",
-    "config": "siltstone.cli.config",
-    "topic": "siltstone.cli.topic",
-    "pipeline": "siltstone.cli.pipeline",
-    "spool": "siltstone.cli.spool",
-}
+COMMANDS: Final = [name for commands in PANELS.values() for name in commands]
+# Those that have commands of their own.
+GROUPS: Final = frozenset(
+    {
+        "config",
+        "db",
+        "groups",
+        "kv",
+        "pipeline",
+        "retained",
+        "sessions",
+        "snapshot",
+        "spool",
+        "topic",
+    }
+)
+_FRONT: Final = (
+    "Run an MQTT broker that stores every message, and read the messages back.",
+    "siltstone serve",
+    "siltstone sub -t 'demo/#' -v",
+    "siltstone pub -t demo/room -m 21.5",
+    "siltstone read messages",
+)
+START: Final = f"""\
+Siltstone {__version__}: an MQTT broker that stores every message.
+
+Start here:
+  siltstone serve                        Start the broker on port 1883.
+  siltstone sub -t 'demo/#' -v           Print messages as they arrive.
+  siltstone pub -t demo/room -m 21.5     Publish a message.
+  siltstone read messages                Print the stored messages.
+  siltstone db list                      List the databases and their sizes.
+
+Usage: siltstone COMMAND [OPTIONS]
+All commands:          siltstone --help
+Details of a command:  siltstone COMMAND --help
+"""
 
 # What a disk says of a file that is open: of one that we write, for we name those that we open.
 # The last is said of an output that was closed before we began.
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
+class Siltstone(Group):
+    """The command itself: what it offers stands by purpose."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of their panels."""
+        return sorted(super().list_commands(ctx), key=COMMANDS.index)
+
+
 def build(args: Sequence[str]) -> typer.Typer:
     """Return the command line, of which at least what these arguments ask for is there."""
     first = args[0] if args else ""
-    is_known = first in COMMANDS or first in GROUPS or first == "--version"
-    app = typer.Typer(no_args_is_help=True, help="A durable store of messages by topic and time.")
+    is_known = first in COMMANDS or first == "--version"
+    app = App(*_FRONT, cls=Siltstone)
     app.callback()(siltstone)
-    for name, module in GROUPS.items():
-        if name == first or not is_known:
-            app.add_typer(import_module(module).app, name=name)
-    for name, module in COMMANDS.items():
-        if name == first or not is_known:
-            app.command(name)(getattr(import_module(module), name))
+    for panel, commands in PANELS.items():
+        for name, place in commands.items():
+            if is_known and name != first:
+                continue
+            module = import_module(place)
+            if name in GROUPS:
+                app.add_typer(module.app, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, rich_help_panel=panel)(getattr(module, name))
     return app
 
 
@@ -85,16 +146,20 @@ def siltstone(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Store messages durably by topic and time, and read them back while others write."""
+    """Take the options that stand before a command."""
 
 
 def execute(args: Sequence[str]) -> int:
     """Run a command line; return the status to exit with."""
     try:
+        if not args:
+            sys.stdout.write(START)
+            sys.stdout.flush()
+            return 2
         status = typer.main.get_command(build(args)).main(
             list(args), prog_name="siltstone", standalone_mode=False
         )
@@ -109,13 +174,27 @@ def execute(args: Sequence[str]) -> int:
         return _refuse(str(exc), 3)
     except OSError as exc:
         if exc.errno in _UNWRITABLE and exc.filename is None:
-            return _refuse(f"the output cannot be written: {exc.strerror or exc}", 3)
+            return _refuse(f"cannot write the output: {_reason(exc)}", 3)
         # Files that the user named; the store's own disk speaks in SiltstoneErrors.
-        named = f": {exc.filename}" if exc.filename is not None else ""
-        return _refuse(f"{exc.strerror or exc}{named}", 2)
+        return _refuse(file_complaint(exc), 2)
     except KeyboardInterrupt:
         return 130
     return status if isinstance(status, int) else 0
+
+
+def file_complaint(exc: OSError) -> str:
+    """Say what is wrong with a file that the user named."""
+    if exc.filename is None:
+        return _reason(exc)
+    path = Path(str(exc.filename))
+    if isinstance(exc, FileNotFoundError) and not path.parent.exists():
+        return f"cannot open {path}: directory {path.parent} does not exist"
+    return f"cannot open {path}: {_reason(exc)}"
+
+
+def _reason(exc: OSError) -> str:
+    text = exc.strerror or str(exc)
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _refuse(sentence: str, status: int, context: typer.Context | None = None) -> int:
@@ -155,7 +234,7 @@ def run() -> None:
     with standard_streams():
         status = execute(sys.argv[1:])
         if not sys.stdout.closed and not _flush_output():
-            status = status or _refuse("the output cannot be written", 3)
+            status = status or _refuse("cannot write the output", 3)
         sys.exit(status)
 
 

@@ -13,13 +13,13 @@ from siltstone.bulk.node import node_from
 from siltstone.cli.shared_options import takes_options
 from siltstone.errors import UsageError
 
-_LOGIN: Final = "Login at a node"
+_LOGIN: Final = "Login for Arrow Flight"
 SourceUrl = Annotated[
     str,
     typer.Option(
         "--url",
         metavar="URL",
-        help="Read from a node, as grpc+tcp://host:8815.",
+        help="Read over Arrow Flight, as grpc+tcp://host:8815.",
         show_default="the data directory",
     ),
 ]
@@ -30,14 +30,14 @@ class NodeLogin:
     """What nodes are shown that are named by url."""
 
     username: Annotated[
-        str, typer.Option("--username", "-u", help="The user.", rich_help_panel=_LOGIN)
+        str, typer.Option("--username", "-u", help="Name of the user.", rich_help_panel=_LOGIN)
     ] = ""
     password: Annotated[
         str,
         typer.Option(
             "--password",
             envvar="SILTSTONE_PASSWORD",
-            help="Others can see it here; better in the environment or a file.",
+            help="Password. Other users of this machine can see it here; prefer --password-file.",
             show_default=False,
             rich_help_panel=_LOGIN,
         ),
@@ -47,7 +47,7 @@ class NodeLogin:
         typer.Option(
             "--password-file",
             metavar="FILE",
-            help="The password is its first line.",
+            help="File with the password in its first line.",
             rich_help_panel=_LOGIN,
         ),
     ] = None
@@ -56,7 +56,7 @@ class NodeLogin:
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="A token is its first line, in place of user and password.",
+            help="File with a token in its first line, instead of user and password.",
             rich_help_panel=_LOGIN,
         ),
     ] = None
@@ -65,8 +65,8 @@ class NodeLogin:
         typer.Option(
             "--root-certificates",
             metavar="FILE",
-            help="The authorities of a node with TLS, as PEM.",
-            show_default="the system's",
+            help="Certificate authorities to trust, as PEM.",
+            show_default="those of this machine",
             rich_help_panel=_LOGIN,
         ),
     ] = None
@@ -76,13 +76,15 @@ class NodeLogin:
         typer.Option(
             "--certificate",
             metavar="FILE",
-            help="A certificate of ours, for a node that wants one, as PEM.",
+            help="Certificate of this client, as PEM.",
             rich_help_panel=_LOGIN,
         ),
     ] = None
     key: Annotated[
         Path | None,
-        typer.Option("--key", metavar="FILE", help="Its key.", rich_help_panel=_LOGIN),
+        typer.Option(
+            "--key", metavar="FILE", help="Private key of the certificate.", rich_help_panel=_LOGIN
+        ),
     ] = None
 
     def options(self, url: str) -> dict[str, str]:
@@ -117,13 +119,18 @@ def own_directory(data: Path) -> str:
     """Return the path of a data directory, for who works on its files. Raises: UsageError."""
     if str(data).startswith(("grpc:", "grpc+")):
         raise UsageError(
-            f"this works on the files of the data directory, so run it where they are: data={data}"
+            f"--data must be a directory, got {data}; this command works on its files, so run it "
+            f"on the machine of the broker"
         )
     return str(data)
+
+
+def _words(exc: OSError | UnicodeDecodeError) -> str:
+    return "it is not UTF-8" if isinstance(exc, UnicodeDecodeError) else exc.strerror or str(exc)
 
 
 def _first_line(path: Path) -> str:
     try:
         return path.read_text("utf-8").partition("\n")[0].removesuffix("\r")
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"cannot read {path}: {exc}") from exc
+        raise UsageError(f"cannot read {path}: {_words(exc)}") from exc

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import siltstone
-from siltstone.cli.output import note
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.cli.output import note, printable
+from siltstone.errors import LockedError, NotFoundError, UsageError
+
+# How the command is called: by its name, or as a module.
+_COMMANDS: Final = frozenset({"siltstone", "siltstone.cli.main"})
 
 
 def open_reading(data: Path) -> siltstone.Store:
@@ -15,8 +21,8 @@ def open_reading(data: Path) -> siltstone.Store:
         return siltstone.open(data, read_only=True)
     except NotFoundError as exc:
         raise UsageError(
-            f"there is no Siltstone data directory at {data}; "
-            f"name one with --data, or begin one with 'siltstone db create'"
+            f"no Siltstone data directory at {data}; "
+            f"name one with --data, or create one with 'siltstone db create'"
         ) from exc
 
 
@@ -26,7 +32,40 @@ def open_writing(data: Path) -> siltstone.Store:
     Raises: UsageError, LockedError.
     """
     open_reading(data).close()
-    return siltstone.open(data)
+    return open_creating(data)
+
+
+def open_creating(data: Path) -> siltstone.Store:
+    """Open a data directory for writing; it is created where it does not exist.
+
+    Raises: UsageError, LockedError.
+    """
+    with holder_named(data):
+        return siltstone.open(data)
+
+
+@contextmanager
+def holder_named(data: Path) -> Iterator[None]:
+    """Let the error for a directory that is in use name the process that uses it."""
+    try:
+        yield
+    except LockedError as exc:
+        raise LockedError(
+            f"data directory {data} is in use by {_holder(data)}; stop it first"
+        ) from exc
+
+
+def _holder(data: Path) -> str:
+    """Return the process that has a data directory open for writing, as far as it is known."""
+    try:
+        pid = (data / "LOCK").read_text("ascii").strip()
+        words = Path("/proc", pid, "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, ValueError):
+        return "another process"
+    names = [Path(word).name for word in words]
+    command = next((at for at, name in enumerate(names) if name in _COMMANDS), None)
+    called = names[0] if command is None else f"siltstone {names[command + 1]}"
+    return f"process {pid} ({printable(called.strip())})"
 
 
 def note_recovery(database: siltstone.Database) -> None:
@@ -34,6 +73,6 @@ def note_recovery(database: siltstone.Database) -> None:
     for report in database.reports:
         if report.torn_bytes:
             note(
-                f"a torn end of {report.torn_bytes} bytes was cut off: "
+                f"recovery removed {report.torn_bytes} bytes of an incomplete write: "
                 f"database={database.name} slab={report.slab}"
             )

@@ -20,13 +20,15 @@ Data = Annotated[
         "--data",
         metavar="DIR",
         envvar="SILTSTONE_DATA",
-        help="The data directory.",
+        help="Directory that holds all databases.",
         file_okay=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The database.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the database.", show_default=False)
+]
 
 
 def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:
@@ -55,13 +57,13 @@ def plain_complaint(exc: typer.TyperException) -> str:
 def _plain(kind: str, facts: Mapping[str, Any], value: object) -> str | None:
     match kind:
         case "greater_than_equal":
-            return f"it must be at least {facts['ge']:.15g}, not {value}"
+            return f"must be at least {facts['ge']:.15g}, got {value}"
         case "less_than_equal":
-            return f"it must be at most {facts['le']:.15g}, not {value}"
+            return f"must be at most {facts['le']:.15g}, got {value}"
         case "int_parsing" | "int_parsing_size":
-            return f"{value!r} is no whole number"
+            return f"expected a whole number, got {value!r}"
         case "float_parsing":
-            return f"{value!r} is no number"
+            return f"expected a number, got {value!r}"
         case "value_error":
             return str(facts["error"])
         case _:

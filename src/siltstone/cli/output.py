@@ -57,22 +57,22 @@ def note(text: str) -> None:
 
 
 def confirm_drop(what: str, rows: int) -> None:
-    """Ask before rows are lost. Raises: UsageError where nobody can answer; Exit for a no."""
+    """Ask before rows are lost. Raises: UsageError without a terminal; Exit for a no."""
     lost = counted(rows, "row")
     if not is_terminal():
-        raise UsageError(f"{what} has {lost}; pass --yes to drop it unasked")
+        raise UsageError(f"{what} has {lost}; pass --yes to drop it without a question")
     ask(f"Drop {what} with {lost}?")
 
 
 def confirm(deed: str) -> None:
-    """Ask before something is lost. Raises: UsageError where nobody can answer; Exit for a no."""
+    """Ask before something is lost. Raises: UsageError without a terminal; Exit for a no."""
     if not is_terminal():
-        raise UsageError(f"this would {deed}; pass --yes to do it unasked")
+        raise UsageError(f"this would {deed}; pass --yes to do it without a question")
     ask(f"{deed[:1].upper()}{deed[1:]}?")
 
 
 def ask(question: str) -> None:
-    """Ask whoever sits at the terminal. Raises: Exit for anything but a yes."""
+    """Ask the user at the terminal. Raises: Exit for anything but a yes."""
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -123,5 +123,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def were(number: int) -> str:
-    """Return the verb that goes with so many."""
+    """Return the verb that goes with a number."""
     return "was" if number == 1 else "were"

@@ -56,28 +56,46 @@ class PrivateFileSystem(PosixFileSystem):
             if (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid):
                 made.chmod(S_IMODE(old.st_mode))
             else:
-                note(f"{self._file} belongs to you now: see that the broker can still read it")
+                note(f"you now own {self._file}; check that the broker can still read it")
         return self.open(path, writable=True)
 
 
 def passwd(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The password file.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Password file. It is created if it does not exist.",
+            show_default=False,
+        ),
     ],
     user: Annotated[
-        str | None, typer.Argument(metavar="USER", help="The user.", show_default=False)
+        str | None, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="Read the password, one line, from standard input.")
+        bool, typer.Option("--stdin", help="Read the password from standard input, one line.")
     ] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the user.")] = False,
     list_users: Annotated[bool, typer.Option("--list", help="List the users.")] = False,
 ) -> None:
-    """Set the password of a user; the broker reads the file at its start and on SIGHUP."""
+    """Set the password of a user, or delete or list users.
+
+    The command asks for the password. Name the file in access.password_file. The broker reads it
+    at its start and on SIGHUP.
+
+    $ siltstone passwd users.passwd alice
+    $ siltstone passwd users.passwd alice --stdin < password.txt
+    $ siltstone passwd users.passwd alice --delete
+    $ siltstone passwd users.passwd --list
+    """
     if stdin + delete + list_users > 1:
-        raise UsageError("give only one of --stdin, --delete and --list")
+        raise UsageError("--stdin, --delete and --list exclude each other; pass one of them")
     if list_users != (user is None):
-        raise UsageError("name the user, or pass --list and name none")
+        raise UsageError(
+            "USER is missing; name the user whose password to set, or pass --list"
+            if user is None
+            else "--list takes no USER; leave one of them out"
+        )
     fs = PrivateFileSystem(file)
     if user is None:
         for name in parse_passwords(text_lines(fs.read(file), file), file):
@@ -92,7 +110,11 @@ def passwd(
 
 def _set(fs: FileSystem, file: Path, user: str, password: bytes) -> None:
     if not 0 < len(password) <= PASSWORD_SIZE_MAX:
-        raise UsageError(f"a password has 1 to {PASSWORD_SIZE_MAX} bytes")
+        raise UsageError(
+            f"a password must have 1 to {PASSWORD_SIZE_MAX} bytes, got {len(password)}"
+            if len(password) <= PASSWORD_SIZE_MAX
+            else f"a password must have at most {PASSWORD_SIZE_MAX} bytes; this one is longer"
+        )
     # Made before the lock is taken, for it takes long.
     made = PasswordHash.make(password)
     with _locked(fs, file):
@@ -106,7 +128,9 @@ def _delete(fs: FileSystem, file: Path, user: str) -> None:
     with _locked(fs, file):
         lines = _read_lines(fs, file)
         if user not in parse_passwords(lines, file):
-            raise UsageError(f"there is no user {user!r} in {file}")
+            raise UsageError(
+                f"{file} has no user {user!r}; 'siltstone passwd {file} --list' shows all"
+            )
         _write_lines(fs, file, without_user(lines, user))
     say(f"deleted {user} from {file}")
 
@@ -142,7 +166,7 @@ def _take_lock(fs: FileSystem, file: Path) -> Lock:
             return fs.lock(path)
         except LockedError:
             sleep(_LOCK_WAIT_SECONDS)
-    raise LockedError(f"another command is changing {file}; try again")
+    raise LockedError(f"another siltstone passwd is changing {file}; try again")
 
 
 def _read_password() -> bytes:
@@ -150,18 +174,20 @@ def _read_password() -> bytes:
     password = standard_input().read(PASSWORD_SIZE_MAX + 3)
     password = password.removesuffix(b"\n").removesuffix(b"\r")
     if b"\n" in password:
-        raise UsageError("standard input must hold the password and nothing else, in one line")
+        raise UsageError("standard input has several lines; it must have one, the password")
     return password
 
 
 def _ask_password(user: str) -> bytes:
     if not is_terminal():
-        raise UsageError("there is no terminal to ask for the password on; pass --stdin")
+        raise UsageError(
+            "standard input is not a terminal; pass --stdin to read the password there"
+        )
     try:
         password = getpass(f"Password for {user}: ")
         again = getpass("Again: ")
     except EOFError as exc:
-        raise UsageError("no password was typed") from exc
+        raise UsageError("no password was entered; nothing was changed") from exc
     if password != again:
         raise UsageError("the two passwords differ; nothing was changed")
     # What the terminal sent, also where it was not UTF-8.

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli import pipeline_jobs
-from siltstone.cli.nodes import own_directory
+from siltstone.cli.help import App
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
-from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.pipeline_place import checked_directory, lake_directory
+from siltstone.cli.progress import counting, progress, waiting
 from siltstone.cli.quantities import format_size
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
@@ -20,13 +21,12 @@ from siltstone.cli.spark import (
     Interval,
     Master,
     Memory,
-    counting,
     pipeline,
     session,
 )
 from siltstone.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Jobs over the store, on Spark.")
+app = App("Run Spark jobs over the store.", "siltstone pipeline tier")
 
 
 @app.command()
@@ -38,23 +38,33 @@ def tier(
     continuous: Continuous = False,
     interval: Interval = 5.0,
     partition: Annotated[
-        str, typer.Option("--partition", metavar="day|hour", help="Of tables that are new.")
+        str, typer.Option("--partition", metavar="day|hour", help="Partitions of new tables.")
     ] = "day",
     decode: Annotated[
         list[str] | None,
         typer.Option(
             "--decode",
             metavar="FILTER=HOW",
-            help="json, cbor, msgpack, text or raw, for structures that are new.",
-            show_default="by looking",
+            help="How to decode payloads: json, cbor, msgpack, text or raw. Repeatable.",
+            show_default="guessed from the payloads",
         ),
     ] = None,
     ignore_loss: Annotated[
-        bool, typer.Option("--ignore-loss", help="Go on where rows were dropped before.")
+        bool,
+        typer.Option(
+            "--ignore-loss", help="Continue even if rows were dropped before they reached the lake."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Move rows into tables of the lake, one for each learned structure, exactly once."""
+    """Copy rows into Delta tables, one per topic structure.
+
+    Each row reaches its table exactly once, also after a crash. The command works beside a running
+    broker.
+
+    $ siltstone pipeline tier
+    $ siltstone pipeline tier --continuous --decode 'plant/#=json'
+    """
     jobs = pipeline("jobs.tier")
     settings = jobs.TierSettings(
         path=checked_directory(data, database),
@@ -67,7 +77,7 @@ def tier(
     ended = False
     with session(master, memory) as spark:
         job = jobs.TierJob(settings, jobs.on_spark(spark))
-        with counting("tiering") as tell:
+        with counting("Tiering", by_rows=True) as tell:
             try:
                 while (step := job.step()) is not None or continuous:
                     if step is None:
@@ -101,8 +111,8 @@ def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
         )
         return
     if not report.rows:
-        said = "ended as asked, no rows came" if ended else "nothing to tier"
-        say(f"{said}: database {report.database} is in the lake")
+        said = "stopped; no new rows arrived" if ended else "no new rows"
+        say(f"{said}: all rows of database {report.database} are in Delta tables")
         return
     listed = table("table", "rows", right=("rows",))
     for name, rows in report.tables.items():
@@ -113,13 +123,24 @@ def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
         f"{format_size(report.size_bytes)}, {report.dead:,} of them in dead_letter"
     )
     for name, fields in report.left_out.items():
-        say(f"table {name} is full: {counted(fields, 'field')} stayed in the payload alone")
+        left = counted(fields, "field")
+        say(f"table {name} has too many columns: {left} stay in the payload only")
 
 
 @app.command()
 def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
-    """Put the small files of the tables together."""
-    done = pipeline("jobs.upkeep").compact_lake(own_directory(data), database=database)
+    """Merge small files of the Delta tables into larger ones.
+
+    The command works beside a running broker.
+
+    $ siltstone pipeline compact
+    """
+    with progress("Compacting", "tables") as meter:
+        done = pipeline("jobs.upkeep").compact_lake(
+            lake_directory(data, database),
+            database=database,
+            progress=lambda tables, total: meter.tell(tables, total=total),
+        )
     if json:
         show_json(
             [
@@ -144,15 +165,30 @@ def vacuum(
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     hours: Annotated[
-        int, typer.Option("--hours", metavar="N", help="Keep what was in use so lately.", min=0)
+        int,
+        typer.Option(
+            "--hours",
+            metavar="N",
+            help="Keep files that were in use within the last N hours.",
+            min=0,
+        ),
     ] = 168,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the files without removing them.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Remove files that no recent version of a table has, and those that killed jobs left."""
-    done = pipeline("jobs.upkeep").vacuum_lake(
-        own_directory(data), database=database, hours=hours, dry_run=dry_run
-    )
+    """Remove old files of the Delta tables.
+
+    These are files of old table versions, and files that killed jobs left. The command
+    works beside a running broker.
+
+    $ siltstone pipeline vacuum --dry-run
+    """
+    with waiting("Looking for old files"):
+        done = pipeline("jobs.upkeep").vacuum_lake(
+            lake_directory(data, database), database=database, hours=hours, dry_run=dry_run
+        )
     if json:
         show_json(done)
         return
@@ -164,8 +200,13 @@ def vacuum(
 
 @app.command()
 def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
-    """List the tables of the lake with their columns."""
-    found = pipeline("jobs.upkeep").describe_lake(own_directory(data), database=database)
+    """List the Delta tables with their columns.
+
+    The command works beside a running broker.
+
+    $ siltstone pipeline tables
+    """
+    found = pipeline("jobs.upkeep").describe_lake(lake_directory(data, database), database=database)
     if json:
         show_json(
             [
@@ -207,7 +248,7 @@ app.command()(pipeline_jobs.init)
 
 def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
     if value not in known:
-        raise UsageError(f"{name} must be one of {', '.join(known)}: {value!r}")
+        raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     return value
 
 
@@ -216,7 +257,7 @@ def _decoders(given: list[str]) -> dict[str, str]:
     for text in given:
         topic_filter, equals, name = text.rpartition("=")
         if not equals or not topic_filter:
-            raise UsageError(f"--decode is FILTER=HOW, as in 'plant/#=json': {text!r}")
+            raise UsageError(f"--decode expects FILTER=HOW, as in 'plant/#=json', got {text!r}")
         known = ("json", "cbor", "msgpack", "text", "raw")
         decoders[topic_filter] = _one_of(name, known, "--decode")
     return decoders

@@ -8,34 +8,35 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.bulk.survey import find_database
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, note, say, show, show_json, table
-from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.pipeline_place import checked_directory, chosen_database
+from siltstone.cli.progress import counting, waiting
+from siltstone.cli.setting_options import THRESHOLD_HELP
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
     Continuous,
     DatabaseName,
     Master,
     Memory,
-    counting,
     pipeline,
     session,
-    waiting,
 )
 from siltstone.cli.structure import Pattern, draw, levels
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 
-Filter = Annotated[str, typer.Option("--filter", metavar="FILTER", help="Topics to take.")]
+Filter = Annotated[
+    str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
+]
 Url = Annotated[
     str,
     typer.Option(
         "--url",
         metavar="URL",
-        help="Write to a node, as grpc+tcp://host:8815.",
+        help="Write over Arrow Flight, as grpc+tcp://host:8815.",
         show_default="the data directory",
     ),
 ]
@@ -49,13 +50,22 @@ def audit(
     memory: Memory = "1g",
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with charts.", dir_okay=False),
+        typer.Option(
+            "--html", metavar="FILE", help="Write an HTML page with charts.", dir_okay=False
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Account for every row between store and lake; the status is 1 when one is amiss."""
+    """Check that every row of the store is in the Delta tables.
+
+    The exit status is 1 if a row is missing, double or different. The command works
+    beside a running broker.
+
+    $ siltstone pipeline audit
+    $ siltstone pipeline audit --html audit.html
+    """
     path = checked_directory(data, database)
-    with session(master, memory) as spark, waiting("comparing store and lake"):
+    with session(master, memory) as spark, waiting("Comparing store and lake"):
         report = pipeline("jobs.audit").audit(spark, path, database=database)
     if html is not None:
         html.write_text(pipeline("jobs.audit_page").audit_page(report), "utf-8")
@@ -76,7 +86,7 @@ def _show_audit(report: Any) -> None:
         cells = [slab.slab, f"{slab.expected:,}", stored, *(f"{count:,}" for count in counts)]
         add_row(listed, [*cells, "differs" if slab.differs else "same"])
     show(listed)
-    for sentence in report.findings() or ["every row is accounted for"]:
+    for sentence in report.findings() or ["all rows are in the Delta tables"]:
         say(sentence)
 
 
@@ -91,7 +101,10 @@ def learn(
     thresholds: Annotated[
         str,
         typer.Option(
-            "--threshold", metavar="N,N…", help="Words that stay apart.", show_default="by looking"
+            "--threshold",
+            metavar="N,N…",
+            help=THRESHOLD_HELP,
+            show_default="chosen from the topics",
         ),
     ] = "",
     history: Annotated[
@@ -99,24 +112,35 @@ def learn(
         typer.Option(
             "--history",
             metavar="PATH",
-            help="Parquet with a column topic, to learn from instead.",
-            show_default="store and lake",
+            help="Parquet files with a column topic, to learn from them instead.",
+            show_default="store and Delta tables",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only draw what was found.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the structure without storing it.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Learn the structure of topics from history, for the next generation to begin with."""
+    """Learn the topic structure from stored rows.
+
+    The next generation of the database starts with it. The command works beside a running
+    broker. With --url use --dry-run.
+
+    $ siltstone pipeline learn --dry-run
+    $ siltstone pipeline learn --threshold 100,10
+    """
     jobs = pipeline("jobs.learn")
     given = _numbers(thresholds) if thresholds else None
     if given:
         jobs.check_thresholds(given)
     node = login.options(url)
     if node and not dry_run:
-        raise UsageError("by url this is a dry run: what is learned is kept in the data directory")
+        raise UsageError(
+            "with --url nothing can be stored; pass --dry-run, or use the data directory"
+        )
     place = {} if node else {"path": checked_directory(data, database)}
     plain_errors = pipeline("answers").plain_errors
-    with session(master, memory) as spark, waiting("learning"), plain_errors():
+    with session(master, memory) as spark, waiting("Learning"), plain_errors():
         rows = None if history is None else spark.read.parquet(str(history))
         report = jobs.learn(
             spark,
@@ -163,9 +187,14 @@ def _show_learned(report: Any, *, dry_run: bool, json: bool) -> None:
 
 @takes_login
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a directory.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or directory to import.")],
     topic: Annotated[
-        str, typer.Option("--topic", metavar="TEMPLATE", help="As in plant/{site}/{sensor}.")
+        str,
+        typer.Option(
+            "--topic",
+            metavar="TEMPLATE",
+            help="Topic with columns in braces, as plant/{site}/{sensor}.",
+        ),
     ],
     login: NodeLogin,
     data: Data = DATA_DEFAULT,
@@ -174,30 +203,57 @@ def import_(
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="csv, json, parquet, …")
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Format of the files: csv, json, parquet, or another that Spark reads.",
+        ),
     ] = "json",
     options: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option of the format."),
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="Option of the Spark reader, as header=true. Repeatable.",
+        ),
     ] = None,
     payload: Annotated[
         str,
         typer.Option(
-            "--payload", metavar="COLUMN", help="Is the payload.", show_default="the rest, as JSON"
+            "--payload",
+            metavar="COLUMN",
+            help="Column that holds the payload.",
+            show_default="all other columns, as JSON",
         ),
     ] = "",
     timestamp: Annotated[
-        str, typer.Option("--timestamp", metavar="COLUMN", help="Becomes a property.")
+        str,
+        typer.Option(
+            "--timestamp", metavar="COLUMN", help="Column to store as a user property timestamp."
+        ),
     ] = "",
     name: Annotated[
-        str, typer.Option("--name", help="Files of one name are imported once.")
+        str,
+        typer.Option(
+            "--name", help="Name of the import. Under one name each file is imported once."
+        ),
     ] = "import",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over rows that give no message; count them.")
+        bool,
+        typer.Option(
+            "--skip-bad", help="Skip rows that make no valid message, and report their number."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Import files of any format that Spark reads; done again, it goes on where it ended."""
+    """Import files of any format that Spark reads.
+
+    A repeated import continues where the last one ended. Beside a running broker the
+    command needs flight.enabled or --url.
+
+    $ siltstone pipeline import rows.csv --format csv --option header=true --topic 'plant/{site}'
+    """
     jobs = pipeline("jobs.import_files")
     settings = jobs.ImportSettings(
         source=source,
@@ -210,15 +266,15 @@ def import_(
         name=name,
         skips_bad=skip_bad,
     )
-    with session(master, memory) as spark, counting("importing") as tell:
+    with session(master, memory) as spark, counting("Importing") as tell:
         steps = jobs.import_files(spark, settings, lambda step: tell(step.rows, step.waiting))
     rows, bad = sum(step.rows for step in steps), sum(step.skipped for step in steps)
     if json:
         show_json({"rows": rows, "files": len(steps), "bad_rows": bad})
     else:
-        say(f"{counted(rows, 'row')} of {counted(len(steps), 'file')} are stored")
+        say(f"stored {counted(rows, 'row')} of {counted(len(steps), 'file')}")
     if bad:
-        note(f"{counted(bad, 'bad row')} passed over")
+        note(f"skipped {counted(bad, 'invalid row')}")
 
 
 @takes_login
@@ -230,32 +286,61 @@ def replay(
         typer.Option(
             "--from-url",
             metavar="URL",
-            help="Read from a node, as grpc+tcp://host:8815.",
+            help="Read over Arrow Flight, as grpc+tcp://host:8815.",
             show_default="the data directory",
         ),
     ] = "",
     database: DatabaseName = "",
     topics: Filter = "#",
-    since: Annotated[str, typer.Option("--since", metavar="TIME", show_default="the first")] = "",
-    until: Annotated[str, typer.Option("--until", metavar="TIME", show_default="now")] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="First time to replay: ISO 8601 or seconds since 1970.",
+            show_default="the beginning",
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="End of the time range, not included.",
+            show_default="now",
+        ),
+    ] = "",
     speed: Annotated[
         float | None,
         typer.Option(
-            "--speed", metavar="X", help="1 is the pace it came in.", show_default="all at once"
+            "--speed",
+            metavar="X",
+            help="Factor of the original speed; 2 is twice as fast.",
+            show_default="as fast as possible",
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Put before each topic.")
+        str, typer.Option("--prefix", metavar="TEXT", help="Text to put before each topic.")
     ] = "",
     name: Annotated[
-        str, typer.Option("--name", help="A replay with a name is done once.", show_default="none")
+        str,
+        typer.Option(
+            "--name",
+            help="Name of the replay. Under one name each row is sent once.",
+            show_default="none",
+        ),
     ] = "",
     url: Url = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     json: Json = False,
 ) -> None:
-    """Send rows of a filter and a time range to topics again."""
+    """Publish stored rows again, by topic and time.
+
+    Beside a running broker the command needs flight.enabled or --url.
+
+    $ siltstone pipeline replay --filter 'plant/#' --since 2026-01-31T12:00:00Z --prefix replay/
+    """
     jobs = pipeline("jobs.replay")
     node = login.options(source_url) if source_url else {}
     settings = jobs.ReplaySettings(
@@ -270,7 +355,7 @@ def replay(
         prefix=prefix,
         name=name,
     )
-    with session(master, memory) as spark, counting("replaying") as tell:
+    with session(master, memory) as spark, counting("Replaying") as tell:
         steps = jobs.replay(spark, settings, wait, lambda step: tell(step.rows, step.waiting))
     rows = sum(step.rows for step in steps)
     late = max((step.late_seconds for step in steps), default=0.0)
@@ -282,31 +367,51 @@ def replay(
 
 @takes_login
 def rollup(
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the lake.")],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a Delta table.")],
     login: NodeLogin,
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
-    window: Annotated[str, typer.Option("--window", metavar="TIME")] = "1 minute",
+    window: Annotated[
+        str, typer.Option("--window", metavar="TIME", help="Length of a window, as '5 minutes'.")
+    ] = "1 minute",
     fields: Annotated[
         list[str] | None,
-        typer.Option("--field", metavar="COLUMN", help="To roll up.", show_default="all numbers"),
+        typer.Option(
+            "--field",
+            metavar="COLUMN",
+            help="Column to aggregate. Repeatable.",
+            show_default="all numeric columns",
+        ),
     ] = None,
     watermark: Annotated[
-        str, typer.Option("--watermark", metavar="TIME", help="How late rows of a stream may come.")
+        str,
+        typer.Option(
+            "--watermark",
+            metavar="TIME",
+            help="How late a row of a stream may arrive, as '1 minute'.",
+        ),
     ] = "1 minute",
     to: Annotated[
-        str, typer.Option("--to", metavar="TABLE", help="Where to.", show_default="TABLE_1m")
+        str,
+        typer.Option(
+            "--to", metavar="TABLE", help="Name of the new table.", show_default="TABLE_1m"
+        ),
     ] = "",
     topics: Annotated[
-        str, typer.Option("--topics", metavar="TEMPLATE", help="Publish too, as rollup/{plant}.")
+        str,
+        typer.Option(
+            "--topics",
+            metavar="TEMPLATE",
+            help="Also publish the windows to topics, as rollup/{plant}.",
+        ),
     ] = "",
     stream: Annotated[
         str,
         typer.Option(
             "--checkpoint",
             metavar="DIR",
-            help="Add windows as they end, and go on from here.",
-            show_default="replace the table with all windows",
+            help="Directory of the stream's state: add finished windows, and continue from it.",
+            show_default="none; replace the table with all windows",
         ),
     ] = "",
     continuous: Continuous = False,
@@ -315,7 +420,14 @@ def rollup(
     memory: Memory = "1g",
     json: Json = False,
 ) -> None:
-    """Roll a table up into windows of time: count, min, max, mean, quantiles, by its keys."""
+    """Aggregate a Delta table by windows of time.
+
+    Each window has count, minimum, maximum, mean and quantiles. The command works beside a running
+    broker. With --topics it needs flight.enabled or --url then.
+
+    $ siltstone pipeline rollup plant_oven --window '5 minutes' --field temperature
+    $ siltstone pipeline rollup plant_oven --checkpoint rollup-state --continuous
+    """
     jobs = pipeline("jobs.rollup")
     settings = jobs.RollupSettings(
         path=checked_directory(data, database),
@@ -329,8 +441,8 @@ def rollup(
         target=_target(data, database, login.options(url)),
     )
     if continuous and not stream:
-        raise UsageError("--continuous needs --checkpoint, a directory to go on from")
-    with session(master, memory) as spark, waiting("rolling up"):
+        raise UsageError("--continuous needs a directory for its state; name it with --checkpoint")
+    with session(master, memory) as spark, waiting("Rolling up"):
         if stream:
             answer = _roll_on(jobs, spark, settings, stream, continuous=continuous)
         else:
@@ -359,15 +471,20 @@ def _roll_on(
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new project.")],
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     topics: Filter = "#",
 ) -> None:
-    """Write a small project of your own: a streaming job, and a declarative pipeline."""
+    """Write a small Spark project to start from.
+
+    It has a streaming job and a declarative pipeline. The command works beside a running broker.
+
+    $ siltstone pipeline init my-project
+    """
     own_directory(data)
     with open_reading(data) as store:
-        named = find_database(store, database).name
+        named = chosen_database(store, data, database).name
     written = pipeline("jobs.project").write_project(
         PosixFileSystem(),
         absolute_path(directory),
@@ -390,7 +507,7 @@ def _pairs(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--option is NAME=VALUE, as in header=true: {text!r}")
+            raise UsageError(f"--option expects NAME=VALUE, as in header=true, got {text!r}")
         pairs[name] = value
     return pairs
 
@@ -399,4 +516,6 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as exc:
-        raise UsageError(f"--threshold has numbers, one a level, as 100,10: {text!r}") from exc
+        raise UsageError(
+            f"--threshold expects numbers with commas between them, as 100,10, got {text!r}"
+        ) from exc

@@ -20,6 +20,7 @@ from siltstone.cli.client_options import (
     parse_seconds,
     plan,
     takes_client_options,
+    tls_hinted,
 )
 from siltstone.cli.output import counted, say, were
 from siltstone.cli.streams import standard_input
@@ -54,7 +55,7 @@ def parse_properties(assignments: Sequence[str]) -> Properties:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"{assignment!r} is no property; write name=value")
+            raise UsageError(f"--property expects NAME=VALUE, got {assignment!r}")
         properties = _with_property(properties, name, value)
     return properties
 
@@ -75,9 +76,9 @@ def _with_property(properties: Properties, name: str, value: str) -> Properties:
         case "payload-format" if value in {"0", "1"}:
             return replace(properties, payload_format_indicator=int(value))
         case "payload-format":
-            raise UsageError(f"payload-format is 0 for bytes or 1 for text, not {value!r}")
+            raise UsageError(f"payload-format must be 0 (bytes) or 1 (text), got {value!r}")
         case _:
-            raise UsageError(f"no property {name!r}; there are {', '.join(_PROPERTIES)}")
+            raise UsageError(f"unknown property {name!r} (known: {', '.join(_PROPERTIES)})")
 
 
 class LinePublisher:
@@ -128,21 +129,42 @@ def take_nothing(_batch: PublishBatch) -> int:
 def pub(
     client: ClientOptions,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="Where to.", show_default=False)
+        str | None, typer.Option("--topic", "-t", help="Topic to publish to.", show_default=False)
     ] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="The payload.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Payload, as text.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="A file as the payload.")
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Send the contents of a file as the payload."
+        ),
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", "-s", help="All of stdin as one.")] = False,
-    lines: Annotated[bool, typer.Option("--lines", "-l", help="A message a line.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-n", help="An empty message.")] = False,
-    qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="QoS 0, 1 or 2.")] = 0,
-    retain: Annotated[bool, typer.Option("--retain", "-r", help="Retain the message.")] = False,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "-s", help="Send all of standard input as one message.")
+    ] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")
+    ] = False,
+    null: Annotated[
+        bool,
+        typer.Option(
+            "--null",
+            "-n",
+            help="Send an empty payload. With --retain it clears a retained message.",
+        ),
+    ] = False,
+    qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Quality of service.")] = 0,
+    retain: Annotated[
+        bool, typer.Option("--retain", "-r", help="Ask the broker to retain the message.")
+    ] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", "-D", metavar="NAME=VALUE", help=f"Of {', '.join(_PROPERTIES)}."
+            "--property",
+            "-D",
+            metavar="NAME=VALUE",
+            help=f"MQTT 5 property: {', '.join(_PROPERTIES)}. Repeatable.",
         ),
     ] = None,
     window: Annotated[
@@ -152,22 +174,34 @@ def pub(
             metavar="N",
             min=1,
             max=PACKET_ID_MAX - 2,
-            help="Unacknowledged at once.",
-            show_default=f"{WINDOW_DEFAULT}, at QoS 2 of 3.1.1 {WINDOW_CAUTIOUS}",
+            help="Number of messages sent before an acknowledgement arrives.",
+            show_default=f"{WINDOW_DEFAULT}; {WINDOW_CAUTIOUS} with MQTT 3.1.1 and QoS 2",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how it went.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print the number of messages and the rate at the end."
+        ),
+    ] = False,
 ) -> None:
-    """Publish a message; at QoS 1 and 2 it ends well only when the server has acknowledged it."""
+    """Publish messages to an MQTT broker.
+
+    With QoS 1 and 2 the exit status is 0 only after the broker has acknowledged every message.
+
+    $ siltstone pub -t demo/room -m 21.5
+    $ siltstone pub -t demo/room -l -q 1 -v < values.txt
+    $ siltstone pub -L mqtts://alice@broker.example/demo/room -f picture.jpg
+    """
     if (message is not None) + (file is not None) + stdin + lines + null != 1:
-        raise UsageError("pass one of --message, --file, --stdin, --lines and --null")
+        raise UsageError("pass exactly one of --message, --file, --stdin, --lines and --null")
     usual = default_window(client.version or Version.V5, qos)
     chosen = plan(client, role="pub", window=window or usual)
     if properties and chosen.settings.version is Version.V3_1_1:
-        raise UsageError("--property needs MQTT 5")
+        raise UsageError("--property needs MQTT 5; leave out --version 3.1.1")
     name = topic or chosen.topic
     if name is None:
-        raise UsageError("name the topic with --topic")
+        raise UsageError("topic is missing; name it with --topic")
     publication = Publication(
         topic=encoded_topic(name),
         qos=qos,
@@ -193,7 +227,8 @@ def _publish_one(chosen: Plan, publication: Publication, payload: bytes, *, verb
     session.outgoing.add(publication, [payload])
     session.finish()
     started = time.monotonic()
-    status = run_until_signal(chosen.client(session, deliver=take_nothing).run())
+    with tls_hinted(chosen, session):
+        status = run_until_signal(chosen.client(session, deliver=take_nothing).run())
     _conclude(session, status, started if verbose else None)
 
 
@@ -203,7 +238,8 @@ def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> 
     publisher = LinePublisher(chosen, session, publication, stdin_reader())
     started = time.monotonic()
     try:
-        status = run_until_signal(publisher.run())
+        with tls_hinted(chosen, session):
+            status = run_until_signal(publisher.run())
         if publisher.error is not None:
             words = system_words(publisher.error)
             raise UsageError(f"cannot publish all of stdin: {words}") from publisher.error

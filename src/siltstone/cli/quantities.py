@@ -57,7 +57,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = _SIZES.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise UsageError(f"{text!r} is no size; write a number with B, KiB, MiB, GiB, kB, MB or GB")
+        raise UsageError(
+            f"expected a size, as 64MiB or 1.5GB, got {text!r} "
+            "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+        )
     return int(Decimal(match[1]) * unit)
 
 
@@ -76,7 +79,9 @@ def _duration_us(text: str) -> int:
         total += Decimal(match[1]) * _DURATIONS_US[match[2]]
         position = match.end()
     if not stripped or position < len(stripped):
-        raise UsageError(f"{text!r} is no duration; write a number with ms, s, m, h, d or w")
+        raise UsageError(
+            f"expected a time, as 250ms, 90s or 7d, got {text!r} (units: us, ms, s, m, h, d, w)"
+        )
     return int(total)
 
 
@@ -84,7 +89,7 @@ def parse_time(text: str, now_us: int) -> int:
     """Read a time in µs since 1970, relative ones from now_us. Raises: UsageError."""
     time_us = _time_us(text.strip(), now_us)
     if not 0 <= time_us < _TIME_END_US:
-        raise UsageError(f"{text!r} is a time out of range; it must lie after 1970")
+        raise UsageError(f"time {text!r} is out of range; it must be after 1970")
     return time_us
 
 
@@ -95,7 +100,7 @@ def parse_span(since: str | None, until: str | None, now_us: int) -> tuple[int, 
         return since_us, None
     until_us = parse_time(until, now_us)
     if until_us <= since_us:
-        raise UsageError(f"no time lies between; --until must be later than --since: {until}")
+        raise UsageError(f"--until must be later than --since: since={since} until={until}")
     return since_us, until_us
 
 
@@ -114,7 +119,8 @@ def _time_us(text: str, now_us: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
         raise UsageError(
-            f"{text!r} is no time; write 2026-01-31T12:00:00Z, seconds since 1970, now or -1h"
+            f"expected a time, as 2026-01-31T12:00:00Z, seconds since 1970, now or -1h, "
+            f"got {text!r}"
         ) from exc
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from siltstone.cli.follow import Follower, follow
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output import console_on, counted, note
+from siltstone.cli.progress import progress
 from siltstone.cli.quantities import parse_span
 from siltstone.cli.sinks import (
     TABLE_COLUMNS,
@@ -33,6 +34,8 @@ from siltstone.errors import UsageError
 from siltstone.store.rows import COLUMNS, schema_of
 
 _POLL_SECONDS: Final = 0.2
+# Spark and Flight call it so.
+_ALIASES: Final = {"payload": "value"}
 
 
 class Format(Enum):
@@ -64,13 +67,13 @@ def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> 
     Without --format and --json the name of the file decides, if its suffix is one of a format.
     """
     if json and wanted not in (None, Format.JSONL, Format.NDJSON):
-        raise UsageError("--json means --format ndjson; pass one of the two")
+        raise UsageError("--json means --format ndjson; leave one of them out")
     named = _SUFFIXES.get(output.suffix.lower(), Format.TABLE) if output else Format.TABLE
     chosen = wanted or (Format.JSONL if json else named)
     if chosen is Format.PARQUET and output is None:
-        raise UsageError("a Parquet file cannot be streamed; name it with --output")
+        raise UsageError("Parquet needs a file; name it with --output")
     if chosen is Format.ARROW and output is None and sys.stdout.isatty():
-        raise UsageError("Arrow is not text: name a file with --output, or pipe it to a program")
+        raise UsageError("Arrow is a binary format; name a file with --output, or use a pipe")
     return chosen
 
 
@@ -78,9 +81,9 @@ def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
     """Return the columns that were named, or those that suit the format. Raises: UsageError."""
     if text is None:
         return TABLE_COLUMNS if chosen is Format.TABLE else COLUMNS
-    columns = tuple(name.strip() for name in text.split(","))
+    columns = tuple(_ALIASES.get(name.strip(), name.strip()) for name in text.split(","))
     if len(set(columns)) < len(columns):
-        raise UsageError(f"a column is named twice: columns={text!r}")
+        raise UsageError(f"--columns names a column twice: {text!r}")
     schema_of(columns)
     return columns
 
@@ -100,49 +103,82 @@ def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator
 def read(
     name: Name,
     topic_filter: Annotated[
-        str, typer.Option("--filter", metavar="FILTER", help="Topics, with + and # as in MQTT.")
+        str,
+        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
     ] = "#",
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="ISO 8601, seconds since 1970, now, -1h."),
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
+            show_default="the beginning",
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="The end, not included.")
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="End of the time range, not included.",
+            show_default="no end",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
     ] = None,
     follow_on: Annotated[
-        bool, typer.Option("--follow", help="Go on with the rows that come; Ctrl-C ends it.")
+        bool, typer.Option("--follow", help="Wait for new rows and print them, until Ctrl-C.")
     ] = False,
     output_format: Annotated[
         Format | None,
         typer.Option(
             "--format",
-            help="The output format. Without it, the suffix of --output decides.",
-            show_default="table",
+            help="Output format.",
+            show_default="the suffix of --output, or table",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", dir_okay=False, help="Where to write."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            dir_okay=False,
+            help="Write to a file.",
+            show_default="standard output",
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B…", help=f"Of {', '.join(COLUMNS)}.")
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="A,B…",
+            help=f"Columns to print: {', '.join(COLUMNS)}. The name payload means value.",
+            show_default="all; in a table, some",
+        ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Read rows in order of time, also while another process writes."""
+    """Read stored rows in order of time.
+
+    The command works beside a running broker. The broker stores messages in the database named
+    messages.
+
+    $ siltstone read messages --filter 'plant/#' --since -1h
+    $ siltstone read messages --follow --format ndjson
+    $ siltstone read messages -o rows.parquet
+    """
     chosen = choose_format(output_format, output, json=json)
     names = choose_columns(columns, chosen)
     if follow_on and (until is not None or chosen in (Format.PARQUET, Format.JSON)):
-        raise UsageError("--follow has no end: leave out --until, and --format parquet or json")
+        raise UsageError("--follow never ends; leave out --until, and --format parquet or json")
     since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with open_reading(data) as store:
         database = store.database(name)
         for hole in database.holes(since_us=since_us, until_us=until_us):
-            note(f"lost to damage: {hole}; 'siltstone verify' tells of it")
+            note(f"rows were lost to damage: {hole}; run 'siltstone verify'")
         if follow_on:
             follower = Follower(database, topic_filter, since_us=since_us, columns=names)
             _follow(follower, limit, chosen, output, names)
@@ -150,8 +186,11 @@ def read(
         batches = database.read(
             topic_filter, since_us=since_us, until_us=until_us, columns=names, rows_max=limit
         )
-        with _sink(chosen, output, names) as sink:
-            rows = _pour(batches, sink)
+        total = limit
+        if limit is None and (topic_filter, since, until) == ("#", None, None):
+            total = sum(slab.rows for slab in database.slabs())
+        with _sink(chosen, output, names) as sink, _shown(output, total) as tell:
+            rows = _pour(batches, sink, tell)
     if output is not None:
         note(f"wrote {counted(rows, 'row')} to {output}")
 
@@ -178,12 +217,25 @@ def _follow(
     raise typer.Exit(130)
 
 
-def _pour(batches: Iterator[pa.RecordBatch], sink: Sink) -> int:
+def _pour(
+    batches: Iterator[pa.RecordBatch], sink: Sink, tell: Callable[[int], None] = lambda _: None
+) -> int:
     rows = 0
     for batch in batches:
         sink.write(batch)
         rows += batch.num_rows
+        tell(rows)
     return rows
+
+
+@contextmanager
+def _shown(output: Path | None, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how many rows were written to a file; rows on a terminal speak for themselves."""
+    if output is None:
+        yield lambda _: None
+        return
+    with progress("Reading", total=total) as meter:
+        yield meter.tell
 
 
 @contextmanager

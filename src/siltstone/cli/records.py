@@ -41,6 +41,14 @@ _KNOWN: Final = frozenset(FIELDS) | frozenset(_SET_BY_STORE)
 _CSV_QOS: Final = {"": 0, "0": 0, "1": 1, "2": 2}
 _CSV_RETAIN: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 _FIRST_MAX: Final = 5
+# How JSON calls what Python reads.
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "a boolean",
+    float: "a number",
+    int: "a number",
+    list: "an array",
+    str: "a string",
+}
 
 
 class Record(NamedTuple):
@@ -61,7 +69,7 @@ class BadLine:
     reason: str
 
     def __str__(self) -> str:
-        return f"line {self.number} is bad: {self.reason}"
+        return f"line {self.number}: {self.reason}"
 
 
 @dataclass(slots=True)
@@ -86,7 +94,7 @@ def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None,
         try:
             yield _from_json(line)
         except RecursionError:
-            yield BadLine(number, "it is nested too deeply")
+            yield BadLine(number, "JSON is nested too deeply")
         except (UsageError, ValueError) as exc:
             yield BadLine(number, _reason(exc))
 
@@ -110,7 +118,7 @@ def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
             except StopIteration:
                 break
             except csv.Error as exc:
-                yield BadLine(reader.line_num, f"it is no CSV: {exc}")
+                yield BadLine(reader.line_num, f"invalid CSV: {exc}")
             except (UsageError, ValueError) as exc:
                 yield BadLine(reader.line_num, _reason(exc))
     finally:
@@ -133,7 +141,7 @@ def gather(
                 yield _columns(group)
                 group = []
         elif bad is None:
-            raise UsageError(f"{record}; mend it, or pass --skip-bad")
+            raise UsageError(f"{record}; correct the line, or pass --skip-bad")
         else:
             bad.add(record)
     if group:
@@ -156,17 +164,19 @@ def _columns(group: list[Record]) -> Columns:
 def _from_json(line: bytes) -> Record:
     document = _parsed(line)
     if not isinstance(document, dict):
-        raise UsageError(f"it must be a JSON object, not {type(document).__name__}")
+        raise UsageError(f"expected a JSON object, got {_KINDS.get(type(document), 'null')}")
     if unknown := document.keys() - _KNOWN:
-        raise UsageError(f"unknown field {min(unknown)!r}; there are {', '.join(FIELDS)}")
+        raise UsageError(f"unknown field {min(unknown)!r} (known: {', '.join(FIELDS)})")
     topic, publisher = document.get("topic"), document.get("publisher", "")
     qos, retain = document.get("qos", 0), document.get("retain", False)
     if not isinstance(topic, str) or not isinstance(publisher, str):
-        raise UsageError("topic must be there, and topic and publisher must be text")
+        raise UsageError(
+            "topic is missing" if "topic" not in document else "topic and publisher must be strings"
+        )
     if type(qos) is not int or not 0 <= qos <= 2:
-        raise UsageError(f"qos must be 0, 1 or 2, not {qos!r}")
+        raise UsageError(f"qos must be 0, 1 or 2, got {qos!r}")
     if not isinstance(retain, bool):
-        raise UsageError(f"retain must be true or false, not {retain!r}")
+        raise UsageError(f"retain must be true or false, got {retain!r}")
     return Record(
         _checked(topic),
         _json_value(document),
@@ -184,21 +194,21 @@ def _parsed(line: bytes) -> Any:
     except ValueError as exc:
         # Python reads no longer ones: the time it takes grows with the square of their length.
         digits_max = sys.get_int_max_str_digits()
-        raise UsageError(f"it has a number of more than {digits_max} digits") from exc
+        raise UsageError(f"a number has more than {digits_max} digits") from exc
 
 
 def _publisher(text: str) -> bytes:
     encoded = text.encode()
     if len(encoded) > TOPIC_SIZE_MAX:
-        raise UsageError(
-            f"publisher has {len(encoded)} bytes, at most {TOPIC_SIZE_MAX} are allowed"
-        )
+        raise UsageError(f"publisher must have at most {TOPIC_SIZE_MAX} bytes, got {len(encoded)}")
     return encoded
 
 
 def _json_value(document: Mapping[str, Any]) -> bytes:
-    if ("value" in document) == ("value_base64" in document):
-        raise UsageError("it needs value or value_base64, one of the two")
+    if "value" not in document and "value_base64" not in document:
+        raise UsageError("value is missing; give value or value_base64")
+    if "value" in document and "value_base64" in document:
+        raise UsageError("value and value_base64 exclude each other; give one of them")
     if "value_base64" in document:
         return _decoded(document["value_base64"])
     value = document["value"]
@@ -207,21 +217,21 @@ def _json_value(document: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as exc:
-        raise UsageError("value has a number that is too large") from exc
+        raise UsageError("value contains a number that is too large for JSON") from exc
     return text.encode()
 
 
 def _decoded(text: object) -> bytes:
     if not isinstance(text, str):
-        raise UsageError("base64 must be text")
+        raise UsageError("a base64 field must be a string")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as exc:
-        raise UsageError(f"it is no base64: {exc}") from exc
+        raise UsageError(f"invalid base64: {exc}") from exc
 
 
 def _refuse_constant(word: str) -> Never:
-    raise UsageError(f"{word} is no JSON")
+    raise UsageError(f"invalid JSON: {word} is not allowed")
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,7 +240,7 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"field {repeated!r} is there twice")
+        raise UsageError(f"field {repeated!r} occurs twice")
     return document
 
 
@@ -238,31 +248,33 @@ def _csv_header(reader: Iterator[list[str]]) -> list[str]:
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as exc:
-        raise UsageError(f"the first line is no CSV header: {exc}") from exc
+        raise UsageError(f"invalid CSV header in the first line: {exc}") from exc
     unknown = [name for name in header if name not in _KNOWN]
     values = {"value", "value_base64"} & set(header)
     if header and (unknown or "topic" not in header or not values):
         raise UsageError(
-            f"the first line must name the columns, topic and value among them: "
-            f"there are {', '.join(FIELDS)}, not {', '.join(unknown or header)!r}"
+            f"unknown column {unknown[0]!r} in the first line (known: {', '.join(FIELDS)})"
+            if unknown
+            else "the first line must name the columns; topic and value are required, got "
+            f"{', '.join(header)!r}"
         )
     if repeated := [name for name in header if header.count(name) > 1]:
-        raise UsageError(f"the first line names column {repeated[0]!r} twice")
+        raise UsageError(f"column {repeated[0]!r} occurs twice in the first line")
     return header
 
 
 def _from_csv(header: list[str], fields: list[str]) -> Record:
     if len(fields) != len(header):
-        raise UsageError(f"it has {len(fields)} fields, the header has {len(header)}")
+        raise UsageError(f"expected {len(header)} fields as in the header, got {len(fields)}")
     row = dict(zip(header, fields, strict=True))
     qos, retain = _CSV_QOS.get(row.get("qos", "")), _CSV_RETAIN.get(row.get("retain", "").lower())
     if qos is None:
-        raise UsageError(f"qos must be 0, 1 or 2, not {row['qos']!r}")
+        raise UsageError(f"qos must be 0, 1 or 2, got {row['qos']!r}")
     if retain is None:
-        raise UsageError(f"retain must be true or false, not {row['retain']!r}")
+        raise UsageError(f"retain must be true or false, got {row['retain']!r}")
     if encoded := row.get("value_base64", ""):
         if row.get("value"):
-            raise UsageError("it needs value or value_base64, one of the two")
+            raise UsageError("value and value_base64 exclude each other; give one of them")
         value = _decoded(encoded)
     else:
         value = row.get("value", "").encode(errors="surrogateescape")
@@ -278,8 +290,8 @@ def _from_csv(header: list[str], fields: list[str]) -> Record:
 def _reason(exc: Exception) -> str:
     match exc:
         case json.JSONDecodeError():
-            return f"it is no JSON: {exc.msg} at column {exc.colno}"
+            return f"invalid JSON: {exc.msg} at column {exc.colno}"
         case UnicodeError():
-            return "it is no UTF-8"
+            return "invalid UTF-8"
         case _:
             return str(exc)

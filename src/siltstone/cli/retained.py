@@ -16,6 +16,7 @@ from siltstone.broker.retained_deeds import STEP, clear_some
 from siltstone.broker.retained_log import LOG_NAME, Retained
 from siltstone.broker.settings import Limits
 from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.help import App
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output import (
@@ -33,10 +34,11 @@ from siltstone.directory import Store
 from siltstone.errors import UsageError
 from siltstone.topic.grammar import TopicFilter
 
-app = typer.Typer(no_args_is_help=True, help="Look after retained messages.")
+app = App("List and clear retained messages.", "siltstone retained list 'plant/#'")
 
 Filter = Annotated[
-    str, typer.Argument(metavar="FILTER", help="Which topics, such as a/#.", show_default=False)
+    str,
+    typer.Argument(metavar="FILTER", help="Topics, with + and # as in MQTT.", show_default=False),
 ]
 
 
@@ -44,14 +46,20 @@ Filter = Annotated[
 def list_retained(
     topic_filter: Filter = "#", data: Data = DATA_DEFAULT, json: Json = False
 ) -> None:
-    """List the retained messages of a filter."""
+    """List retained messages.
+
+    The command works beside a running broker.
+
+    $ siltstone retained list
+    $ siltstone retained list 'plant/#' --json
+    """
     parsed = TopicFilter.parse(topic_filter)
     with open_reading(data) as store:
         found = _find(_load(store, data), parsed)
     if json:
         show_json([_document(message) for message in found])
     elif not found:
-        say(f"no retained messages of {topic_filter}")
+        say(f"no retained messages match {topic_filter}")
     else:
         shown = table("topic", "qos", "size", "from", right=("qos", "size"))
         for message in found:
@@ -65,7 +73,13 @@ def list_retained(
 def clear(
     topic_filter: Filter, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False
 ) -> None:
-    """Clear the retained messages of a filter. Subscribers are told nothing of it."""
+    """Delete the retained messages of a topic filter.
+
+    A running broker is asked to delete them. Subscribers do not receive an empty message.
+
+    $ siltstone retained clear 'plant/#'
+    $ siltstone retained clear 'plant/#' --yes
+    """
     # What cannot be a filter is wrong, whether a broker runs or not.
     TopicFilter.parse(topic_filter)
     if is_served(data):
@@ -75,7 +89,7 @@ def clear(
     if json:
         show_json({"filter": topic_filter, "cleared": cleared})
     else:
-        say(f"cleared {counted(cleared, 'retained message')} of {topic_filter}")
+        say(f"deleted {counted(cleared, 'retained message')} of {topic_filter}")
 
 
 def _clear_there(data: Path, topic_filter: str, *, yes: bool) -> int:
@@ -103,14 +117,14 @@ def _clear_here(data: Path, topic_filter: str, *, yes: bool) -> int:
 
 def _confirm(topic_filter: str, count: int) -> None:
     if count:
-        confirm(f"clear {counted(count, 'retained message')} of {topic_filter!r}")
+        confirm(f"delete {counted(count, 'retained message')} of {topic_filter!r}")
 
 
 def _load(store: Store, data: Path) -> RetainedMessages:
     if LOG_NAME not in store.names():
         raise UsageError(
-            f"no broker has stored retained messages in {data}; one with persistence = "
-            '"snapshot" has them in memory, and clears them while it runs'
+            f"{data} has no retained messages on disk. A broker with persistence = "
+            '"snapshot" keeps them in memory; start it to list or clear them'
         )
     retained = RetainedMessages(store.database(LOG_NAME), SystemClock(), Limits())
     retained.load()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Final
 
 import typer
+from rich.console import Group
 
+from siltstone.broker.listeners import Listener
 from siltstone.broker.server import EarlySignals, check_files, run_server
+from siltstone.broker.settings import BrokerSettings
 from siltstone.cli.config import (
     ConfigFlag,
     DataFlag,
@@ -22,10 +27,17 @@ from siltstone.cli.config import (
     hush_libraries,
     settings_from,
 )
+from siltstone.cli.opening import holder_named
+from siltstone.cli.options import DATA_DEFAULT
+from siltstone.cli.output import console_on, counted, facts, print_on
+from siltstone.client.target import PORT
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
+
+# A client finds a listener there without being told where.
+_LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
 
 
 def serve(
@@ -37,14 +49,23 @@ def serve(
     log_format: LogFormatFlag = None,
     assignments: SetFlag = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only check the settings, and print them as TOML.")
+        bool, typer.Option("--check", help="Check the settings, print them as TOML, and exit.")
     ] = False,
     allow_empty: Annotated[
         bool,
-        typer.Option("--allow-empty", help="Start without state if no snapshot can be loaded."),
+        typer.Option("--allow-empty", help="Start with empty state if no snapshot can be loaded."),
     ] = False,
 ) -> None:
-    """Run the MQTT broker. SIGTERM ends it in good order, SIGHUP reloads users and certificates."""
+    """Run the MQTT broker.
+
+    The broker listens on 127.0.0.1:1883 and stores messages in ./siltstone-data, unless options,
+    the environment or siltstone.toml say otherwise. Ctrl-C or SIGTERM stops it. SIGHUP reloads
+    users, rights and certificates. SIGUSR1 writes a snapshot.
+
+    $ siltstone serve
+    $ siltstone serve --data /var/lib/siltstone --port 1884
+    $ siltstone serve --config siltstone.toml --check
+    """
     settings = settings_from(
         config,
         assignments,
@@ -55,14 +76,19 @@ def serve(
         log_format=log_format,
     ).settings
     if (place := Path(settings.data)).exists() and not place.is_dir():
-        raise UsageError(f"the data directory is a file: {place}")
+        raise UsageError(f"data directory {place} is a file; choose another path with --data")
     if check:
         check_files(settings)
         sys.stdout.write(effective_toml(settings))
         return
     early = EarlySignals()
     hush_libraries()
-    start_logging(level=settings.log.level, form=settings.log.format)
+    is_watched = sys.stderr.isatty() and settings.log.format == "human"
+    level = settings.log.level
+    # Instead of the events of a start, a terminal gets a summary when it is done.
+    start_logging(
+        level="warning" if is_watched and level == "info" else level, form=settings.log.format
+    )
     log(
         logging.getLogger(LOGGER),
         logging.INFO,
@@ -72,8 +98,46 @@ def serve(
         listeners=", ".join(listener.address for listener in settings.listeners),
     )
     _warn_of_others(place)
-    if status := run_server(settings, early, allow_empty=allow_empty):
+
+    def started(listeners: Iterable[Listener]) -> None:
+        addresses = [address for listener in listeners for address in listener.addresses]
+        print_on(console_on(sys.stderr), summary(settings, addresses))
+        start_logging(level=level, form=settings.log.format)
+
+    with holder_named(place):
+        status = run_server(
+            settings, early, allow_empty=allow_empty, started=started if is_watched else None
+        )
+    if status:
         raise typer.Exit(status)
+
+
+def summary(settings: BrokerSettings, addresses: Sequence[str]) -> Group:
+    """Return what a person who starts a broker needs to know."""
+    first = next((address for address in addresses if address.startswith("tcp://")), "")
+    host, _, port = first.removeprefix("tcp://").rpartition(":")
+    server = "" if host in _LOCAL else f" -h {host.strip('[]')}"
+    server += "" if port in ("", str(PORT)) else f" -p {port}"
+    is_stored = settings.persistence == "store"
+    database = settings.storage.database
+    place = "" if settings.data == str(DATA_DEFAULT) else f" --data {quote(settings.data)}"
+    known = [("Data directory", settings.data)]
+    known += [("Listening on", address) for address in addresses]
+    known.append(("Storage", _storage(settings)))
+    steps = [("Publish a message", f"siltstone pub{server} -t demo/room -m 21.5")] if first else []
+    if is_stored:
+        steps.append(("Read it back", f"siltstone read {database}{place}"))
+    steps.append(("Stop the broker", "Ctrl-C"))
+    title = f"Siltstone {__version__} ({form()}) is running."
+    return Group(title, "", facts(known), "", facts(steps), "")
+
+
+def _storage(settings: BrokerSettings) -> str:
+    if settings.persistence == "snapshot":
+        return "in memory, with snapshots on disk"
+    but = f", except by {counted(len(settings.storage.rules), 'rule')}"
+    rules = but if settings.storage.rules else ""
+    return f"every message is synced to database {settings.storage.database}{rules}"
 
 
 def _warn_of_others(data: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.help import App
 from siltstone.cli.kv import open_engine
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
@@ -32,13 +33,16 @@ from siltstone.session.moving import Place, find_place, move_session
 from siltstone.session.state import SavedSession, ShardSerial
 from siltstone.tx.reading import KeyValueReader
 
-app = typer.Typer(no_args_is_help=True, help="Look after durable sessions.")
+app = App("List, inspect, move and drop durable sessions.", "siltstone sessions list")
 
 ClientId = Annotated[
-    str, typer.Argument(metavar="CLIENT_ID", help="Whose session.", show_default=False)
+    str, typer.Argument(metavar="CLIENT_ID", help="Client id of the session.", show_default=False)
 ]
 Database = Annotated[
-    str, typer.Option("--database", metavar="NAME", help="Where the broker stores messages.")
+    str,
+    typer.Option(
+        "--database", metavar="NAME", help="Database in which the broker stores messages."
+    ),
 ]
 # A list counts no further: it is for people.
 COUNT_MAX: Final = 100_000
@@ -59,7 +63,7 @@ To = Annotated[
         "--to",
         metavar="earliest|latest|TIME",
         parser=converted(parse_place),
-        help="Where to go on: the beginning of the store, its end, or a time.",
+        help="New position: the beginning of the store, its end, or a time.",
     ),
 ]
 
@@ -75,7 +79,7 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
         try:
             reader = KeyValueReader(open_engine(place))
         except NotFoundError as exc:
-            raise UsageError(f"there are no durable sessions in {data}") from exc
+            raise UsageError(f"{data} has no durable sessions") from exc
         try:
             origin = None if database is None else store.database(database).origin
             yield ArchiveView(reader, origin), store
@@ -101,7 +105,12 @@ def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ..
 def list_sessions(
     data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
 ) -> None:
-    """List durable sessions: connected or away, how far behind, when they end."""
+    """List durable sessions: state, backlog and expiry.
+
+    The command works beside a running broker.
+
+    $ siltstone sessions list
+    """
     now_us = SystemClock().now_us()
     is_live = is_served(data)
     with looking(data, database) as (archive, store):
@@ -157,7 +166,12 @@ def show_session(
     database: Database = "messages",
     json: Json = False,
 ) -> None:
-    """Show one session: its subscriptions, its place, what is in flight."""
+    """Show the subscriptions and the position of a session.
+
+    The command works beside a running broker.
+
+    $ siltstone sessions show my-client
+    """
     now_us = SystemClock().now_us()
     is_live = is_served(data)
     with looking(data, database) as (archive, store):
@@ -179,7 +193,12 @@ def show_session(
 
 @app.command("export")
 def export_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
-    """Write all that is kept of a session, as JSON; bytes are in base64."""
+    """Print the stored state of a session as JSON.
+
+    Bytes are in base64. The command works beside a running broker.
+
+    $ siltstone sessions export my-client
+    """
     with looking(data, None) as (archive, _):
         saved = _known(archive, client_id)
     show_json(_plain(asdict(saved)))
@@ -187,22 +206,32 @@ def export_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
 
 @app.command("kick")
 def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
-    """End the connection of a client; its session stays."""
+    """Disconnect a client; its session remains.
+
+    The broker must be running.
+
+    $ siltstone sessions kick my-client
+    """
     if not is_served(data):
-        raise UsageError(f"no broker runs on {data}")
+        raise UsageError(f"no broker is running on {data}; start it with 'siltstone serve'")
     if ask_broker(data, {"do": "kick", "client_id": client_id}):
-        say(f"{client_id} was disconnected")
+        say(f"disconnected {client_id}")
     else:
-        raise NotFoundError(f"no client {client_id!r} is connected")
+        raise NotFoundError(f"client {client_id!r} is not connected")
 
 
 @app.command("drop")
 def drop_session(
     client_id: ClientId, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False
 ) -> None:
-    """End a session for good, with what waits for it."""
+    """Delete a session with its queued messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone sessions drop my-client
+    """
     if not yes:
-        confirm(f"drop the session of {client_id!r} with what waits for it")
+        confirm(f"drop the session of {client_id!r} with its queued messages")
     if is_served(data):
         found = ask_broker(data, {"do": "drop", "client_id": client_id})
     else:
@@ -216,11 +245,11 @@ def drop_session(
             elif owned is not None:
                 owned.drop()
     if not found:
-        raise NotFoundError(f"there is no session of {client_id!r}")
+        raise NotFoundError(f"client {client_id!r} has no durable session")
     if json:
         show_json({"client_id": client_id, "dropped": True})
     else:
-        say(f"the session of {client_id} was dropped")
+        say(f"dropped the session of {client_id}")
 
 
 @app.command("move")
@@ -231,26 +260,32 @@ def move(
     database: Database = "messages",
     json: Json = False,
 ) -> None:
-    """Move a session in time: back, to get messages again, or on, to skip them."""
+    """Move a session in time, to repeat or to skip messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone sessions move my-client --to earliest
+    $ siltstone sessions move my-client --to -1h
+    """
     if is_served(data):
         ask_broker(data, {"do": "move", "client_id": client_id, "to": to})
     else:
         with changing(data, database) as (archive, store):
             owned = archive.take(client_id)
             if owned is None:
-                raise NotFoundError(f"there is no durable session of {client_id!r}")
+                raise NotFoundError(f"client {client_id!r} has no durable session")
             move_session(owned, place_of(store, database, to))
             owned.save()
     if json:
         show_json({"client_id": client_id, "moved": True, "to": to})
     else:
-        say(f"the session of {client_id} was moved")
+        say(f"moved the session of {client_id}")
 
 
 def _known(archive: ArchiveView, client_id: str) -> SavedSession:
     saved = archive.session(client_id)
     if saved is None:
-        raise NotFoundError(f"there is no durable session of {client_id!r}")
+        raise NotFoundError(f"client {client_id!r} has no durable session")
     return saved
 
 

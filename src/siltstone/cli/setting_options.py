@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from siltstone.cli.options import converted
 from siltstone.cli.settings import SETTINGS, shown_default
+
+THRESHOLD_HELP: Final = (
+    "Number of distinct words per topic level before the level is treated as variable. The last "
+    "number applies to deeper levels."
+)
 
 
 def _option(field: str, metavar: str, text: str) -> Any:
@@ -21,58 +26,72 @@ def _option(field: str, metavar: str, text: str) -> Any:
     )
 
 
-Shards = Annotated[int | None, _option("shards", "N", "How many threads write.")]
+Shards = Annotated[
+    int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
+]
 ShardBy = Annotated[
-    str | None, _option("shard_by", "publisher|topic", "What decides on a row's shard.")
+    str | None, _option("shard_by", "publisher|topic", "Column that selects the shard of a row.")
 ]
 Thresholds = Annotated[
     # typer takes a tuple for an option with many values, and refuses a parser for it.
     Any,
-    _option(
-        "thresholds", "N,N…", "Words that a level keeps apart before the rest vary; last: below."
-    ),
+    _option("thresholds", "N,N…", THRESHOLD_HELP),
 ]
-SegmentBytes = Annotated[int | None, _option("segment_bytes", "SIZE", "The size of a file.")]
+SegmentBytes = Annotated[int | None, _option("segment_bytes", "SIZE", "Size of a segment file.")]
 Compression = Annotated[
-    str | None, _option("compression", "none|zstd|lz4", "How flushes are compressed.")
+    str | None, _option("compression", "none|zstd|lz4", "Compression of the rows.")
 ]
 FlushInterval = Annotated[
-    float | None, _option("flush_interval", "TIME", "The longest that a row waits for a flush.")
+    float | None,
+    _option(
+        "flush_interval", "TIME", "Longest time that a row waits before it is written, as 10ms."
+    ),
 ]
 IdleFlushInterval = Annotated[
-    float | None, _option("idle_flush_interval", "TIME", "Flush when no row came for so long.")
+    float | None,
+    _option(
+        "idle_flush_interval",
+        "TIME",
+        "Write waiting rows when no row arrives for this long, as 1ms.",
+    ),
 ]
-MaxItems = Annotated[int | None, _option("max_items", "N", "Flush when so many rows wait.")]
+MaxItems = Annotated[
+    int | None, _option("max_items", "N", "Number of waiting rows that starts a write at once.")
+]
 SyncInterval = Annotated[
-    float | None, _option("sync_interval", "TIME", "How often rows are synced that nobody awaits.")
+    float | None,
+    _option("sync_interval", "TIME", "Time between syncs of rows with durability written or none."),
 ]
 PendingBytes = Annotated[
-    int | None, _option("pending_bytes_max", "SIZE", "How much may wait before appends do.")
+    int | None,
+    _option("pending_bytes_max", "SIZE", "Size of waiting rows beyond which appends block."),
 ]
 TopicCache = Annotated[
-    int | None, _option("topic_cache", "N", "How many topics a shard remembers.")
+    int | None, _option("topic_cache", "N", "Number of topics that a shard keeps in memory.")
 ]
 Rotate = Annotated[
-    float | None, _option("rotate_seconds", "TIME", "Begin a new generation so often.")
+    float | None, _option("rotate_seconds", "TIME", "Time between generations, as 1d.")
 ]
 RotateBytes = Annotated[
-    int | None, _option("rotate_bytes", "SIZE", "Begin a new generation at this size.")
+    int | None, _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB.")
 ]
 Retain = Annotated[
-    float | None, _option("retain_seconds", "TIME", "Drop sealed slabs that are older.")
+    float | None,
+    _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
 ]
 RetainBytes = Annotated[
-    int | None, _option("retain_bytes", "SIZE", "Drop the oldest sealed slabs beyond this size.")
+    int | None,
+    _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."),
 ]
 Quota = Annotated[
     int | None,
     _option(
         "quota_bytes",
         "SIZE",
-        "Refuse appends beyond this size. Allocated disk space counts, so the last step of "
-        "allocation may pass it.",
+        "Size on disk beyond which appends are refused. Space is allocated in steps; the last "
+        "step may exceed the quota.",
     ),
 ]
 Reserve = Annotated[
-    int | None, _option("reserve_bytes", "SIZE", "Refuse appends when the disk has less left.")
+    int | None, _option("reserve_bytes", "SIZE", "Free disk space below which appends are refused.")
 ]

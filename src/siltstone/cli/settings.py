@@ -27,7 +27,7 @@ def parse_count(text: str) -> int:
     try:
         return int(text)
     except ValueError as exc:
-        raise UsageError(f"{text!r} is no whole number") from exc
+        raise UsageError(f"expected a whole number, got {text!r}") from exc
 
 
 def parse_thresholds(text: str) -> tuple[int, ...]:
@@ -35,7 +35,9 @@ def parse_thresholds(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as exc:
-        raise UsageError(f"{text!r} is no list of numbers; write one a level, as 100,10") from exc
+        raise UsageError(
+            f"expected numbers with commas between them, as 100,10, got {text!r}"
+        ) from exc
 
 
 def show_thresholds(thresholds: Iterable[int]) -> str:
@@ -124,7 +126,9 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         field = fields.get(plain, plain)
         if not equals or field not in SETTINGS:
             names = ", ".join(setting.option for setting in SETTINGS.values())
-            raise UsageError(f"{assignment!r} is no setting; write NAME=VALUE with one of {names}")
+            if not equals:
+                raise UsageError(f"expected NAME=VALUE, as in retain=30d, got {assignment!r}")
+            raise UsageError(f"unknown setting {name.strip()!r} (known: {names})")
         try:
             is_none = text == "none" and getattr(DatabaseSettings(), field) is None
             changes[field] = None if is_none else SETTINGS[field].parse(text)

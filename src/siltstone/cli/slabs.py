@@ -30,7 +30,9 @@ def parse_slab(text: str) -> SlabId:
     """Read `shard/generation`. Raises: UsageError."""
     shard, slash, generation = text.partition("/")
     if not (slash and shard.isdecimal() and generation.isdecimal()):
-        raise UsageError(f"{text!r} is no slab; write SHARD/GENERATION, as 'siltstone slabs' does")
+        raise UsageError(
+            f"expected a slab as SHARD/GENERATION, got {text!r}; 'siltstone slabs' lists them"
+        )
     return SlabId(int(shard), int(generation))
 
 
@@ -79,11 +81,16 @@ def note_losses(slabs: Iterable[SlabInfo]) -> None:
     for slab in slabs:
         if slab.lost_rows != 0:
             lost = "rows" if slab.lost_rows is None else counted(slab.lost_rows, "row")
-            note(f"slab {slab.slab} has lost {lost} to damage; 'siltstone verify' tells which")
+            note(f"slab {slab.slab} has lost {lost} to damage; run 'siltstone verify' for details")
 
 
 def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """List the slabs of a database: one for each generation of each shard."""
+    """List the slabs of a database.
+
+    A slab holds the rows of one generation of one shard. The command works beside a running broker.
+
+    $ siltstone slabs messages
+    """
     with open_reading(data) as store:
         found = store.database(name).slabs()
     note_losses(found)
@@ -94,7 +101,12 @@ def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 
 
 def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Turn the generation over: what was current takes no more rows."""
+    """Start a new generation; the current slabs become read-only.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone seal messages
+    """
     with open_writing(data) as store:
         database = store.database(name)
         note_recovery(database)
@@ -109,13 +121,23 @@ def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def drop(
     name: Name,
     slab: Annotated[
-        str, typer.Argument(metavar="SHARD/GENERATION", help="A sealed slab.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SHARD/GENERATION",
+            help="Sealed slab, as listed by 'siltstone slabs'.",
+            show_default=False,
+        ),
     ],
     yes: Yes = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Delete a sealed slab with all its rows; it asks before."""
+    """Delete a sealed slab with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone drop messages 0/1
+    """
     wanted = parse_slab(slab)
     with open_writing(data) as store:
         database = store.database(name)

@@ -14,6 +14,7 @@ import typer
 
 from siltstone.cli.backup import SOURCE
 from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.help import App
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, facts, say, show, show_json, table
@@ -30,16 +31,14 @@ from siltstone.snapshot.keeper import Keeper, link_target, list_snapshots, name_
 from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
 from siltstone.snapshot.totals import Summary
 
-app = typer.Typer(
-    no_args_is_help=True, help="Write, list, look at, verify and compare snapshots of all state."
-)
+app = App("Write, list, verify and compare snapshots of the state.", "siltstone snapshot list")
 _POLL_SECONDS: Final = 0.05
 
 Which = Annotated[
     str,
     typer.Argument(
         metavar="SNAPSHOT",
-        help="A serial, a file, or 'state' for the one that a start would load.",
+        help="Serial, file, or 'state' for the snapshot that the next start loads.",
         show_default=False,
     ),
 ]
@@ -51,7 +50,7 @@ def _find(data: Path, which: str) -> PurePath:
     if which == "state":
         name = link_target(PosixFileSystem(), directory)
         if not name:
-            raise NotFoundError(f"there is no snapshot in {data}")
+            raise NotFoundError(f"{data} has no snapshot; write one with 'siltstone snapshot now'")
         return directory / name
     if which.isdecimal():
         return directory / name_of(int(which))
@@ -68,7 +67,12 @@ def _time(time_us: int) -> str:
 
 @app.command("list")
 def list_all(data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """List the snapshots of a data directory, oldest first."""
+    """List the snapshots, the oldest first.
+
+    The command works beside a running broker.
+
+    $ siltstone snapshot list
+    """
     directory = absolute_path(data) / SNAPSHOTS
     found = (
         list_snapshots(PosixFileSystem(), directory) if PosixFileSystem().exists(directory) else []
@@ -108,7 +112,13 @@ def _created(path: PurePath) -> str | None:
 
 @app.command("show")
 def show_one(which: Which = "state", data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Check a snapshot and show what it holds."""
+    """Check a snapshot and show its contents.
+
+    The command works beside a running broker.
+
+    $ siltstone snapshot show
+    $ siltstone snapshot show 3
+    """
     with _open(data, which) as file:
         summary = verify_snapshot(file)
     document = _document(summary)
@@ -146,14 +156,20 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="SNAPSHOT…",
-            help="Serials, files, or 'state'; without any, all of the data directory.",
+            help="Serials, files, or 'state'. Default: all snapshots of the data directory.",
             show_default=False,
         ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Check every record of snapshots; status 1 says that one is damaged."""
+    """Check every record of snapshots.
+
+    The exit status is 1 if a snapshot is damaged. The command works beside a running broker.
+
+    $ siltstone snapshot verify
+    $ siltstone snapshot verify 3 4
+    """
     directory = absolute_path(data) / SNAPSHOTS
     if which is None:
         found = (
@@ -186,7 +202,12 @@ def verify(
 
 @app.command("diff")
 def diff(old: Which, new: Which, data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Tell what two snapshots do not have in common; status 1 says that there is something."""
+    """Show the differences between two snapshots.
+
+    The exit status is 1 if they differ. The command works beside a running broker.
+
+    $ siltstone snapshot diff 3 4
+    """
     with ExitStack() as closing:
         first, second = (closing.enter_context(_open(data, which)) for which in (old, new))
         found = find_differences(first, second, ContentsInMemory(), ContentsInMemory())
@@ -203,12 +224,18 @@ def diff(old: Which, new: Which, data: Data = DATA_DEFAULT, json: Json = False) 
 @app.command("now")
 def now(
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for a broker.")
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="Longest time to wait for the broker."),
     ] = 600.0,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Let the broker that uses a data directory write a snapshot; without one, write it here."""
+    """Write a snapshot now.
+
+    A running broker writes it. Without a broker, the command writes it itself.
+
+    $ siltstone snapshot now
+    """
     open_reading(data).close()
     directory = absolute_path(data)
     try:
@@ -235,7 +262,8 @@ def _write_here(directory: PurePath) -> str:
     source = StoreSource(fs, directory, partial(open_read_only, fs))
     if _is_of_broker(directory):
         raise UsageError(
-            "a broker has its state in memory here, and none is running: its last snapshot stands"
+            "this is the data directory of a broker that keeps its state in memory; the broker is "
+            "not running, so its last snapshot is current"
         )
     keeper = Keeper(fs, SystemClock(), directory / SNAPSHOTS, directory / "quarantine")
     try:
@@ -258,7 +286,10 @@ def _ask_broker(directory: PurePath, timeout: float) -> str:
     """Send SIGUSR1, and wait until the link was moved."""
     holder = PosixFileSystem().read(directory / "LOCK").decode("ascii", "replace").strip()
     if not holder.isdecimal() or not catches_signal(int(holder), signal.SIGUSR1):
-        raise LockedError(f"the directory is open elsewhere, and not by a broker: pid={holder}")
+        raise LockedError(
+            f"data directory {directory} is in use by process {holder}, which is not a broker; "
+            f"stop that process"
+        )
     snapshots = directory / SNAPSHOTS
     before = (
         link_target(PosixFileSystem(), snapshots) if PosixFileSystem().exists(snapshots) else ""
@@ -272,4 +303,6 @@ def _ask_broker(directory: PurePath, timeout: float) -> str:
         ):
             return name
         sleep(_POLL_SECONDS)
-    raise RetryError(f"no snapshot came within {timeout:g} s; see the broker's log: pid={holder}")
+    raise RetryError(
+        f"the broker wrote no snapshot within {timeout:g} s; see its log: pid={holder}"
+    )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from siltstone import spool
+from siltstone.cli.help import App
 from siltstone.cli.options import Json
 from siltstone.cli.output import add_row, facts, say, show, show_json, table
 from siltstone.cli.quantities import format_size
@@ -16,14 +17,19 @@ from siltstone.cli.streams import standard_input
 from siltstone.errors import UsageError
 from siltstone.spool import Entry, Source, Spool
 
-app = typer.Typer(no_args_is_help=True, help="A durable queue of files: one entry, one file.")
+app = App("Use a durable queue of files.", "siltstone spool list outbox")
 
 _CHUNK_BYTES: Final = 262_144
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The spool.", file_okay=False, show_default=False)
+    Path,
+    typer.Argument(
+        metavar="DIR", help="Directory of the spool.", file_okay=False, show_default=False
+    ),
 ]
-Id = Annotated[int, typer.Argument(metavar="ID", help="The entry.", min=0, show_default=False)]
+Id = Annotated[
+    int, typer.Argument(metavar="ID", help="Id of the entry.", min=0, show_default=False)
+]
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
@@ -35,18 +41,23 @@ def _find(opened: Spool, number: int) -> Entry:
     """Return the entry with an id. Raises: UsageError."""
     found = next((entry for entry in opened if entry.id == number), None)
     if found is None:
-        raise UsageError(f"there is no entry {number} in {opened.path}")
+        raise UsageError(
+            f"{opened.path} has no entry {number}; 'siltstone spool list' shows the entries"
+        )
     return found
 
 
 @app.command()
 def create(directory: Directory, json: Json = False) -> None:
-    """Make an empty spool, where nothing is yet."""
+    """Create an empty spool.
+
+    $ siltstone spool create outbox
+    """
     with spool.create(directory) as made:
         if json:
             show_json({"path": str(made.path)})
         else:
-            say(f"created the spool {made.path}")
+            say(f"created spool {made.path}")
 
 
 @app.command()
@@ -54,19 +65,26 @@ def put(
     directory: Directory,
     files: Annotated[
         list[typer.FileBinaryRead] | None,
-        typer.Argument(metavar="[FILE]...", help="What to store; by default stdin."),
+        typer.Argument(metavar="[FILE]...", help="Files to store.", show_default="standard input"),
     ] = None,
     metadata: Annotated[
         str | None,
         typer.Option(
             "--metadata",
             "-m",
-            help="What the names of the entries are to say; without, the names of the files.",
+            help="Text to store in the names of the entries.",
+            show_default="the names of the files",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Store files, all with one sync of their names; they are on disk when this returns."""
+    """Store files as entries, and print their ids.
+
+    The files are synced to disk when the command returns. One process at a time can write a spool.
+
+    $ siltstone spool put outbox invoice.xml
+    $ siltstone spool put outbox --metadata invoice < invoice.xml
+    """
     sources: list[tuple[Source, str | None]]
     if not files:
         sources = [(standard_input(), metadata)]
@@ -83,7 +101,10 @@ def put(
 
 @app.command("list")
 def list_entries(directory: Directory, json: Json = False) -> None:
-    """List the entries, the oldest first, without opening them."""
+    """List the entries, the oldest first.
+
+    $ siltstone spool list outbox
+    """
     with spool.open(directory, read_only=True) as opened:
         entries = sorted(opened)
     if json:
@@ -97,7 +118,10 @@ def list_entries(directory: Directory, json: Json = False) -> None:
 
 @app.command()
 def cat(directory: Directory, number: Id) -> None:
-    """Write the data of an entry to stdout."""
+    """Print the data of an entry, unchanged.
+
+    $ siltstone spool cat outbox 1
+    """
     out = sys.stdout.buffer
     with (
         spool.open(directory, read_only=True) as opened,
@@ -112,28 +136,33 @@ def cat(directory: Directory, number: Id) -> None:
 def discard(
     directory: Directory,
     numbers: Annotated[
-        list[int], typer.Argument(metavar="ID...", help="The entries.", min=0, show_default=False)
+        list[int],
+        typer.Argument(metavar="ID...", help="Ids of the entries.", min=0, show_default=False),
     ],
     to: Annotated[
         Path | None,
         typer.Option(
             "--to",
             metavar="FILE",
-            help="Move the data of the one entry there first; nothing is overwritten.",
+            help="Move the data of the entry to this file, which must not exist.",
             show_default=False,
         ),
     ] = None,
     reason: Annotated[
         str | None,
-        typer.Option("--reason", help="Why; written beside that file.", show_default=False),
+        typer.Option("--reason", help="Text to write beside the file of --to.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Remove entries for good."""
+    """Delete entries.
+
+    $ siltstone spool discard outbox 1 2
+    $ siltstone spool discard outbox 1 --to failed.xml --reason 'invalid XML'
+    """
     if to is not None and len(numbers) != 1:
-        raise UsageError("--to is for one entry")
+        raise UsageError(f"--to takes one entry, got {len(numbers)}")
     if reason is not None and to is None:
-        raise UsageError("--reason goes beside the file of --to, and there is none")
+        raise UsageError("--reason needs --to; pass both")
     with spool.open(directory) as opened:
         found = {entry.id: entry for entry in opened if entry.id in numbers}
         entries = [found.get(number) or _find(opened, number) for number in dict.fromkeys(numbers)]
@@ -149,7 +178,10 @@ def discard(
 
 @app.command()
 def stats(directory: Directory, json: Json = False) -> None:
-    """Count the entries and what they take."""
+    """Show the number of entries and their size.
+
+    $ siltstone spool stats outbox
+    """
     with spool.open(directory, read_only=True) as opened:
         counted = opened.stats()
     if json:
@@ -170,7 +202,7 @@ def stats(directory: Directory, json: Json = False) -> None:
                 ("size", format_size(counted.size_bytes)),
                 ("unexpected names", f"{counted.unexpected:,}"),
                 ("kept after a failure", f"{counted.kept:,}"),
-                ("next id, or a higher", f"{counted.next_likely_id}"),
+                ("next id, or higher", f"{counted.next_likely_id}"),
             )
         )
     )

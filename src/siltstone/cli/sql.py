@@ -14,6 +14,7 @@ from siltstone.cli.nodes import NodeLogin, SourceUrl, takes_login
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, note, show, show_json, table
 from siltstone.cli.pipeline_place import checked_directory
+from siltstone.cli.progress import waiting
 from siltstone.cli.spark import (
     MASTER_DEFAULT,
     DatabaseName,
@@ -21,35 +22,46 @@ from siltstone.cli.spark import (
     Memory,
     pipeline,
     session,
-    waiting,
 )
 from siltstone.errors import UsageError
 
 _ROWS_MAX = 1000
 _NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
-_NO_TABLES = "tables of the lake are read where the data directory is, not by url"
+_NO_TABLES = "Delta tables cannot be read with --url, only from the data directory"
 
 
 @takes_login
 def sql(
     statement: Annotated[
-        str, typer.Argument(metavar="SQL", help="A statement of Spark SQL.", show_default=False)
+        str, typer.Argument(metavar="SQL", help="Statement in Spark SQL.", show_default=False)
     ],
     login: NodeLogin,
     data: Data = DATA_DEFAULT,
     url: SourceUrl = "",
     database: DatabaseName = "",
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Rows from then on.", show_default="all")
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="First time to read: ISO 8601 or seconds since 1970.",
+            show_default="all",
+        ),
     ] = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Show so many rows at most.", min=1)
+        int, typer.Option("--limit", metavar="N", help="Show at most N rows.", min=1)
     ] = _ROWS_MAX,
     json: Json = False,
 ) -> None:
-    """Query the store: all rows by the database's name, tables of the lake by theirs."""
+    """Query the store with Spark SQL.
+
+    The database is a table with its own name. The Delta tables that 'siltstone pipeline tier'
+    writes are tables too. The command works beside a running broker.
+
+    $ siltstone sql 'SELECT topic, count(*) FROM messages GROUP BY topic'
+    """
     queries, answers = pipeline("sql"), pipeline("answers")
     node = login.options(url)
     place = {} if node else {"path": checked_directory(data, database)}
@@ -57,7 +69,7 @@ def sql(
         with answers.plain_errors():
             queries.make_views(spark, database=database, since=since or None, **place, **node)
         try:
-            with waiting("running the query"):
+            with waiting("Running the query"):
                 answer = queries.run(spark, statement, rows_max=limit)
         except UsageError as exc:
             told = str(exc).removesuffix(".")
@@ -69,7 +81,7 @@ def sql(
     else:
         _show(answer)
     if answer.more:
-        note(f"there are more than {limit} rows; --limit shows more")
+        note(f"showed the first {limit} rows; pass a larger --limit to see more")
 
 
 def _show(answer: Any) -> None:

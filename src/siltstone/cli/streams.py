@@ -63,7 +63,7 @@ def _hold_numbers(held: ExitStack) -> None:
 def standard_input() -> BinaryIO:
     """Return the bytes of stdin. Raises: UsageError where it is closed."""
     if sys.stdin is None:
-        raise UsageError("standard input is closed; give the command something to read")
+        raise UsageError("standard input is closed; redirect a file or a pipe to it")
     return sys.stdin.buffer
 
 

@@ -99,12 +99,20 @@ def structure(
     name: Name,
     generation: Annotated[
         int | None,
-        typer.Option("--generation", metavar="N", help="Only this one.", show_default="all"),
+        typer.Option(
+            "--generation", metavar="N", help="Show only this generation.", show_default="all"
+        ),
     ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Show the learned topic structure as a tree; + is a level whose words vary."""
+    """Show the topic structure of a database as a tree.
+
+    The store learns the structure from the topics. + is a level with many different words.
+    The command works beside a running broker.
+
+    $ siltstone structure messages
+    """
     with open_reading(data) as store:
         database = store.database(name)
         streams = database.structure()
@@ -112,7 +120,9 @@ def structure(
     if generation is not None:
         if generation not in known:
             there = ", ".join(map(str, known))
-            raise UsageError(f"there is no generation {generation} of {name!r}; there are: {there}")
+            raise UsageError(
+                f"database {name!r} has no generation {generation} (generations: {there})"
+            )
         streams = [stream for stream in streams if stream.slab.generation == generation]
     patterns = merge(streams)
     if json:

@@ -13,6 +13,7 @@ from siltstone.cli.client_options import (
     Plan,
     plan,
     takes_client_options,
+    tls_hinted,
 )
 from siltstone.cli.options import converted
 from siltstone.cli.output import counted, note
@@ -34,12 +35,16 @@ Timeout = Annotated[
         "-W",
         parser=converted(parse_duration),
         metavar="TIME",
-        help="End after so long; status 1 if --count was not reached.",
+        help="Stop after this time, as 10s. Status 1 if --count was not reached.",
     ),
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", "-F", help="Such as '%t %p'; %j is JSON, docs/clients.md has all."),
+    typer.Option(
+        "--format",
+        "-F",
+        help="Line format, as '%t %p': %t topic, %p payload, %q QoS, %j all as JSON.",
+    ),
 ]
 
 
@@ -48,42 +53,65 @@ def sub(
     client: ClientOptions,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="FILTER", help="Topics, with + and #; repeatable."),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="FILTER",
+            help="Topics to subscribe to, with + and #. Repeatable.",
+        ),
     ] = None,
-    qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="QoS 0, 1 or 2.")] = 0,
+    qos: Annotated[
+        int,
+        typer.Option("--qos", "-q", min=0, max=2, help="Highest quality of service to receive."),
+    ] = 0,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-C", metavar="N", min=1, help="End after so many messages."),
+        typer.Option("--count", "-C", metavar="N", min=1, help="Stop after N messages."),
     ] = None,
     timeout: Timeout = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="The topic before each payload.")
+        bool, typer.Option("--verbose", "-v", help="Print the topic before each payload.")
     ] = False,
     output_format: Format = None,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
-    no_newline: Annotated[bool, typer.Option("--no-newline", "-N", help="End no line.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print each message as one line of JSON.")
+    ] = False,
+    no_newline: Annotated[
+        bool, typer.Option("--no-newline", "-N", help="Print no line end after a payload.")
+    ] = False,
     no_retained: Annotated[
-        bool, typer.Option("--no-retained", "-R", help="Leave out retained messages.")
+        bool, typer.Option("--no-retained", "-R", help="Skip retained messages.")
     ] = False,
     retained_only: Annotated[
-        bool, typer.Option("--retained-only", help="Only those, until the first that is not.")
+        bool,
+        typer.Option(
+            "--retained-only",
+            help="Print retained messages only, and stop at the first other message.",
+        ),
     ] = False,
     no_local: Annotated[
-        bool, typer.Option("--no-local", help="Not what this client id publishes itself.")
+        bool, typer.Option("--no-local", help="Skip messages that this client id published.")
     ] = False,
     unsubscribe: Annotated[
         list[str] | None,
         typer.Option(
-            "--unsubscribe", "-U", metavar="FILTER", help="End a subscription of a kept session."
+            "--unsubscribe", "-U", metavar="FILTER", help="Remove a subscription of a kept session."
         ),
     ] = None,
 ) -> None:
-    """Print messages until interrupted; what was printed is acknowledged, and nothing else."""
+    """Subscribe to topics and print the messages.
+
+    The command runs until Ctrl-C. It acknowledges a message after it was printed.
+
+    $ siltstone sub -t 'demo/#' -v
+    $ siltstone sub -t 'demo/#' --json -C 10 -W 30s
+    $ siltstone sub -t 'demo/#' -q 1 -c -i my-client
+    """
     chosen = plan(client, role="sub")
     if no_local and chosen.settings.version is Version.V3_1_1:
-        raise UsageError("--no-local needs MQTT 5")
+        raise UsageError("--no-local needs MQTT 5; leave out --version 3.1.1")
     if no_retained and retained_only:
-        raise UsageError("--no-retained and --retained-only leave nothing; pass one of the two")
+        raise UsageError("--no-retained and --retained-only exclude each other; pass one of them")
     render = choose_render(output_format, json=json, verbose=verbose, no_newline=no_newline)
     filters = topics or ([] if chosen.topic is None else [chosen.topic])
     wishes = Wishes(
@@ -107,7 +135,7 @@ def sub(
 def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bool) -> Render:
     """Return the way of writing that the options ask for. Raises: UsageError."""
     if (text is not None) + json + verbose > 1:
-        raise UsageError("pass one of --format, --json and --verbose")
+        raise UsageError("--format, --json and --verbose exclude each other; pass one of them")
     end = b"" if no_newline else b"\n"
     if json or text is not None:
         return formatted("%j" if text is None else text, end)
@@ -124,7 +152,7 @@ def _receive(
     timeout: float | None,
 ) -> None:
     if not wishes.subscriptions and not wishes.unsubscriptions:
-        raise UsageError("name topics with --topic")
+        raise UsageError("topic is missing; name topics with --topic")
     session = chosen.session(wishes)
     if not wishes.subscriptions:
         session.finish()
@@ -136,11 +164,12 @@ def _receive(
         count_max=count_max,
         retained=retained,
     )
-    status = run_until_signal(_until(chosen, session, receiver, timeout))
+    with tls_hinted(chosen, session):
+        status = run_until_signal(_until(chosen, session, receiver, timeout))
     if status:
         raise typer.Exit(status)
     if timeout is not None and count_max is not None and not session.leaving:
-        note(f"{receiver.count:,} of {counted(count_max, 'message')} came within {timeout:g} s")
+        note(f"received {receiver.count:,} of {counted(count_max, 'message')} within {timeout:g} s")
         raise typer.Exit(1)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from siltstone.cli.help import App
 from siltstone.cli.options import Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.quantities import format_size
@@ -19,15 +20,17 @@ from siltstone.errors import UsageError
 from siltstone.topiclog.client import DEFAULT_PORT, TopicLogClient
 from siltstone.topiclog.subscription import Message
 
-app = typer.Typer(no_args_is_help=True, help="Create and list topic logs, send, read, commit.")
+app = App("Create, list, write and read topic logs.", "siltstone topic list")
 
 _LINES_AT_ONCE: Final = 10_000
 
-Host = Annotated[str, typer.Option("--host", help="Where the server is.")]
+Host = Annotated[str, typer.Option("--host", help="Host of the server.")]
 Port = Annotated[
-    int, typer.Option("--port", "-p", min=1, max=65_535, help="Its port for topic logs.")
+    int, typer.Option("--port", "-p", min=1, max=65_535, help="Port of the topic log listener.")
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)
+]
 HOST_DEFAULT: Final = "127.0.0.1"
 
 
@@ -35,7 +38,12 @@ HOST_DEFAULT: Final = "127.0.0.1"
 def create(
     topic: Topic, host: Host = HOST_DEFAULT, port: Port = DEFAULT_PORT, json: Json = False
 ) -> None:
-    """Create a topic."""
+    """Create a topic.
+
+    The broker must run with a [topiclog] listener.
+
+    $ siltstone topic create orders
+    """
     with TopicLogClient(host, port) as client:
         client.create_topic(topic)
     _tell(json, {"topic": topic}, f"created topic {topic}")
@@ -43,7 +51,10 @@ def create(
 
 @app.command("list")
 def list_topics(host: Host = HOST_DEFAULT, port: Port = DEFAULT_PORT, json: Json = False) -> None:
-    """List the topics and how many messages they have."""
+    """List the topics with their first and end offsets.
+
+    $ siltstone topic list
+    """
     with TopicLogClient(host, port) as client:
         bounds = {topic: client.bounds(topic) for topic in client.topics()}
     if json:
@@ -60,7 +71,7 @@ def list_topics(host: Host = HOST_DEFAULT, port: Port = DEFAULT_PORT, json: Json
     if bounds:
         show(listed)
     else:
-        say("no topics; make one with 'siltstone topic create TOPIC'")
+        say("no topics; create one with 'siltstone topic create TOPIC'")
 
 
 @app.command("send")
@@ -68,18 +79,26 @@ def send(
     topic: Topic,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE]", help="What to send; without it, stdin as it is."),
+        typer.Argument(
+            metavar="[MESSAGE]", help="Message to send.", show_default="all of standard input"
+        ),
     ] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", "-l", help="Send each line of stdin as a message.")
+        bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")
     ] = False,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
     json: Json = False,
 ) -> None:
-    """Send messages; done when they would survive a power cut. Empty ones are left out."""
+    """Send messages to a topic.
+
+    The command returns when the messages are synced to disk. It skips empty messages.
+
+    $ siltstone topic send orders 'one message'
+    $ siltstone topic send orders --lines < orders.txt
+    """
     if lines and message is not None:
-        raise UsageError("give a message or --lines, not both")
+        raise UsageError("MESSAGE and --lines exclude each other; pass one of them")
     sent = range(0)
     with TopicLogClient(host, port) as client:
         if lines:
@@ -90,7 +109,7 @@ def send(
             value = standard_input().read() if message is None else message.encode()
             sent = client.send_many(topic, [value])
     document = {"topic": topic, "count": len(sent), "first_offset": sent.start}
-    behind = f" from offset {sent.start} on" if sent else ""
+    behind = f", first offset {sent.start}" if sent else ""
     _tell(json, document, f"sent {counted(len(sent), 'message')} to {topic}{behind}")
 
 
@@ -102,30 +121,47 @@ def _chunks() -> Iterator[list[bytes]]:
 
 @app.command("poll")
 def poll(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="What to read.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC…", help="Topics to read.")],
     start: Annotated[
         int | None,
-        typer.Option("--offset", "-o", help="From which offset on; without it, from the end."),
+        typer.Option("--offset", "-o", help="First offset to read.", show_default="the end"),
     ] = None,
     client_name: Annotated[
         str | None,
-        typer.Option("--client", "-c", help="Go on where this client has committed, and commit."),
+        typer.Option(
+            "--client",
+            "-c",
+            help="Name of a consumer: start at its committed offset, and commit at the end.",
+        ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after N messages.")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", "-w", min=0, help="End when none came for so many seconds.")
+        float,
+        typer.Option(
+            "--wait",
+            "-w",
+            min=0,
+            metavar="SECONDS",
+            help="Stop when no message arrives for this long.",
+        ),
     ] = 0.0,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
     json: Json = False,
 ) -> None:
-    """Read messages of topics, one of each in turn."""
+    """Read messages of topics, one topic after the other in turn.
+
+    $ siltstone topic poll orders --offset 0
+    $ siltstone topic poll orders --client billing --wait 5
+    """
     with TopicLogClient(host, port) as client:
         if client.subscribe(topics) < len(set(topics)):
             missing = sorted(set(topics) - set(client.topics()))
-            raise UsageError(f"there is no topic {', '.join(missing)}")
+            raise UsageError(
+                f"topic {', '.join(missing)} does not exist; 'siltstone topic list' shows all"
+            )
         _go_to(client, topics, start, client_name)
         left = count
         while (left is None or left > 0) and (message := client.poll(wait)) is not None:
@@ -165,37 +201,49 @@ def _write(message: Message, *, json: bool) -> None:
 
 @app.command("commit")
 def commit(
-    client_name: Annotated[str, typer.Argument(metavar="CLIENT", help="Whose offset it is.")],
+    client_name: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the consumer.")],
     topic: Topic,
     offset: Annotated[
         int | None,
-        typer.Argument(metavar="[OFFSET]", min=0, help="From where it is to go on."),
+        typer.Argument(metavar="[OFFSET]", min=0, help="Offset of the next message to read."),
     ] = None,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
     json: Json = False,
 ) -> None:
-    """Commit from which offset a client is to go on; without an offset, show what it committed."""
+    """Commit the offset of a consumer, or show the committed one.
+
+    $ siltstone topic commit billing orders 1200
+    $ siltstone topic commit billing orders
+    """
     with TopicLogClient(host, port) as client:
         if offset is not None:
             client.commit(client_name, topic, offset)
         committed = client.committed(client_name, topic)
     document = {"client": client_name, "topic": topic, "offset": committed}
-    _tell(json, document, f"{client_name} goes on at offset {committed} of {topic}")
+    _tell(json, document, f"{client_name} continues at offset {committed} of {topic}")
 
 
 @app.command("bench")
 def bench(
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="Where to; it is created.")
+        str,
+        typer.Argument(metavar="[TOPIC]", help="Topic to use. It is created if it does not exist."),
     ] = "bench",
-    size: Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.")] = 100,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Messages.")] = 100_000,
+    size: Annotated[
+        int, typer.Option("--size", min=1, metavar="BYTES", help="Size of a message.")
+    ] = 100,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Number of messages.")
+    ] = 100_000,
     host: Host = HOST_DEFAULT,
     port: Port = DEFAULT_PORT,
     json: Json = False,
 ) -> None:
-    """Send messages to a topic and read them again; say how fast that was."""
+    """Measure how fast messages are sent to a topic and read back.
+
+    $ siltstone topic bench --count 10000
+    """
     with TopicLogClient(host, port) as client:
         if topic not in client.topics():
             client.create_topic(topic)

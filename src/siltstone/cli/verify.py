@@ -16,6 +16,7 @@ from siltstone.cli.kv import open_engine
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.progress import BYTES, progress, tree_size
 from siltstone.cli.quantities import format_size
 from siltstone.directory import COMMITS, Store
 from siltstone.errors import NotFoundError, UsageError
@@ -33,18 +34,30 @@ Report = VerifyReport | KeyValueReport
 
 def verify(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The database.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Database, kv/NAME or commits.", show_default=False),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Check every database.")] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Mend what can be; damage goes to DIR/quarantine.")
+        bool,
+        typer.Option(
+            "--repair", help="Repair what can be repaired. Damaged files move to DIR/quarantine."
+        ),
     ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
-    """Check that a database is whole; the status is 1 when it is not, or was not before."""
+    """Check databases for damage, and repair them.
+
+    The exit status is 1 if there is damage, also if it was repaired. The command works
+    beside a running broker. With --repair it needs the data directory for itself.
+
+    $ siltstone verify messages
+    $ siltstone verify --all
+    $ siltstone verify messages --repair
+    """
     if (name is None) != every:
-        raise UsageError("verify one database by its NAME, or --all of them")
+        raise UsageError("name one database, or pass --all")
     # Repair keeps writers away by the lock; no database is opened, for that would mend it too.
     with open_writing(data) if repair else open_reading(data) as store:
         reports = _check(store, name, data, repair=repair)
@@ -69,21 +82,27 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
     wanted = [*logs, *keyvalues] if name is None else [name]
     if name is not None and name not in (*logs, *keyvalues):
         there = ", ".join([*store.names(), *keyvalues]) or "none"
-        raise NotFoundError(f"there is no database {name!r} in {data}; there are: {there}")
+        raise NotFoundError(f"database {name!r} does not exist in {data} (databases: {there})")
     quarantine = store.path / "quarantine"
     reports: dict[str, Report] = {}
-    for each in wanted:
-        if each in keyvalues:
-            reports[each] = _check_keyvalue(fs, each, keyvalues[each])
-            if repair and reports[each].damaged:
-                done = mend(fs, keyvalues[each], quarantine / each)
-                reports[each] = _mended(
-                    reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
+    total = sum(tree_size(fs, directory / each) for each in wanted if each not in keyvalues)
+    with progress("Verifying", BYTES, total) as meter:
+        for each in wanted:
+            if each in keyvalues:
+                reports[each] = _check_keyvalue(fs, each, keyvalues[each])
+                if repair and reports[each].damaged:
+                    done = mend(fs, keyvalues[each], quarantine / each)
+                    reports[each] = _mended(
+                        reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
+                    )
+            else:
+                reports[each] = verify_database(
+                    fs,
+                    directory / each,
+                    repair=repair,
+                    quarantine=quarantine,
+                    progress=meter.add,
                 )
-        else:
-            reports[each] = verify_database(
-                fs, directory / each, repair=repair, quarantine=quarantine
-            )
     return reports
 
 
@@ -155,4 +174,4 @@ def _show(reports: dict[str, Report], *, repair: bool) -> None:
         size = f"{parts} with {format_size(report.bytes)}"
         say(f"{name}: {state}; {counted(report.rows, 'row')} in {size}")
     if not repair and any(report.damaged for report in reports.values()):
-        say("mend it with --repair, while no process writes")
+        say("stop the broker, then repair with --repair")

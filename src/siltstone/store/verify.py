@@ -8,7 +8,7 @@ it did is told with what it found, and everything is checked again behind it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
@@ -54,15 +54,20 @@ class VerifyReport:
 
 
 def verify_database(
-    fs: FileSystem, directory: PurePath, *, repair: bool = False, quarantine: PurePath
+    fs: FileSystem,
+    directory: PurePath,
+    *,
+    repair: bool = False,
+    quarantine: PurePath,
+    progress: Callable[[int], None] = lambda _size_bytes: None,
 ) -> VerifyReport:
     """Check the database in this directory; with repair, mend what can be mended first.
 
-    What repair takes out of a segment is kept in the quarantine directory. Raises: DiskError,
-    StorageFullError.
+    `progress` gets the size of each segment that was checked. What repair takes out of a segment is
+    kept in the quarantine directory. Raises: DiskError, StorageFullError.
     """
     mended = mend_database(fs, directory, quarantine) if repair else []
-    check = _Check(fs, directory)
+    check = _Check(fs, directory, progress)
     check.run()
     return VerifyReport(
         findings=(*mended, *check.findings),
@@ -119,9 +124,12 @@ def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
 class _Check:
     """One pass over a database."""
 
-    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: PurePath, progress: Callable[[int], None]
+    ) -> None:
         self._fs = fs
         self._directory = directory
+        self._progress = progress
         self.findings: list[Finding] = []
         self.segments = 0
         self.frames = 0
@@ -203,6 +211,7 @@ class _Check:
             if survey.segment is not None:
                 self.frames += survey.segment.index.frame_count
                 self.bytes += survey.segment.index.end_position
+                self._progress(survey.segment.index.end_position)
             before = survey.end()
             if before is not None and expected.next_base is not None:
                 problem = order_problem(bases[number], before.next_serial, expected.next_base)

@@ -42,7 +42,7 @@ def test_the_name_of_a_file_tells_its_format(name: str, expected: Format) -> Non
 
 
 def test_a_name_that_tells_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"the format of 'rows\.txt' is not clear"):
+    with pytest.raises(UsageError, match=r"the suffix of 'rows\.txt' names no known format"):
         guess_format("rows.txt")
 
 
@@ -77,8 +77,8 @@ def test_a_bad_line_stops_the_load_before_its_batch(metrics: CommandLine) -> Non
         2,
         "",
         (
-            "siltstone: line 11 is bad: it is no JSON: Expecting value at column 1; "
-            "mend it, or pass --skip-bad; 8 rows before it were stored\n"
+            "siltstone: line 11: invalid JSON: Expecting value at column 1; "
+            "correct the line, or pass --skip-bad; 8 rows before it were stored\n"
         ),
     )
     assert values(metrics) == [str(i) for i in range(8)]
@@ -95,9 +95,9 @@ def test_bad_lines_are_passed_over_when_asked_and_counted(metrics: CommandLine) 
     outcome = metrics("append", "metrics", "--skip-bad", "--json", stdin=stdin)
     assert (outcome.status, outcome.document["rows"], outcome.document["bad_lines"]) == (0, 10, 2)
     assert outcome.err == (
-        "siltstone: line 1 is bad: topic must not have the wildcards + and #: topic='#'\n"
-        "siltstone: line 12 is bad: it is no JSON: Expecting value at column 1\n"
-        "siltstone: 2 bad lines passed over\n"
+        "siltstone: line 1: topic must not have the wildcards + and #: topic='#'\n"
+        "siltstone: line 12: invalid JSON: Expecting value at column 1\n"
+        "siltstone: skipped 2 invalid lines\n"
     )
     assert values(metrics) == [str(i) for i in range(10)]
 
@@ -137,8 +137,8 @@ def test_a_publisher_that_is_too_long_is_passed_over_in_csv(metrics: CommandLine
     assert (outcome.status, outcome.err) == (
         0,
         (
-            "siltstone: line 3 is bad: publisher has 65536 bytes, at most 65535 are allowed\n"
-            "siltstone: 1 bad line passed over\n"
+            "siltstone: line 3: publisher must have at most 65535 bytes, got 65536\n"
+            "siltstone: skipped 1 invalid line\n"
         ),
     )
     assert values(metrics) == ["1", "3"]
@@ -159,7 +159,7 @@ def test_a_quota_ends_the_load_with_what_was_stored(siltstone: CommandLine) -> N
     outcome = siltstone("append", "metrics", stdin=LINES)
     assert (outcome.status, outcome.out) == (3, "")
     stopped, reason = outcome.err.splitlines()
-    assert stopped == "siltstone: stopped after 0 rows, which were stored"
+    assert stopped == "siltstone: stopped; 0 rows were stored"
     assert reason.startswith("siltstone: database 'metrics' has reached its quota")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import PurePath
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_file_that_is_there_is_replaced_only_when_told_to(siltstone: CommandLi
     refused = siltstone("backup", "/b.gz")
     assert (refused.status, refused.err) == (
         2,
-        "siltstone: /b.gz exists already; pass --force to replace it\n",
+        "siltstone: /b.gz exists; pass --force to replace it\n",
     )
     assert siltstone.fs.read(PurePath("/b.gz")) == before
     append(siltstone, "c")
@@ -83,16 +84,38 @@ def test_nothing_is_restored_over_data_that_is_there(siltstone: CommandLine) -> 
     refused = siltstone("restore", "/b.gz")
     assert refused.status == 2
     assert refused.err == (
-        "siltstone: /data is not empty: restore the backup to a new directory; "
-        "name another one with --data\n"
+        "siltstone: data directory /data is not empty; name a new one with --data\n"
     )
 
 
 def test_a_directory_that_is_none_is_not_backed_up(siltstone: CommandLine) -> None:
     refused = siltstone("backup", "/b.gz", "--data", "/nowhere")
     assert refused.status == 2
-    assert "there is no Siltstone data directory at /nowhere" in refused.err
+    assert "no Siltstone data directory at /nowhere" in refused.err
     assert not siltstone.fs.exists(PurePath("/b.gz"))
+
+
+@pytest.mark.parametrize("contents", [b"", b"topic,value\n", gzip.compress(b"other data")])
+def test_another_file_is_not_restored(siltstone: CommandLine, contents: bytes) -> None:
+    with siltstone.fs.create(PurePath("/rows.csv")) as file:
+        file.write(contents)
+    refused = siltstone("restore", "/rows.csv", "--data", "/copy")
+    assert (refused.status, refused.err) == (2, "siltstone: /rows.csv is not a Siltstone backup\n")
+    assert not siltstone.fs.exists(PurePath("/copy"))
+
+
+def test_paths_that_do_not_exist_are_named(siltstone: CommandLine) -> None:
+    filled(siltstone)
+    backup = siltstone("backup", "/nosuch/b.gz")
+    assert (backup.status, backup.err) == (
+        2,
+        "siltstone: cannot write /nosuch/b.gz: directory /nosuch does not exist\n",
+    )
+    restore = siltstone("restore", "/nosuch", "--data", "/copy")
+    assert (restore.status, restore.err) == (
+        2,
+        "siltstone: cannot read /nosuch: the file does not exist\n",
+    )
 
 
 def test_a_damaged_backup_is_status_3(siltstone: CommandLine) -> None:

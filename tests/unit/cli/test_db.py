@@ -110,7 +110,7 @@ def test_a_database_that_cannot_be_taken_back_is_told_of(
         "",
         (
             "siltstone: open failed: Too many open files: path=/data errno=24; database 'metrics' "
-            "may exist all the same; drop it with 'siltstone db drop'\n"
+            "may exist in part; remove it with 'siltstone db drop'\n"
         ),
     )
     assert len(siltstone("db", "list", "--json").document) == 1
@@ -134,8 +134,9 @@ def test_a_database_that_was_there_is_never_dropped_by_a_create_that_fails(
         (
             ("--segment-bytes", "3q"),
             (
-                "Invalid value for '--segment-bytes': '3q' is no size; write a number with B, KiB, "
-                "MiB, GiB, kB, MB or GB; see 'siltstone db create --help'"
+                "Invalid value for '--segment-bytes': expected a size, as 64MiB or 1.5GB, got "
+                "'3q' (units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB); see "
+                "'siltstone db create --help'"
             ),
         ),
         (
@@ -184,7 +185,7 @@ def test_a_directory_without_databases_says_how_to_make_one(metrics: CommandLine
     metrics("db", "drop", "metrics", "--yes")
     assert metrics("db", "list", "--json").document == []
     assert metrics("db", "list").out == (
-        "no databases in /data; make one with 'siltstone db create NAME'\n"
+        "no databases in /data; create one with 'siltstone db create NAME'\n"
     )
 
 
@@ -213,7 +214,7 @@ def test_a_database_is_shown_while_another_process_writes_it(metrics: CommandLin
         assert metrics("db", "list").status == 0
         refused = metrics("db", "info", "metrics", "--recover")
     assert refused.status == 2
-    assert refused.err.startswith("siltstone: another process has the directory open for writing")
+    assert refused.err.startswith("siltstone: data directory /data is in use by another process")
 
 
 def test_recovery_is_shown_when_it_is_asked_for(metrics: CommandLine) -> None:
@@ -242,7 +243,7 @@ def test_a_database_is_not_dropped_where_nobody_can_be_asked(metrics: CommandLin
     outcome = metrics("db", "drop", "metrics")
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: database 'metrics' has 2 rows; pass --yes to drop it unasked\n",
+        "siltstone: database 'metrics' has 2 rows; pass --yes to drop it without a question\n",
     )
     assert metrics("db", "info", "metrics").status == 0
 
@@ -275,11 +276,17 @@ def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
         (
             "shards=3",
             (
-                "shards cannot change, it is chosen when a database is created; "
-                "create another one with 'siltstone db create'"
+                "shards is fixed when a database is created; "
+                "create another database with 'siltstone db create'"
             ),
         ),
-        ("quota=-1", "quota: '-1' is no size; write a number with B, KiB, MiB, GiB, kB, MB or GB"),
+        (
+            "quota=-1",
+            (
+                "quota: expected a size, as 64MiB or 1.5GB, got '-1' "
+                "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+            ),
+        ),
         ("quota=0", "quota must be above 0, or none: quota=0"),
     ],
 )

@@ -82,7 +82,7 @@ def test_one_group_is_shown(siltstone: CommandLine, filled: SessionCommands) -> 
 def test_without_a_broker_a_group_is_moved_here(
     siltstone: CommandLine, filled: SessionCommands, to: str, serial: int
 ) -> None:
-    assert siltstone("groups", "reset", TEXT, "--to", to).lines == [f"{TEXT} was moved"]
+    assert siltstone("groups", "reset", TEXT, "--to", to).lines == [f"moved {TEXT}"]
     with filled.archive() as archive:
         assert archive.peek_group("g", "t/#") == replace(
             EMPTY, position=(ShardSerial(0, serial),), done=(), identity=filled.identity
@@ -92,7 +92,7 @@ def test_without_a_broker_a_group_is_moved_here(
 def test_without_a_broker_a_group_is_dropped_here(
     siltstone: CommandLine, filled: SessionCommands
 ) -> None:
-    assert siltstone("groups", "drop", TEXT, "--yes").lines == [f"{TEXT} was dropped"]
+    assert siltstone("groups", "drop", TEXT, "--yes").lines == [f"dropped {TEXT}"]
     assert siltstone("groups", "list", "--json").document == documents()[1:]
 
 
@@ -103,9 +103,9 @@ def test_without_a_broker_a_group_is_dropped_here(
         (("reset", "t", "--to", "latest"), "a share group has the form $share/NAME/FILTER"),
         (("drop", "t"), "a share group has the form $share/NAME/FILTER"),
         (("show", "$share/g"), "$share/g"),
-        (("show", "$share/g/u"), "there is no share group '$share/g/u'"),
-        (("reset", "$share/g/u", "--to", "latest"), "there is no share group '$share/g/u'"),
-        (("drop", "$share/g/u", "--yes"), "there is no share group '$share/g/u'"),
+        (("show", "$share/g/u"), "share group '$share/g/u' does not exist"),
+        (("reset", "$share/g/u", "--to", "latest"), "share group '$share/g/u' does not exist"),
+        (("drop", "$share/g/u", "--yes"), "share group '$share/g/u' does not exist"),
         (("reset", TEXT), "--to"),
         (("reset", TEXT, "--to", "noon"), "noon"),
     ],

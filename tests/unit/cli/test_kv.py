@@ -105,14 +105,14 @@ def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLi
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("get", "bank", "none"), "there is no row of topic 'none' in 'bank'"),
+        (("get", "bank", "none"), "database 'bank' has no row of topic 'none'"),
         (
             ("get", "bank", "account/#"),
             "topic must not have the wildcards + and #: topic='account/#'",
         ),
         (
             ("read", "nope"),
-            "there is no key-value database 'nope' in /data; there are: bank, log, commits",
+            "key-value database 'nope' does not exist in /data (databases: bank, log, commits)",
         ),
     ],
 )

@@ -51,30 +51,30 @@ def names(app: typer.Typer) -> list[str | None]:
 
 def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> None:
     assert names(build([])) == [
+        "config",
+        "retained",
+        "topic",
         "db",
         "kv",
+        "spool",
         "sessions",
         "groups",
-        "retained",
-        "snapshot",
-        "config",
-        "topic",
         "pipeline",
-        "spool",
+        "snapshot",
         "serve",
+        "passwd",
         "pub",
         "sub",
-        "append",
         "read",
+        "append",
         "slabs",
         "structure",
         "seal",
         "drop",
+        "sql",
         "verify",
         "backup",
         "restore",
-        "passwd",
-        "sql",
     ]
     assert siltstone("--help").status == 0
 
@@ -95,8 +95,8 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
         2,
         "",
         (
-            "siltstone: there is no Siltstone data directory at /data; "
-            "name one with --data, or begin one with 'siltstone db create'\n"
+            "siltstone: no Siltstone data directory at /data; "
+            "name one with --data, or create one with 'siltstone db create'\n"
         ),
     )
     assert not siltstone.fs.exists(DATA)
@@ -109,15 +109,15 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
         (("read",), "Missing argument 'NAME'; see 'siltstone read --help'"),
         (
             ("read", "x", "--limit", "0"),
-            "'--limit': it must be at least 1, not 0; see 'siltstone read --help'",
+            "'--limit': must be at least 1, got 0; see 'siltstone read --help'",
         ),
         (
             ("append", "x", "--batch", "1000001"),
-            "'--batch': it must be at most 1000000, not 1000001; see 'siltstone append --help'",
+            "'--batch': must be at most 1000000, got 1000001; see 'siltstone append --help'",
         ),
-        (("read", "x", "--limit", "x"), "'--limit': 'x' is no whole number; see"),
-        (("topic", "poll", "t", "--wait", "-1"), "it must be at least 0, not -1; see"),
-        (("topic", "poll", "t", "--wait", "x"), "'x' is no number; see"),
+        (("read", "x", "--limit", "x"), "'--limit': expected a whole number, got 'x'; see"),
+        (("topic", "poll", "t", "--wait", "-1"), "must be at least 0, got -1; see"),
+        (("topic", "poll", "t", "--wait", "x"), "expected a number, got 'x'; see"),
         (
             ("append", "x", "--durability", "maybe"),
             "'--durability': 'maybe' is not one of 'synced', 'written', 'none'; see",
@@ -164,7 +164,7 @@ def test_no_command_shows_the_help_alone(siltstone: CommandLine, args: tuple[str
         (
             PermissionError(13, "Permission denied", "rows.csv"),
             2,
-            "siltstone: Permission denied: rows.csv\n",
+            "siltstone: cannot open rows.csv: permission denied\n",
         ),
         (OSError("odd"), 2, "siltstone: odd\n"),
         (KeyboardInterrupt(), 130, ""),

@@ -42,5 +42,5 @@ def test_what_names_no_node_is_refused(login: NodeLogin, url: str, sentence: str
 
 def test_who_works_on_files_is_given_no_url() -> None:
     assert own_directory(Path("grpc/data")) == "grpc/data"
-    with pytest.raises(UsageError, match="run it where they are"):
+    with pytest.raises(UsageError, match="run it on the machine of the broker"):
         own_directory(Path("grpc+tcp://h:1"))

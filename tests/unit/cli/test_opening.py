@@ -17,8 +17,8 @@ def test_a_missing_directory_is_neither_read_nor_created(siltstone: CommandLine)
         with pytest.raises(UsageError) as caught:
             opened(HERE)
         assert str(caught.value) == (
-            "there is no Siltstone data directory at /data; "
-            "name one with --data, or begin one with 'siltstone db create'"
+            "no Siltstone data directory at /data; "
+            "name one with --data, or create one with 'siltstone db create'"
         )
     assert not siltstone.fs.exists(DATA)
 
@@ -58,6 +58,6 @@ def test_a_torn_end_is_told_and_a_whole_one_is_not(
         )
         file.write_at(end, b"torn" * 16)
     note_of_tear = reopened()
-    assert note_of_tear.startswith("siltstone: a torn end of ")
-    assert note_of_tear.endswith(" bytes was cut off: database=metrics slab=0/1\n")
+    assert note_of_tear.startswith("siltstone: recovery removed ")
+    assert note_of_tear.endswith(" bytes of an incomplete write: database=metrics slab=0/1\n")
     assert reopened() == ""

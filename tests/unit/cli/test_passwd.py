@@ -15,6 +15,8 @@ FILE = PurePath("/etc/passwords")
 LOCK = PurePath("/etc/passwords.lock")
 OLD = PasswordHash.make(b"old")
 
+TOO_LONG = "a password must have at most 65535 bytes; this one is longer"
+
 
 @pytest.fixture
 def siltstone(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
@@ -79,7 +81,10 @@ def test_a_user_is_deleted(siltstone: CommandLine) -> None:
     assert (again.status, again.out, again.err) == (
         2,
         "",
-        "siltstone: there is no user 'alice' in /etc/passwords\n",
+        (
+            "siltstone: /etc/passwords has no user 'alice'; "
+            "'siltstone passwd /etc/passwords --list' shows all\n"
+        ),
     )
 
 
@@ -108,13 +113,13 @@ def test_standard_input_holds_one_line(
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (b"", "a password has 1 to 65535 bytes"),
-        (b"\n", "a password has 1 to 65535 bytes"),
-        (b"x" * 65_536 + b"\n", "a password has 1 to 65535 bytes"),
-        (b"x" * 200_000, "a password has 1 to 65535 bytes"),
+        (b"", "a password must have 1 to 65535 bytes, got 0"),
+        (b"\n", "a password must have 1 to 65535 bytes, got 0"),
+        (b"x" * 65_536 + b"\n", TOO_LONG),
+        (b"x" * 200_000, TOO_LONG),
         (
             b"secret\nsecret\n",
-            "standard input must hold the password and nothing else, in one line",
+            "standard input has several lines; it must have one, the password",
         ),
     ],
 )
@@ -137,8 +142,8 @@ def test_a_person_types_the_password_twice(siltstone: CommandLine, typed: list[s
     ("answers", "complaint"),
     [
         (["one", "two"], "the two passwords differ; nothing was changed"),
-        (["", ""], "a password has 1 to 65535 bytes"),
-        ([], "no password was typed"),
+        (["", ""], "a password must have 1 to 65535 bytes, got 0"),
+        ([], "no password was entered; nothing was changed"),
     ],
 )
 def test_what_is_not_typed_twice_changes_nothing(
@@ -153,13 +158,25 @@ def test_what_is_not_typed_twice_changes_nothing(
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("alice",), "there is no terminal to ask for the password on; pass --stdin"),
-        ((), "name the user, or pass --list and name none"),
-        (("alice", "--list"), "name the user, or pass --list and name none"),
-        (("alice", "--list", "--delete"), "give only one of --stdin, --delete and --list"),
-        (("alice", "--stdin", "--delete"), "give only one of --stdin, --delete and --list"),
+        (("alice",), "standard input is not a terminal; pass --stdin to read the password there"),
+        ((), "USER is missing; name the user whose password to set, or pass --list"),
+        (("alice", "--list"), "--list takes no USER; leave one of them out"),
+        (
+            ("alice", "--list", "--delete"),
+            "--stdin, --delete and --list exclude each other; pass one of them",
+        ),
+        (
+            ("alice", "--stdin", "--delete"),
+            "--stdin, --delete and --list exclude each other; pass one of them",
+        ),
         (("--list",), "no such file or directory: path=/etc/passwords"),
-        (("alice", "--delete"), "there is no user 'alice' in /etc/passwords"),
+        (
+            ("alice", "--delete"),
+            (
+                "/etc/passwords has no user 'alice'; "
+                "'siltstone passwd /etc/passwords --list' shows all"
+            ),
+        ),
         (
             ("a:b", "--stdin"),
             "a user name must not have a colon or control characters: user='a:b'",
@@ -233,7 +250,7 @@ def test_a_command_does_not_wait_for_ever(
     outcome = siltstone("passwd", str(FILE), "alice", "--stdin", stdin=b"x")
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: another command is changing /etc/passwords; try again\n",
+        "siltstone: another siltstone passwd is changing /etc/passwords; try again\n",
     )
     assert (round(sum(pauses.seconds), 3), siltstone.fs.exists(FILE)) == (5.0, False)
 

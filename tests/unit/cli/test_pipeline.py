@@ -113,7 +113,7 @@ def test_fields_that_a_full_table_has_no_column_for_are_told(
 ) -> None:
     tiering(fakes, replace(STEP, left_out={"a": 50}), None)
     done = siltstone("pipeline", "tier")
-    assert done.out.endswith("table a is full: 50 fields stayed in the payload alone\n")
+    assert done.out.endswith("table a has too many columns: 50 fields stay in the payload only\n")
 
 
 def test_a_run_that_goes_on_and_finds_nothing_says_that_it_ended(
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_and_finds_nothing_says_that_it_ended(
     done = siltstone("pipeline", "tier", "--continuous")
     assert (done.status, done.out) == (
         0,
-        "ended as asked, no rows came: database messages is in the lake\n",
+        "stopped; no new rows arrived: all rows of database messages are in Delta tables\n",
     )
 
 
@@ -137,16 +137,19 @@ def test_a_single_run_that_is_interrupted_says_so(siltstone: CommandLine, fakes:
 def test_nothing_to_tier_is_said(siltstone: CommandLine, fakes: FakeJobs) -> None:
     tiering(fakes, None)
     assert siltstone("pipeline", "tier").out == (
-        "nothing to tier: database messages is in the lake\n"
+        "no new rows: all rows of database messages are in Delta tables\n"
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--decode", "json"], "--decode is FILTER=HOW, as in 'plant/#=json': 'json'"),
-        (["--decode", "a=xml"], "--decode must be one of json, cbor, msgpack, text, raw: 'xml'"),
-        (["--partition", "week"], "--partition must be one of day, hour: 'week'"),
+        (["--decode", "json"], "--decode expects FILTER=HOW, as in 'plant/#=json', got 'json'"),
+        (
+            ["--decode", "a=xml"],
+            "--decode must be one of json, cbor, msgpack, text, raw, got 'xml'",
+        ),
+        (["--partition", "week"], "--partition must be one of day, hour, got 'week'"),
     ],
 )
 def test_wrong_options_are_refused_before_spark_starts(
@@ -174,8 +177,8 @@ def test_jobs_that_work_on_files_are_not_done_by_url(
     monkeypatch.setattr("siltstone.cli.pipeline_jobs.pipeline", fakes.modules.__getitem__)
     told = siltstone("pipeline", *job, "--data", "grpc+tcp://h:1")
     assert told.err == (
-        "siltstone: this works on the files of the data directory, so run it where they are: "
-        "data=grpc+tcp:/h:1\n"
+        "siltstone: --data must be a directory, got grpc+tcp:/h:1; this command works on its "
+        "files, so run it on the machine of the broker\n"
     )
 
 
@@ -186,6 +189,7 @@ def test_the_tables_of_the_lake_are_looked_after_and_listed(
 
     def answering(answer: Any) -> Any:
         def answered(path: str, **given: Any) -> Any:
+            given.pop("progress", lambda *_: None)(0, 1)
             asked.append((path, given))
             return answer
 

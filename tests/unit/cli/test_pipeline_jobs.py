@@ -101,10 +101,12 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
         "grpc://h",
     )
     assert siltstone("pipeline", "learn", "--url", "grpc://h").err == (
-        "siltstone: by url this is a dry run: what is learned is kept in the data directory\n"
+        "siltstone: with --url nothing can be stored; pass --dry-run, or use the data directory\n"
     )
     refused = siltstone("pipeline", "learn", "--threshold", "many")
-    assert refused.err == "siltstone: --threshold has numbers, one a level, as 100,10: 'many'\n"
+    assert refused.err == (
+        "siltstone: --threshold expects numbers with commas between them, as 100,10, got 'many'\n"
+    )
     started = len(fakes.masters)
     refused = siltstone("pipeline", "learn", "--threshold=-1")
     assert (refused.status, len(fakes.masters)) == (2, started)
@@ -131,7 +133,7 @@ def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJ
         "header=true",
     ]
     done = siltstone("pipeline", *arguments, "--url", "grpc+tcp://h:1", "--database", "m")
-    assert done.out == "3 rows of 1 file are stored\n"
+    assert done.out == "stored 3 rows of 1 file\n"
     assert asked == [
         ImportSettings(
             source="files",
@@ -147,7 +149,7 @@ def test_an_import_is_told_where_to_and_how(siltstone: CommandLine, fakes: FakeJ
         "bad_rows": 0,
     }
     assert siltstone("pipeline", *arguments[:-1], "header").err == (
-        "siltstone: --option is NAME=VALUE, as in header=true: 'header'\n"
+        "siltstone: --option expects NAME=VALUE, as in header=true, got 'header'\n"
     )
 
 
@@ -159,8 +161,8 @@ def test_bad_rows_of_an_import_are_counted(siltstone: CommandLine, fakes: FakeJo
     arguments = ("pipeline", "import", "files", "--topic", "a/{b}", "--skip-bad")
     done = siltstone(*arguments)
     assert (done.out, done.err) == (
-        "3 rows of 1 file are stored\n",
-        "siltstone: 2 bad rows passed over\n",
+        "stored 3 rows of 1 file\n",
+        "siltstone: skipped 2 invalid rows\n",
     )
     assert siltstone(*arguments, "--json").document == {"rows": 3, "files": 1, "bad_rows": 2}
 
@@ -247,7 +249,7 @@ def test_a_rollup_replaces_its_table_or_goes_on_from_a_checkpoint(
     assert done.document == {"table": "a_1m", "rows": 3}
     assert asked[1:] == [{"checkpoint": "c", "trigger": {"availableNow": True}}]
     assert siltstone("pipeline", "rollup", "a", "--continuous").err == (
-        "siltstone: --continuous needs --checkpoint, a directory to go on from\n"
+        "siltstone: --continuous needs a directory for its state; name it with --checkpoint\n"
     )
 
 

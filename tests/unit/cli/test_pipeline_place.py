@@ -17,7 +17,7 @@ def test_a_directory_with_its_database_is_taken(siltstone: CommandLine) -> None:
 
 
 def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: CommandLine) -> None:
-    with pytest.raises(UsageError, match="there is no Siltstone data directory at /data; name one"):
+    with pytest.raises(UsageError, match="no Siltstone data directory at /data; name one"):
         checked_directory(Path("/data"), "")
     siltstone.create("messages")
     with pytest.raises(
@@ -26,7 +26,8 @@ def test_a_directory_or_a_database_that_is_not_there_is_refused(siltstone: Comma
         checked_directory(Path("/data"), "other")
     siltstone.create("metrics")
     with pytest.raises(
-        UsageError, match=r"database is missing, and the store does not have exactly one \(found"
+        UsageError,
+        match="several databases exist \\(messages, metrics\\); choose one with --database",
     ):
         checked_directory(Path("/data"), "")
 
@@ -54,4 +55,4 @@ def test_jobs_look_for_their_data_before_spark_starts(
         fakes.put(name)
     done = siltstone(*job, "--data", "/nope")
     assert (done.status, fakes.masters) == (2, [])
-    assert done.err.startswith("siltstone: there is no Siltstone data directory at /nope; name one")
+    assert done.err.startswith("siltstone: no Siltstone data directory at /nope; name one")

@@ -65,53 +65,56 @@ def test_a_json_line_is_a_row(line: str, record: Record) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it is no JSON: Expecting property name enclosed in double quotes at column 2"),
-        ("[]", "it must be a JSON object, not list"),
-        (b'{"topic":"\xff","value":"x"}', "it is no UTF-8"),
-        ('{"topic":"\\ud800","value":"x"}', "it is no UTF-8"),
-        ('{"topic":"a","value":"\\ud800"}', "it is no UTF-8"),
-        ('{"value":"x"}', "topic must be there, and topic and publisher must be text"),
-        ('{"topic":1,"value":"x"}', "topic must be there, and topic and publisher must be text"),
+        ("{", "invalid JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("[]", "expected a JSON object, got an array"),
+        (b'{"topic":"\xff","value":"x"}', "invalid UTF-8"),
+        ('{"topic":"\\ud800","value":"x"}', "invalid UTF-8"),
+        ('{"topic":"a","value":"\\ud800"}', "invalid UTF-8"),
+        ('{"value":"x"}', "topic is missing"),
+        ('{"topic":1,"value":"x"}', "topic and publisher must be strings"),
         (
             '{"topic":"a","value":"x","publisher":1}',
-            "topic must be there, and topic and publisher must be text",
+            "topic and publisher must be strings",
         ),
-        ('{"topic":"a"}', "it needs value or value_base64, one of the two"),
+        ('{"topic":"a"}', "value is missing; give value or value_base64"),
         (
             '{"topic":"a","value":"x","value_base64":""}',
-            "it needs value or value_base64, one of the two",
+            "value and value_base64 exclude each other; give one of them",
         ),
-        ('{"topic":"a","value_base64":"?"}', "it is no base64: Only base64 data is allowed"),
-        ('{"topic":"a","value_base64":1}', "base64 must be text"),
-        ('{"topic":"a","value":"x","properties_base64":[1]}', "base64 must be text"),
+        ('{"topic":"a","value_base64":"?"}', "invalid base64: Only base64 data is allowed"),
+        ('{"topic":"a","value_base64":1}', "a base64 field must be a string"),
+        ('{"topic":"a","value":"x","properties_base64":[1]}', "a base64 field must be a string"),
         *(
-            (f'{{"topic":"a","value":"x","properties_base64":{odd}}}', "base64 must be text")
+            (
+                f'{{"topic":"a","value":"x","properties_base64":{odd}}}',
+                "a base64 field must be a string",
+            )
             for odd in ("5", "0", "null", "false", "{}")
         ),
         (
             '{"topic":"a","value_base64":"ü"}',
-            "it is no base64: string argument should contain only ASCII characters",
+            "invalid base64: string argument should contain only ASCII characters",
         ),
-        ('{"topic":"a","value":' + "7" * 4301 + "}", "it has a number of more than 4300 digits"),
-        ('{"topic":"a","value":NaN}', "NaN is no JSON"),
-        ('{"topic":"a","value":1,"value":2}', "field 'value' is there twice"),
-        ('{"topic":"a","value":{"t":1,"t":1}}', "field 't' is there twice"),
-        ('{"topic":"a","value":1e999}', "value has a number that is too large"),
-        ('{"topic":"a","value":"x","qos":3}', "qos must be 0, 1 or 2, not 3"),
-        ('{"topic":"a","value":"x","qos":true}', "qos must be 0, 1 or 2, not True"),
-        ('{"topic":"a","value":"x","retain":1}', "retain must be true or false, not 1"),
+        ('{"topic":"a","value":' + "7" * 4301 + "}", "a number has more than 4300 digits"),
+        ('{"topic":"a","value":NaN}', "invalid JSON: NaN is not allowed"),
+        ('{"topic":"a","value":1,"value":2}', "field 'value' occurs twice"),
+        ('{"topic":"a","value":{"t":1,"t":1}}', "field 't' occurs twice"),
+        ('{"topic":"a","value":1e999}', "value contains a number that is too large for JSON"),
+        ('{"topic":"a","value":"x","qos":3}', "qos must be 0, 1 or 2, got 3"),
+        ('{"topic":"a","value":"x","qos":true}', "qos must be 0, 1 or 2, got True"),
+        ('{"topic":"a","value":"x","retain":1}', "retain must be true or false, got 1"),
         (
             '{"topic":"a","value":"x","colour":1}',
             (
-                "unknown field 'colour'; there are topic, value, value_base64, publisher, qos, "
-                "retain, properties_base64"
+                "unknown field 'colour' (known: topic, value, value_base64, publisher, qos, "
+                "retain, properties_base64)"
             ),
         ),
         (
             '{"topic":"a/+","value":"x"}',
             "topic must not have the wildcards + and #: topic='a/+'",
         ),
-        ('{"topic":"a","value":' + "[" * 100_000, "it is nested too deeply"),
+        ('{"topic":"a","value":' + "[" * 100_000, "JSON is nested too deeply"),
     ],
 )
 def test_a_bad_json_line_says_why(line: str | bytes, reason: str) -> None:
@@ -122,7 +125,7 @@ def test_blank_lines_count_but_are_no_rows() -> None:
     good = '{"topic":"a","value":"x"}\n'
     assert from_json(good, "\n", " \t\r\n", "?\n", good) == [
         Record(b"a", b"x"),
-        BadLine(4, "it is no JSON: Expecting value at column 1"),
+        BadLine(4, "invalid JSON: Expecting value at column 1"),
         Record(b"a", b"x"),
     ]
 
@@ -145,7 +148,7 @@ def test_csv_rows_stand_below_their_header() -> None:
 def test_csv_values_may_be_any_bytes_and_topics_only_utf_8() -> None:
     assert from_csv(b"topic,value\na,\xff\xfe\n\xff,x\n") == [
         Record(b"a", b"\xff\xfe"),
-        BadLine(3, "it is no UTF-8"),
+        BadLine(3, "invalid UTF-8"),
     ]
 
 
@@ -153,7 +156,7 @@ def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() 
     assert from_csv("topic,value,value_base64\na,,AP8=\na,x,\na,x,AP8=\n") == [
         Record(b"a", b"\x00\xff"),
         Record(b"a", b"x"),
-        BadLine(4, "it needs value or value_base64, one of the two"),
+        BadLine(4, "value and value_base64 exclude each other; give one of them"),
     ]
     assert VALUE_BYTES_MAX > 200_000
     assert from_csv("topic,value\na," + "x" * 200_000) == [Record(b"a", b"x" * 200_000)]
@@ -162,12 +165,12 @@ def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("a", "it has 1 fields, the header has 4"),
-        ("a,x,,,", "it has 5 fields, the header has 4"),
-        ("a,x,7,", "qos must be 0, 1 or 2, not '7'"),
-        ("a,x,,maybe", "retain must be true or false, not 'maybe'"),
+        ("a", "expected 4 fields as in the header, got 1"),
+        ("a,x,,,", "expected 4 fields as in the header, got 5"),
+        ("a,x,7,", "qos must be 0, 1 or 2, got '7'"),
+        ("a,x,,maybe", "retain must be true or false, got 'maybe'"),
         (",x,,", "topic must have at least one character"),
-        ('a,"x"y,,', "it is no CSV: ',' expected after '\"'"),
+        ('a,"x"y,,', "invalid CSV: ',' expected after '\"'"),
     ],
 )
 def test_a_bad_csv_line_says_why_and_the_next_is_read(line: str, reason: str) -> None:
@@ -188,12 +191,12 @@ def test_a_column_that_is_named_twice_is_refused(header: str) -> None:
     repeated = header.split(",", 1)[0]
     with pytest.raises(UsageError) as caught:
         from_csv(f"{header}\n1,2,3\n")
-    assert str(caught.value) == f"the first line names column {repeated!r} twice"
+    assert str(caught.value) == f"column {repeated!r} occurs twice in the first line"
 
 
 def test_a_publisher_that_is_too_long_is_a_bad_line_of_csv() -> None:
     assert from_csv(f"topic,value,publisher\na,x,{'p' * 65_536}\nb,y,p\n") == [
-        BadLine(2, "publisher has 65536 bytes, at most 65535 are allowed"),
+        BadLine(2, "publisher must have at most 65535 bytes, got 65536"),
         Record(b"b", b"y", b"p"),
     ]
 
@@ -220,7 +223,7 @@ def test_rows_are_gathered_into_columns() -> None:
 
 def test_a_bad_line_ends_the_gathering_before_its_group() -> None:
     groups = gather(rows(), 3, None)
-    with pytest.raises(UsageError, match="line 3 is bad: odd; mend it, or pass --skip-bad"):
+    with pytest.raises(UsageError, match="line 3: odd; correct the line, or pass --skip-bad"):
         next(groups)
 
 

@@ -25,4 +25,4 @@ def test_a_store_without_a_broker_has_no_retained_messages(
     siltstone.create("messages")
     refused = siltstone("retained", *args)
     assert (refused.status, refused.out) == (2, "")
-    assert "no broker has stored retained messages in /data" in refused.err
+    assert "/data has no retained messages on disk" in refused.err

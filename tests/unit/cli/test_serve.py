@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import tomllib
 from collections.abc import Iterator
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 
 from siltstone.broker.settings import BrokerSettings, ListenerSettings, LogSettings
+from siltstone.cli.output import console_on, print_on
+from siltstone.cli.serve import summary
 from siltstone.errors import LockedError, UsageError
+from siltstone.version import __version__, form
 from tests.support.command_line import CommandLine
 
 
@@ -21,7 +25,10 @@ class FakeServer:
         self.status = 0
         self.error: Exception | None = None
 
-    def __call__(self, settings: BrokerSettings, _early: object, *, allow_empty: bool) -> int:
+    def __call__(
+        self, settings: BrokerSettings, _early: object, *, allow_empty: bool, started: object
+    ) -> int:
+        assert started is None, "nobody sits at a terminal"
         self.runs.append(settings)
         self.allows_empty.append(allow_empty)
         if self.error is not None:
@@ -80,14 +87,71 @@ def test_the_status_of_the_broker_is_that_of_the_command(
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(LockedError("taken"), 2), (UsageError("no such file"), 2)]
+    ("error", "sentence"),
+    [
+        (
+            LockedError("taken"),
+            "data directory /data is in use by another process; stop it first",
+        ),
+        (UsageError("no such file"), "no such file"),
+    ],
 )
 def test_a_broker_that_cannot_start_ends_with_a_sentence(
-    siltstone: CommandLine, server: FakeServer, error: Exception, status: int
+    siltstone: CommandLine, server: FakeServer, error: Exception, sentence: str
 ) -> None:
     server.error = error
     outcome = siltstone("serve", "--log-level", "error")
-    assert (outcome.status, outcome.err) == (status, f"siltstone: {error}\n")
+    assert (outcome.status, outcome.err) == (2, f"siltstone: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "addresses", "lines"),
+    [
+        (
+            {},
+            ["tcp://127.0.0.1:1883"],
+            [
+                "Data directory  siltstone-data",
+                "Listening on    tcp://127.0.0.1:1883",
+                "Storage         every message is synced to database messages",
+                "Publish a message  siltstone pub -t demo/room -m 21.5",
+                "Read it back       siltstone read messages",
+                "Stop the broker    Ctrl-C",
+            ],
+        ),
+        (
+            {"data": "/my data", "storage": {"rules": [{"filter": "a/#", "store": "never"}]}},
+            ["tcp://10.0.0.7:1884", "ws://10.0.0.7:8083"],
+            [
+                "Data directory  /my data",
+                "Listening on    tcp://10.0.0.7:1884",
+                "Listening on    ws://10.0.0.7:8083",
+                "Storage         every message is synced to database messages, except by 1 rule",
+                "Publish a message  siltstone pub -h 10.0.0.7 -p 1884 -t demo/room -m 21.5",
+                "Read it back       siltstone read messages --data '/my data'",
+                "Stop the broker    Ctrl-C",
+            ],
+        ),
+        (
+            {"persistence": "snapshot"},
+            ["unix:///run/siltstone.sock"],
+            [
+                "Data directory  siltstone-data",
+                "Listening on    unix:///run/siltstone.sock",
+                "Storage         in memory, with snapshots on disk",
+                "Stop the broker  Ctrl-C",
+            ],
+        ),
+    ],
+)
+def test_the_summary_says_how_to_begin_and_how_to_stop(
+    given: dict[str, Any], addresses: list[str], lines: list[str]
+) -> None:
+    out = io.StringIO()
+    print_on(console_on(out), summary(BrokerSettings.model_validate(given), addresses))
+    title, *rest = [line for line in out.getvalue().splitlines() if line]
+    assert title == f"Siltstone {__version__} ({form()}) is running."
+    assert rest == lines
 
 
 def test_check_prints_the_settings_and_starts_nothing(
@@ -119,7 +183,10 @@ def test_a_data_directory_that_is_a_file_starts_nothing(
 ) -> None:
     outcome = siltstone("serve", "--data", __file__, *args)
     assert (outcome.status, outcome.out, server.runs) == (2, "", [])
-    assert outcome.err == f"siltstone: the data directory is a file: {__file__}\n"
+    assert (
+        outcome.err
+        == f"siltstone: data directory {__file__} is a file; choose another path with --data\n"
+    )
 
 
 def test_check_reads_the_files_that_the_settings_name(siltstone: CommandLine) -> None:

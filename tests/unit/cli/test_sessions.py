@@ -124,9 +124,7 @@ def test_a_session_is_exported_whole_with_its_bytes_in_base64(
 def test_without_a_broker_a_session_is_dropped_here(
     siltstone: CommandLine, filled: SessionCommands
 ) -> None:
-    assert siltstone("sessions", "drop", "away", "--yes").lines == [
-        "the session of away was dropped"
-    ]
+    assert siltstone("sessions", "drop", "away", "--yes").lines == ["dropped the session of away"]
     assert [each["client_id"] for each in siltstone("sessions", "list", "--json").document] == [
         "here"
     ]
@@ -137,7 +135,7 @@ def test_a_session_is_not_dropped_before_somebody_says_yes(
 ) -> None:
     unasked = siltstone("sessions", "drop", "away")
     assert (unasked.status, unasked.out) == (2, "")
-    assert "drop the session of 'away' with what waits for it; pass --yes" in unasked.err
+    assert "drop the session of 'away' with its queued messages; pass --yes" in unasked.err
     assert siltstone("sessions", "drop", "away", stdin=b"n\n", terminal=True).status == 1
     yes = siltstone("sessions", "drop", "away", "--json", stdin=b"y\n", terminal=True)
     assert yes.document == {"client_id": "away", "dropped": True}
@@ -155,7 +153,7 @@ def test_without_a_broker_a_session_is_moved_here(
     siltstone: CommandLine, filled: SessionCommands, to: str, serial: int
 ) -> None:
     outcome = siltstone("sessions", "move", "away", "--to", to)
-    assert outcome.lines == ["the session of away was moved"]
+    assert outcome.lines == ["moved the session of away"]
     place = (ShardSerial(0, serial),)
     with filled.archive() as archive:
         assert archive.peek("away") == replace(
@@ -169,11 +167,11 @@ def test_without_a_broker_a_session_is_moved_here(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("show", "nobody"), "there is no durable session of 'nobody'"),
-        (("export", "nobody"), "there is no durable session of 'nobody'"),
-        (("drop", "nobody", "--yes"), "there is no session of 'nobody'"),
-        (("move", "nobody", "--to", "latest"), "there is no durable session of 'nobody'"),
-        (("kick", "away"), "no broker runs on /data"),
+        (("show", "nobody"), "client 'nobody' has no durable session"),
+        (("export", "nobody"), "client 'nobody' has no durable session"),
+        (("drop", "nobody", "--yes"), "client 'nobody' has no durable session"),
+        (("move", "nobody", "--to", "latest"), "client 'nobody' has no durable session"),
+        (("kick", "away"), "no broker is running on /data"),
         (("move", "away", "--to", "noon"), "noon"),
         (("move", "away"), "--to"),
         (("list", "--database", "other"), "other"),
@@ -196,14 +194,14 @@ def test_a_directory_that_is_none_is_not_made_one(
 ) -> None:
     outcome = siltstone("sessions", *args)
     assert (outcome.status, outcome.out) == (2, "")
-    assert "there is no Siltstone data directory at /data" in outcome.err
+    assert "no Siltstone data directory at /data" in outcome.err
 
 
 def test_where_there_never_was_a_session_the_list_says_so(
     siltstone: CommandLine, commands: SessionCommands
 ) -> None:
     commands.append(b"0")
-    assert "there are no durable sessions in /data" in siltstone("sessions", "list").err
+    assert "/data has no durable sessions" in siltstone("sessions", "list").err
     with commands.archive():
         pass
     assert siltstone("sessions", "list").lines == ["no durable sessions in /data"]

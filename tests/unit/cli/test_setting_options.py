@@ -28,6 +28,6 @@ def test_every_setting_of_a_database_has_an_option_that_shows_its_default() -> N
 def test_the_quota_says_what_is_counted_and_that_it_may_be_passed() -> None:
     option = get_args(setting_options.Quota)[1]
     assert option.help == (
-        "Refuse appends beyond this size. Allocated disk space counts, so the last step of "
-        "allocation may pass it."
+        "Size on disk beyond which appends are refused. Space is allocated in steps; the last "
+        "step may exceed the quota."
     )

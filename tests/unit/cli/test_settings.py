@@ -60,28 +60,42 @@ def test_none_is_a_compression() -> None:
     assert parse_changes(["compression=zstd"]) == {"compression": "zstd"}
 
 
-@pytest.mark.parametrize("text", ["retain", "colour=red", "=7d"])
+def test_a_change_without_a_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected NAME=VALUE, as in retain=30d, got 'retain'"):
+        parse_changes(["retain"])
+
+
+@pytest.mark.parametrize("text", ["colour=red", "=7d"])
 def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_changes([text])
     assert str(caught.value) == (
-        f"{text!r} is no setting; write NAME=VALUE with one of shards, shard-by, threshold, "
+        f"unknown setting {text.partition('=')[0]!r} (known: shards, shard-by, threshold, "
         "segment-bytes, compression, flush-interval, idle-flush-interval, max-items, "
         "sync-interval, pending-bytes, topic-cache, rotate, rotate-bytes, retain, retain-bytes, "
-        "quota, reserve"
+        "quota, reserve)"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("max-items=many", "max-items: 'many' is no whole number"),
-        ("threshold=1,,2", "threshold: '1,,2' is no list of numbers; write one a level, as 100,10"),
+        ("max-items=many", "max-items: expected a whole number, got 'many'"),
+        (
+            "threshold=1,,2",
+            "threshold: expected numbers with commas between them, as 100,10, got '1,,2'",
+        ),
         (
             "flush-interval=none",
-            "flush-interval: 'none' is no duration; write a number with ms, s, m, h, d or w",
+            (
+                "flush-interval: expected a time, as 250ms, 90s or 7d, got 'none' "
+                "(units: us, ms, s, m, h, d, w)"
+            ),
         ),
-        ("retain=1y", "retain: '1y' is no duration; write a number with ms, s, m, h, d or w"),
+        (
+            "retain=1y",
+            "retain: expected a time, as 250ms, 90s or 7d, got '1y' (units: us, ms, s, m, h, d, w)",
+        ),
     ],
 )
 def test_a_bad_value_is_refused_by_name(text: str, complaint: str) -> None:

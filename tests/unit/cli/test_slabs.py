@@ -107,7 +107,7 @@ def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
     [
         ("0/1", "slab 0/1 is current: seal it, then drop it"),
         ("0/9", "unknown slab 0/9"),
-        ("1", "'1' is no slab; write SHARD/GENERATION, as 'siltstone slabs' does"),
+        ("1", "expected a slab as SHARD/GENERATION, got '1'; 'siltstone slabs' lists them"),
     ],
 )
 def test_what_cannot_be_dropped_is_refused(metrics: CommandLine, slab: str, complaint: str) -> None:
@@ -123,9 +123,7 @@ def test_a_directory_that_another_process_writes_is_left_alone(
     with metrics.store():
         outcome = metrics(*args)
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err.startswith(
-        "siltstone: another process has the directory open for writing, stop it: path=/data/LOCK"
-    )
+    assert outcome.err.startswith("siltstone: data directory /data is in use by another process")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,10 @@ def test_a_slab_is_not_dropped_where_nobody_can_be_asked(metrics: CommandLine) -
     assert (outcome.status, outcome.out, outcome.err) == (
         2,
         "",
-        "siltstone: slab 0/1 of database 'metrics' has 2 rows; pass --yes to drop it unasked\n",
+        (
+            "siltstone: slab 0/1 of database 'metrics' has 2 rows; "
+            "pass --yes to drop it without a question\n"
+        ),
     )
     assert [slab for slab, *_ in shown(metrics)] == ["0/1", "0/2"]
 
@@ -179,7 +180,7 @@ def test_rows_that_repair_could_not_save_are_told_beside_the_answer(metrics: Com
     listed = metrics("slabs", "metrics", "--json")
     assert [slab["lost_rows"] for slab in listed.document] == [2, 0]
     assert listed.err == (
-        "siltstone: slab 0/1 has lost 2 rows to damage; 'siltstone verify' tells which\n"
+        "siltstone: slab 0/1 has lost 2 rows to damage; run 'siltstone verify' for details\n"
     )
 
 
@@ -191,8 +192,8 @@ def test_a_read_that_passes_over_a_hole_says_so(metrics: CommandLine) -> None:
         0,
         '{"topic": "c"}\n',
         (
-            "siltstone: lost to damage: 2 rows, from serial 0 of slab 0/1; "
-            "'siltstone verify' tells of it\n"
+            "siltstone: rows were lost to damage: 2 rows, from serial 0 of slab 0/1; "
+            "run 'siltstone verify'\n"
         ),
     )
 
@@ -207,5 +208,5 @@ def test_what_is_no_slab_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_slab(text)
     assert str(caught.value) == (
-        f"{text!r} is no slab; write SHARD/GENERATION, as 'siltstone slabs' does"
+        f"expected a slab as SHARD/GENERATION, got {text!r}; 'siltstone slabs' lists them"
     )

@@ -136,7 +136,7 @@ def test_now_writes_a_store_that_nobody_has_open(siltstone: CommandLine) -> None
 def test_now_leaves_the_last_state_of_a_broker_alone(siltstone: CommandLine) -> None:
     save(siltstone, [session("c")])
     refused = siltstone("snapshot", "now")
-    assert (refused.status, "its last snapshot stands" in refused.err) == (2, True)
+    assert (refused.status, "its last snapshot is current" in refused.err) == (2, True)
 
 
 class Holder:
@@ -179,7 +179,7 @@ def test_a_broker_that_writes_none_is_not_waited_for_without_end(
     monkeypatch.setattr(command, "catches_signal", lambda pid, number: True)
     monkeypatch.setattr(command, "send_signal", holder.signal)
     refused = siltstone("snapshot", "now", "--timeout", "0")
-    assert (refused.status, "no snapshot came within 0 s" in refused.err) == (3, True)
+    assert (refused.status, "the broker wrote no snapshot within 0 s" in refused.err) == (3, True)
 
 
 def test_a_process_that_would_be_ended_by_the_signal_gets_none(
@@ -190,4 +190,4 @@ def test_a_process_that_would_be_ended_by_the_signal_gets_none(
     monkeypatch.setattr(command, "send_signal", holder.signal)
     refused = siltstone("snapshot", "now")
     assert (refused.status, holder.asked) == (2, [])
-    assert "not by a broker: pid=4711" in refused.err
+    assert "in use by process 4711, which is not a broker" in refused.err

@@ -3,21 +3,14 @@ from __future__ import annotations
 import pytest
 
 from siltstone.cli import spark
-from siltstone.cli.spark import counting, pipeline, waiting
+from siltstone.cli.spark import pipeline
 from siltstone.errors import UsageError
 
 
 def test_who_has_no_spark_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"this needs pyspark: pip install 'siltstone\[spark\]'"):
+    with pytest.raises(UsageError, match=r"pyspark is not installed; install it with"):
         pipeline("table")
-
-
-def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
-    with waiting("waiting"), counting("counting") as tell:
-        tell(5, 3)
-        tell(7, 0)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from tests.support.command_line import CommandLine
 @pytest.fixture
 def spool(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.setattr("siltstone.spool.spool.PosixFileSystem", lambda: siltstone.fs)
-    assert siltstone("spool", "create", "/q").out == "created the spool /q\n"
+    assert siltstone("spool", "create", "/q").out == "created spool /q\n"
     return siltstone
 
 
@@ -42,7 +42,10 @@ def test_a_discarded_entry_is_gone_and_another_is_no_entry(spool: CommandLine) -
     }
     for command in ("discard", "cat"):
         refused = spool("spool", command, "/q", f"{first}")
-        assert (refused.status, refused.err) == (2, f"siltstone: there is no entry {first} in /q\n")
+        assert (refused.status, refused.err) == (
+            2,
+            f"siltstone: /q has no entry {first}; 'siltstone spool list' shows the entries\n",
+        )
     assert spool("spool", "list", "/q", "--json").document == []
 
 
@@ -57,8 +60,8 @@ def test_an_entry_is_moved_out_with_its_reason(spool: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("0", "1", "--to", "/out"), "--to is for one entry"),
-        (("0", "--reason", "x"), "--reason goes beside the file of --to, and there is none"),
+        (("0", "1", "--to", "/out"), "--to takes one entry, got 2"),
+        (("0", "--reason", "x"), "--reason needs --to; pass both"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

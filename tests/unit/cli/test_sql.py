@@ -80,7 +80,7 @@ def test_tables_are_not_found_by_url_for_a_reason(
     told = "siltstone: [TABLE_OR_VIEW_NOT_FOUND] no plant_oven"
     assert siltstone("sql", "SELECT 1").err == f"{told}\n"
     assert siltstone("sql", "SELECT 1", "--url", "grpc://h").err == (
-        f"{told}; tables of the lake are read where the data directory is, not by url\n"
+        f"{told}; Delta tables cannot be read with --url, only from the data directory\n"
     )
 
 
@@ -97,4 +97,4 @@ def test_rows_are_json_and_those_left_out_are_told_of(
             "any": "2026-01-31T00:00:00+00:00",
         }
     ]
-    assert done.err == "siltstone: there are more than 1 rows; --limit shows more\n"
+    assert done.err == "siltstone: showed the first 1 rows; pass a larger --limit to see more\n"

@@ -14,7 +14,7 @@ def test_an_input_that_is_closed_is_asked_for_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed; give the command something"):
+    with pytest.raises(UsageError, match="standard input is closed; redirect a file"):
         standard_input()
     assert not is_terminal()
 

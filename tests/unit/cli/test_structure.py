@@ -109,5 +109,5 @@ def test_a_generation_that_is_not_there_is_refused(metrics: CommandLine) -> None
     outcome = metrics("structure", "metrics", "--generation", "9")
     assert (outcome.status, outcome.err) == (
         2,
-        "siltstone: there is no generation 9 of 'metrics'; there are: 1, 2, 3\n",
+        "siltstone: database 'metrics' has no generation 9 (generations: 1, 2, 3)\n",
     )

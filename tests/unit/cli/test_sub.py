@@ -117,7 +117,7 @@ def test_a_count_that_is_not_reached_in_time_is_status_1(
     connected(Talkative(ONE))
     outcome = siltstone("sub", "-t", "#", "-C", "2", "-W", "0.05")
     assert outcome == Outcome(
-        status=1, out="one\n", err="siltstone: 1 of 2 messages came within 0.05 s\n"
+        status=1, out="one\n", err="siltstone: received 1 of 2 messages within 0.05 s\n"
     )
 
 
@@ -229,11 +229,11 @@ def test_an_interrupt_says_goodbye_and_is_status_130(
         ((), "name topics with --topic"),
         (("-t", "a#"), "# must be the last level, alone"),
         (("-t", "a", "--no-local", "-V", "3.1.1"), "--no-local needs MQTT 5"),
-        (("-t", "a", "-R", "--retained-only"), "pass one of the two"),
-        (("-t", "a", "-v", "--json"), "pass one of --format, --json and --verbose"),
+        (("-t", "a", "-R", "--retained-only"), "pass one of them"),
+        (("-t", "a", "-v", "--json"), "--format, --json and --verbose exclude each other"),
         (("-t", "a", "-F", "%k"), "unknown field '%k'"),
         (("-t", "a", "-C", "0"), "see 'siltstone sub --help'"),
-        (("-t", "a", "-W", "soon"), "is no duration"),
+        (("-t", "a", "-W", "soon"), "expected a time"),
     ],
 )
 def test_wrong_input_is_status_2_and_one_sentence(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePath
 
 import pytest
@@ -24,8 +25,15 @@ class Verifier:
         self.asked: list[tuple[str, bool, bool]] = []
 
     def __call__(
-        self, fs: FileSystem, directory: PurePath, *, repair: bool, quarantine: PurePath
+        self,
+        fs: FileSystem,
+        directory: PurePath,
+        *,
+        repair: bool,
+        quarantine: PurePath,
+        progress: Callable[[int], None],
     ) -> VerifyReport:
+        progress(1)
         assert fs is self._siltstone.fs
         assert quarantine == DATA / "quarantine"
         self.asked.append((str(directory), repair, self._locked()))
@@ -79,7 +87,7 @@ def test_all_databases_are_checked_and_one_damaged_one_makes_the_status_1(
     assert rest == [
         "metrics: damaged; 1,000 rows in 1 segment with 4 KiB",
         "other: whole; 1,000 rows in 1 segment with 4 KiB",
-        "mend it with --repair, while no process writes",
+        "stop the broker, then repair with --repair",
     ]
     assert verifier.asked == [
         ("/data/data/metrics", False, False),
@@ -142,10 +150,10 @@ def test_a_database_that_lost_its_manifest_can_still_be_asked_about(
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        ((), "verify one database by its NAME, or --all of them"),
-        (("metrics", "--all"), "verify one database by its NAME, or --all of them"),
-        (("nope",), "there is no database 'nope' in /data; there are: metrics, other"),
-        (("../data",), "there is no database '../data' in /data; there are: metrics, other"),
+        ((), "name one database, or pass --all"),
+        (("metrics", "--all"), "name one database, or pass --all"),
+        (("nope",), "database 'nope' does not exist in /data (databases: metrics, other)"),
+        (("../data",), "database '../data' does not exist in /data (databases: metrics, other)"),
     ],
 )
 def test_what_to_check_must_be_clear(
@@ -163,4 +171,4 @@ def test_what_another_process_writes_is_checked_but_not_repaired(
         assert siltstone("verify", "metrics").status == 0
         refused = siltstone("verify", "--all", "--repair")
     assert (refused.status, verifier.asked) == (2, [("/data/data/metrics", False, True)])
-    assert refused.err.startswith("siltstone: another process has the directory open for writing")
+    assert refused.err.startswith("siltstone: data directory /data is in use by another process")

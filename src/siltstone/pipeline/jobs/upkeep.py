@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -78,9 +78,13 @@ def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
 
 
 def compact_lake(
-    path: str, *, database: str = "", target_bytes: int = FILE_BYTES
+    path: str,
+    *,
+    database: str = "",
+    target_bytes: int = FILE_BYTES,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Compaction]:
-    """Put the small files of every table together.
+    """Put the small files of every table together; `progress` gets the tables done, and of all.
 
     Raises: LockedError, RetryError, CorruptionError where others have overwritten a table of rows.
     """
@@ -89,7 +93,12 @@ def compact_lake(
     with locked_lake(fs, lake):
         refuse_open_batch(fs, lake)
         refuse_overwritten(fs, lake)
-        return [compact(fs, lake / name, target_bytes) for name in list_tables(fs, lake)]
+        names = list_tables(fs, lake)
+        done: list[Compaction] = []
+        for name in names:
+            progress(len(done), len(names))
+            done.append(compact(fs, lake / name, target_bytes))
+        return done
 
 
 def vacuum_lake(
