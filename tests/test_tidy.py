@@ -34,6 +34,7 @@ LONG_MODULES: dict[str, str] = {
     "broker/durables.py": "the life of a durable session while its client is connected",
     "broker/server.py": "the start and the end of a broker, in one order",
     "broker/settings.py": "the settings of a broker, each with its description",
+    "cli/pipeline_jobs.py": "the jobs of the pipeline, each with its options",
     "fs/posix.py": "the only module that may call the operating system",
     "keyvalue.py": "the one facade of a key-value database",
     "mqtt/splitter.py": "one pass over the bytes that a socket gave; compiled as one class",

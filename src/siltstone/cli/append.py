@@ -141,6 +141,25 @@ def _settle(ticket: Ticket, rows: int, done: Load) -> None:
     done.duplicates += rows if ticket.duplicate else 0
 
 
+Producer = Annotated[
+    str | None,
+    typer.Option(
+        "--producer",
+        metavar="ID",
+        help="Name of this load. Run it again under its name to continue without duplicates.",
+    ),
+]
+
+
+AppendDurability = Annotated[
+    DurabilityChoice,
+    typer.Option(
+        "--durability",
+        help="What a stored row survives: synced a power cut, written a crash of the process.",
+    ),
+]
+
+
 def append(
     name: Name,
     source: Annotated[
@@ -161,21 +180,8 @@ def append(
             "--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch."
         ),
     ] = 10_000,
-    durability: Annotated[
-        DurabilityChoice,
-        typer.Option(
-            "--durability",
-            help="What a stored row survives: synced a power cut, written a crash of the process.",
-        ),
-    ] = DurabilityChoice.SYNCED,
-    producer: Annotated[
-        str | None,
-        typer.Option(
-            "--producer",
-            metavar="ID",
-            help="Name of this load. Run it again under its name to continue without duplicates.",
-        ),
-    ] = None,
+    durability: AppendDurability = DurabilityChoice.SYNCED,
+    producer: Producer = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip invalid lines, and report their number.")
     ] = False,

@@ -17,7 +17,17 @@ import typer
 
 from siltstone.cli.help import App
 from siltstone.cli.opening import open_creating, open_reading, open_writing
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes, converted
+from siltstone.cli.options import (
+    DATA_DEFAULT,
+    Data,
+    FilterOption,
+    Json,
+    Name,
+    Since,
+    Until,
+    Yes,
+    converted,
+)
 from siltstone.cli.output import (
     add_row,
     confirm_drop,
@@ -65,6 +75,12 @@ def open_engine(path: PurePath) -> Engine:
     return open_read_only(PosixFileSystem(), path)
 
 
+RetainBytes = Annotated[
+    int | None,
+    _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."),
+]
+
+
 @app.command("create")
 def create(
     name: Name,
@@ -86,12 +102,7 @@ def create(
         float | None,
         _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
     ] = None,
-    retain_bytes: Annotated[
-        int | None,
-        _option(
-            "retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."
-        ),
-    ] = None,
+    retain_bytes: RetainBytes = None,
     quota: Annotated[
         int | None, _option("quota_bytes", "SIZE", "Size beyond which writes are refused.")
     ] = None,
@@ -196,28 +207,9 @@ def _summary(name: str, reader: KeyValueReader) -> dict[str, Any]:
 @app.command("read")
 def read(
     name: Name,
-    topic_filter: Annotated[
-        str,
-        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
-    ] = "#",
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
-            show_default="the beginning",
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            "--until",
-            metavar="TIME",
-            help="End of the time range, not included.",
-            show_default="no end",
-        ),
-    ] = None,
+    topic_filter: FilterOption = "#",
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
     ] = None,

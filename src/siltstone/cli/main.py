@@ -1,9 +1,10 @@
 """The command `siltstone`, and the one place where errors become a sentence and a status.
 
-0    done
-1    verify found problems; a question was answered with no; the reader of our output went away
-2    wrong input: the sentence says what to do
-3    the store could not do it: a full or failing disk, damaged data
+0    success; also a job with --continuous that was stopped with Ctrl-C
+1    a check found damage or differences; fewer messages than --count; a question was answered with
+     no; the reader of the output closed it
+2    wrong arguments, settings or input: the sentence says what to do
+3    the operation failed: a full or failing disk, damaged data, a broker that refused
 130  interrupted
 """
 

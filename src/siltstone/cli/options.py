@@ -29,6 +29,27 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the database.", show_default=False)
 ]
+FilterOption = Annotated[
+    str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
+        show_default="the beginning",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        help="End of the time range, not included.",
+        show_default="no end",
+    ),
+]
 
 
 def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:

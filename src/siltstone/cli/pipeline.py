@@ -29,6 +29,17 @@ from siltstone.errors import UsageError
 app = App("Run Spark jobs over the store.", "siltstone pipeline tier")
 
 
+Decode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--decode",
+        metavar="FILTER=HOW",
+        help="How to decode payloads: json, cbor, msgpack, text or raw. Repeatable.",
+        show_default="guessed from the payloads",
+    ),
+]
+
+
 @app.command()
 def tier(
     data: Data = DATA_DEFAULT,
@@ -40,15 +51,7 @@ def tier(
     partition: Annotated[
         str, typer.Option("--partition", metavar="day|hour", help="Partitions of new tables.")
     ] = "day",
-    decode: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--decode",
-            metavar="FILTER=HOW",
-            help="How to decode payloads: json, cbor, msgpack, text or raw. Repeatable.",
-            show_default="guessed from the payloads",
-        ),
-    ] = None,
+    decode: Decode = None,
     ignore_loss: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,7 @@ import typer
 
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
 from siltstone.cli.opening import open_reading
-from siltstone.cli.options import DATA_DEFAULT, Data, Json
+from siltstone.cli.options import DATA_DEFAULT, Data, FilterOption, Json
 from siltstone.cli.output import add_row, counted, note, say, show, show_json, table
 from siltstone.cli.pipeline_place import checked_directory, chosen_database
 from siltstone.cli.progress import counting, waiting
@@ -28,9 +28,6 @@ from siltstone.cli.structure import Pattern, draw, levels
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 
-Filter = Annotated[
-    str, typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT.")
-]
 Url = Annotated[
     str,
     typer.Option(
@@ -90,6 +87,17 @@ def _show_audit(report: Any) -> None:
         say(sentence)
 
 
+Thresholds = Annotated[
+    str,
+    typer.Option(
+        "--threshold",
+        metavar="N,N…",
+        help=THRESHOLD_HELP,
+        show_default="chosen from the topics",
+    ),
+]
+
+
 @takes_login
 def learn(
     login: NodeLogin,
@@ -98,15 +106,7 @@ def learn(
     database: DatabaseName = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
-    thresholds: Annotated[
-        str,
-        typer.Option(
-            "--threshold",
-            metavar="N,N…",
-            help=THRESHOLD_HELP,
-            show_default="chosen from the topics",
-        ),
-    ] = "",
+    thresholds: Thresholds = "",
     history: Annotated[
         Path | None,
         typer.Option(
@@ -185,48 +185,60 @@ def _show_learned(report: Any, *, dry_run: bool, json: bool) -> None:
     )
 
 
+Payload = Annotated[
+    str,
+    typer.Option(
+        "--payload",
+        metavar="COLUMN",
+        help="Column that holds the payload.",
+        show_default="all other columns, as JSON",
+    ),
+]
+
+
+Topic = Annotated[
+    str,
+    typer.Option(
+        "--topic",
+        metavar="TEMPLATE",
+        help="Topic with columns in braces, as plant/{site}/{sensor}.",
+    ),
+]
+
+
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Format of the files: csv, json, parquet, or another that Spark reads.",
+    ),
+]
+
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="Option of the Spark reader, as header=true. Repeatable.",
+    ),
+]
+
+
 @takes_login
 def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or directory to import.")],
-    topic: Annotated[
-        str,
-        typer.Option(
-            "--topic",
-            metavar="TEMPLATE",
-            help="Topic with columns in braces, as plant/{site}/{sensor}.",
-        ),
-    ],
+    topic: Topic,
     login: NodeLogin,
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     url: Url = "",
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Format of the files: csv, json, parquet, or another that Spark reads.",
-        ),
-    ] = "json",
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            metavar="NAME=VALUE",
-            help="Option of the Spark reader, as header=true. Repeatable.",
-        ),
-    ] = None,
-    payload: Annotated[
-        str,
-        typer.Option(
-            "--payload",
-            metavar="COLUMN",
-            help="Column that holds the payload.",
-            show_default="all other columns, as JSON",
-        ),
-    ] = "",
+    form: Form = "json",
+    options: Options = None,
+    payload: Payload = "",
     timestamp: Annotated[
         str,
         typer.Option(
@@ -277,48 +289,60 @@ def import_(
         note(f"skipped {counted(bad, 'invalid row')}")
 
 
+ReplaySourceUrl = Annotated[
+    str,
+    typer.Option(
+        "--from-url",
+        metavar="URL",
+        help="Read over Arrow Flight, as grpc+tcp://host:8815.",
+        show_default="the data directory",
+    ),
+]
+
+
+Since = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="First time to replay: ISO 8601 or seconds since 1970.",
+        show_default="the beginning",
+    ),
+]
+
+
+Until = Annotated[
+    str,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        help="End of the time range, not included.",
+        show_default="now",
+    ),
+]
+
+
+Speed = Annotated[
+    float | None,
+    typer.Option(
+        "--speed",
+        metavar="X",
+        help="Factor of the original speed; 2 is twice as fast.",
+        show_default="as fast as possible",
+    ),
+]
+
+
 @takes_login
 def replay(
     login: NodeLogin,
     data: Data = DATA_DEFAULT,
-    source_url: Annotated[
-        str,
-        typer.Option(
-            "--from-url",
-            metavar="URL",
-            help="Read over Arrow Flight, as grpc+tcp://host:8815.",
-            show_default="the data directory",
-        ),
-    ] = "",
+    source_url: ReplaySourceUrl = "",
     database: DatabaseName = "",
-    topics: Filter = "#",
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="First time to replay: ISO 8601 or seconds since 1970.",
-            show_default="the beginning",
-        ),
-    ] = "",
-    until: Annotated[
-        str,
-        typer.Option(
-            "--until",
-            metavar="TIME",
-            help="End of the time range, not included.",
-            show_default="now",
-        ),
-    ] = "",
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            "--speed",
-            metavar="X",
-            help="Factor of the original speed; 2 is twice as fast.",
-            show_default="as fast as possible",
-        ),
-    ] = None,
+    topics: FilterOption = "#",
+    since: Since = "",
+    until: Until = "",
+    speed: Speed = None,
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="TEXT", help="Text to put before each topic.")
     ] = "",
@@ -365,6 +389,48 @@ def replay(
         say(f"{counted(rows, 'row')} in {counted(len(steps), 'window')}, at most {late:.1f} s late")
 
 
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--field",
+        metavar="COLUMN",
+        help="Column to aggregate. Repeatable.",
+        show_default="all numeric columns",
+    ),
+]
+
+
+Stream = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Directory of the stream's state: add finished windows, and continue from it.",
+        show_default="none; replace the table with all windows",
+    ),
+]
+
+
+Watermark = Annotated[
+    str,
+    typer.Option(
+        "--watermark",
+        metavar="TIME",
+        help="How late a row of a stream may arrive, as '1 minute'.",
+    ),
+]
+
+
+Topics = Annotated[
+    str,
+    typer.Option(
+        "--topics",
+        metavar="TEMPLATE",
+        help="Also publish the windows to topics, as rollup/{plant}.",
+    ),
+]
+
+
 @takes_login
 def rollup(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="Name of a Delta table.")],
@@ -374,46 +440,16 @@ def rollup(
     window: Annotated[
         str, typer.Option("--window", metavar="TIME", help="Length of a window, as '5 minutes'.")
     ] = "1 minute",
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field",
-            metavar="COLUMN",
-            help="Column to aggregate. Repeatable.",
-            show_default="all numeric columns",
-        ),
-    ] = None,
-    watermark: Annotated[
-        str,
-        typer.Option(
-            "--watermark",
-            metavar="TIME",
-            help="How late a row of a stream may arrive, as '1 minute'.",
-        ),
-    ] = "1 minute",
+    fields: Fields = None,
+    watermark: Watermark = "1 minute",
     to: Annotated[
         str,
         typer.Option(
             "--to", metavar="TABLE", help="Name of the new table.", show_default="TABLE_1m"
         ),
     ] = "",
-    topics: Annotated[
-        str,
-        typer.Option(
-            "--topics",
-            metavar="TEMPLATE",
-            help="Also publish the windows to topics, as rollup/{plant}.",
-        ),
-    ] = "",
-    stream: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint",
-            metavar="DIR",
-            help="Directory of the stream's state: add finished windows, and continue from it.",
-            show_default="none; replace the table with all windows",
-        ),
-    ] = "",
+    topics: Topics = "",
+    stream: Stream = "",
     continuous: Continuous = False,
     url: Url = "",
     master: Master = MASTER_DEFAULT,
@@ -474,7 +510,7 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new project.")],
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
-    topics: Filter = "#",
+    topics: FilterOption = "#",
 ) -> None:
     """Write a small Spark project to start from.
 

@@ -125,6 +125,48 @@ def take_nothing(_batch: PublishBatch) -> int:
     return 0
 
 
+Window = Annotated[
+    int | None,
+    typer.Option(
+        "--window",
+        metavar="N",
+        min=1,
+        max=PACKET_ID_MAX - 2,
+        help="Number of messages sent before an acknowledgement arrives.",
+        show_default=f"{WINDOW_DEFAULT}; {WINDOW_CAUTIOUS} with MQTT 3.1.1 and QoS 2",
+    ),
+]
+
+
+PubProperties = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        "-D",
+        metavar="NAME=VALUE",
+        help=f"MQTT 5 property: {', '.join(_PROPERTIES)}. Repeatable.",
+    ),
+]
+
+
+Null = Annotated[
+    bool,
+    typer.Option(
+        "--null",
+        "-n",
+        help="Send an empty payload. With --retain it clears a retained message.",
+    ),
+]
+
+
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="Send the contents of a file as the payload."
+    ),
+]
+
+
 @takes_client_options
 def pub(
     client: ClientOptions,
@@ -134,50 +176,20 @@ def pub(
     message: Annotated[
         str | None, typer.Option("--message", "-m", help="Payload, as text.")
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Send the contents of a file as the payload."
-        ),
-    ] = None,
+    file: File = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", "-s", help="Send all of standard input as one message.")
     ] = False,
     lines: Annotated[
         bool, typer.Option("--lines", "-l", help="Send each line of standard input as one message.")
     ] = False,
-    null: Annotated[
-        bool,
-        typer.Option(
-            "--null",
-            "-n",
-            help="Send an empty payload. With --retain it clears a retained message.",
-        ),
-    ] = False,
+    null: Null = False,
     qos: Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Quality of service.")] = 0,
     retain: Annotated[
         bool, typer.Option("--retain", "-r", help="Ask the broker to retain the message.")
     ] = False,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property",
-            "-D",
-            metavar="NAME=VALUE",
-            help=f"MQTT 5 property: {', '.join(_PROPERTIES)}. Repeatable.",
-        ),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            "--window",
-            metavar="N",
-            min=1,
-            max=PACKET_ID_MAX - 2,
-            help="Number of messages sent before an acknowledgement arrives.",
-            show_default=f"{WINDOW_DEFAULT}; {WINDOW_CAUTIOUS} with MQTT 3.1.1 and QoS 2",
-        ),
-    ] = None,
+    properties: PubProperties = None,
+    window: Window = None,
     verbose: Annotated[
         bool,
         typer.Option(

@@ -15,7 +15,15 @@ import typer
 
 from siltstone.cli.follow import Follower, follow
 from siltstone.cli.opening import open_reading
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
+from siltstone.cli.options import (
+    DATA_DEFAULT,
+    Data,
+    FilterOption,
+    Json,
+    Name,
+    Since,
+    Until,
+)
 from siltstone.cli.output import console_on, counted, note
 from siltstone.cli.progress import progress
 from siltstone.cli.quantities import parse_span
@@ -100,30 +108,35 @@ def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator
                 return
 
 
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        dir_okay=False,
+        help="Write to a file.",
+        show_default="standard output",
+    ),
+]
+
+
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="A,B…",
+        help=f"Columns to print: {', '.join(COLUMNS)}. The name payload means value.",
+        show_default="all; in a table, some",
+    ),
+]
+
+
 def read(
     name: Name,
-    topic_filter: Annotated[
-        str,
-        typer.Option("--filter", metavar="FILTER", help="Topic filter, with + and # as in MQTT."),
-    ] = "#",
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
-            show_default="the beginning",
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            "--until",
-            metavar="TIME",
-            help="End of the time range, not included.",
-            show_default="no end",
-        ),
-    ] = None,
+    topic_filter: FilterOption = "#",
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
     ] = None,
@@ -138,26 +151,8 @@ def read(
             show_default="the suffix of --output, or table",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            dir_okay=False,
-            help="Write to a file.",
-            show_default="standard output",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns",
-            metavar="A,B…",
-            help=f"Columns to print: {', '.join(COLUMNS)}. The name payload means value.",
-            show_default="all; in a table, some",
-        ),
-    ] = None,
+    output: Output = None,
+    columns: Columns = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:

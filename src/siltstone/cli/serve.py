@@ -40,6 +40,17 @@ from siltstone.version import __version__, form
 _LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
 
 
+AllowEmpty = Annotated[
+    bool,
+    typer.Option("--allow-empty", help="Start with empty state if no snapshot can be loaded."),
+]
+
+
+Check = Annotated[
+    bool, typer.Option("--check", help="Check the settings, print them as TOML, and exit.")
+]
+
+
 def serve(
     data: DataFlag = None,
     host: HostFlag = None,
@@ -48,13 +59,8 @@ def serve(
     log_level: LogLevelFlag = None,
     log_format: LogFormatFlag = None,
     assignments: SetFlag = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the settings, print them as TOML, and exit.")
-    ] = False,
-    allow_empty: Annotated[
-        bool,
-        typer.Option("--allow-empty", help="Start with empty state if no snapshot can be loaded."),
-    ] = False,
+    check: Check = False,
+    allow_empty: AllowEmpty = False,
 ) -> None:
     """Run the MQTT broker.
 
@@ -89,14 +95,7 @@ def serve(
     start_logging(
         level="warning" if is_watched and level == "info" else level, form=settings.log.format
     )
-    log(
-        logging.getLogger(LOGGER),
-        logging.INFO,
-        "starting",
-        version=f"{__version__} ({form()})",
-        data=settings.data,
-        listeners=", ".join(listener.address for listener in settings.listeners),
-    )
+    _log_start(settings)
     _warn_of_others(place)
 
     def started(listeners: Iterable[Listener]) -> None:
@@ -110,6 +109,17 @@ def serve(
         )
     if status:
         raise typer.Exit(status)
+
+
+def _log_start(settings: BrokerSettings) -> None:
+    log(
+        logging.getLogger(LOGGER),
+        logging.INFO,
+        "starting",
+        version=f"{__version__} ({form()})",
+        data=settings.data,
+        listeners=", ".join(listener.address for listener in settings.listeners),
+    )
 
 
 def summary(settings: BrokerSettings, addresses: Sequence[str]) -> Group:

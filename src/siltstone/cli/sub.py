@@ -48,22 +48,45 @@ Format = Annotated[
 ]
 
 
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="FILTER",
+        help="Topics to subscribe to, with + and #. Repeatable.",
+    ),
+]
+
+
+RetainedOnly = Annotated[
+    bool,
+    typer.Option(
+        "--retained-only",
+        help="Print retained messages only, and stop at the first other message.",
+    ),
+]
+
+
+Unsubscribe = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--unsubscribe", "-U", metavar="FILTER", help="Remove a subscription of a kept session."
+    ),
+]
+
+
+Qos = Annotated[
+    int,
+    typer.Option("--qos", "-q", min=0, max=2, help="Highest quality of service to receive."),
+]
+
+
 @takes_client_options
 def sub(
     client: ClientOptions,
-    topics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="FILTER",
-            help="Topics to subscribe to, with + and #. Repeatable.",
-        ),
-    ] = None,
-    qos: Annotated[
-        int,
-        typer.Option("--qos", "-q", min=0, max=2, help="Highest quality of service to receive."),
-    ] = 0,
+    topics: Topics = None,
+    qos: Qos = 0,
     count: Annotated[
         int | None,
         typer.Option("--count", "-C", metavar="N", min=1, help="Stop after N messages."),
@@ -82,22 +105,11 @@ def sub(
     no_retained: Annotated[
         bool, typer.Option("--no-retained", "-R", help="Skip retained messages.")
     ] = False,
-    retained_only: Annotated[
-        bool,
-        typer.Option(
-            "--retained-only",
-            help="Print retained messages only, and stop at the first other message.",
-        ),
-    ] = False,
+    retained_only: RetainedOnly = False,
     no_local: Annotated[
         bool, typer.Option("--no-local", help="Skip messages that this client id published.")
     ] = False,
-    unsubscribe: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--unsubscribe", "-U", metavar="FILTER", help="Remove a subscription of a kept session."
-        ),
-    ] = None,
+    unsubscribe: Unsubscribe = None,
 ) -> None:
     """Subscribe to topics and print the messages.
 

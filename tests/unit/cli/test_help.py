@@ -170,7 +170,7 @@ def test_defaults_ranges_and_variables_are_shown(siltstone: CommandLine) -> None
 def test_a_long_name_stands_above_its_description(siltstone: CommandLine) -> None:
     lines = siltstone("append", "--help").lines
     at = lines.index("  --durability synced|written|none")
-    assert lines[at + 1].startswith(" " * 20 + "What a stored row survives:")
+    assert lines[at + 1].startswith(" " * 22 + "What a stored row survives:")
 
 
 def test_a_help_text_has_paragraphs_and_examples() -> None:

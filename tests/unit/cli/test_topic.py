@@ -54,7 +54,10 @@ def test_a_message_lines_and_all_of_stdin_are_sent(siltstone: CommandLine, serve
         found = found[end:]
     assert values == [(0, "one"), (1, "two"), (2, "three"), (3, "four\nfive")]
     both = siltstone("topic", "send", "t", "x", "--lines")
-    assert (both.status, both.err) == (2, "siltstone: give a message or --lines, not both\n")
+    assert (both.status, both.err) == (
+        2,
+        "siltstone: MESSAGE and --lines exclude each other; pass one of them\n",
+    )
 
 
 def test_bytes_that_are_no_text_are_told_as_base64(siltstone: CommandLine, server: Wired) -> None:
