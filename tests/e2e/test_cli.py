@@ -219,9 +219,7 @@ def test_a_second_writer_is_refused_in_one_sentence_and_readers_are_not(cli: Run
         append(database, range(3))
         done = cli.run("append", "metrics", stdin=json_lines(range(1)))
         assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
-        assert done.stderr.startswith(
-            b"siltstone: data directory /data is in use by another process"
-        )
+        assert b"is in use by process %d (" % os.getpid() in done.stderr
         assert values(cli.output("read", "metrics", "--json")) == [0, 1, 2]
 
 
@@ -337,7 +335,7 @@ def test_an_interrupted_load_says_how_far_it_came(cli: Runner) -> None:
     assert (process.returncode, output, errors.decode()) == (
         130,
         b"",
-        "siltstone: stopped after 1,000 rows, which were stored\n",
+        "siltstone: stopped; 1,000 rows were stored\n",
     )
     assert stored(cli) == list(range(1_000))
 

@@ -461,7 +461,7 @@ class TestStarting:
             yield Shelf()
             events.append("closed")
 
-        async def run(_: Server) -> None:
+        async def run(_: Server, _started: object) -> None:
             events.append("run")
 
         monkeypatch.setattr(server_module, "open_store", opened)
