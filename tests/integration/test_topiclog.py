@@ -311,7 +311,7 @@ class TestSenders:
     def test_nobody_there_is_an_error_to_try_again_after(self, port: int, tmp_path: Path) -> None:
         with served(tmp_path / "other") as other:
             pass
-        with pytest.raises(RetryError, match="cannot connect to topic logs answers"):
+        with pytest.raises(RetryError, match="cannot connect to topic logs at"):
             TopicLogClient(port=other)
 
 

@@ -58,4 +58,4 @@ def test_no_bytes_make_the_loader_do_anything_but_refuse(data: bytes, is_gzip: b
         verify_snapshot(opened(gzip.compress(plain) if is_gzip else data))
     except (CorruptionError, UsageError):
         return
-    raise AssertionError("the file is not a snapshot")
+    raise AssertionError("this is no snapshot")

@@ -105,7 +105,7 @@ def test_table_sql_learn_and_replay_work_by_url(
             "set either path .a data directory. or url",
         ),
         ({"token": "t"}, "token is only for a node: set url too"),
-        ({"url": node.url, "decode": "json"}, "unknown option decode (supported: url, username"),
+        ({"url": node.url, "decode": "json"}, "unknown option decode .supported: url, username"),
     ):
         with pytest.raises(UsageError, match=message):
             table(spark, **wrong)

@@ -414,7 +414,7 @@ def test_a_stream_adds_each_window_once_when_it_is_past(
             {"window": "soon"},
             "window must be a duration such as '5 minutes' or '1 hour', got 'soon'",
         ),
-        ({"fields": ("unit",)}, "unknown number 'unit' (found: value, at_x)"),
+        ({"fields": ("unit",)}, "unknown number 'unit' .found: value, at_x"),
         (
             {"to": "no name"},
             "the name of a table must have letters, digits and _ only, got 'no name'",

@@ -177,8 +177,8 @@ def test_columns_follow_from_the_format_unless_named() -> None:
     [
         ("value,payload", "--columns names a column twice"),
         ("value,value", "--columns names a column twice"),
-        ("", "no such column"),
-        ("colour", "no such"),
+        ("", "unknown column"),
+        ("colour", "unknown column colour"),
     ],
 )
 def test_columns_that_are_not_there_are_refused(text: str, complaint: str) -> None:
