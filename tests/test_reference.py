@@ -66,7 +66,7 @@ def test_commands_that_need_the_broker_to_be_stopped_are_refused_beside_it(
         for name in stopped:
             status = execute(shlex.split(f"{name} {arguments[name]} --data {tmp_path}"))
             said = capsys.readouterr().err
-            assert (name, status, "open for writing elsewhere" in said) == (name, 2, True), said
+            assert (name, status, "is in use by" in said) == (name, 2, True), said
 
 
 def test_lines_of_the_documentation_fit_a_screen() -> None:

@@ -16,8 +16,6 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "siltstone"
 UNIT = ROOT / "tests" / "unit"
 
-LINES_MAX = 600
-LINES_UNEXPLAINED_MAX = 450
 FUNCTION_LINES_MAX = 60
 # Where everything is caught, once each: a thread, a connection, or the code of others ends there.
 BROAD_HANDLERS: dict[str, str] = {
@@ -27,24 +25,6 @@ BROAD_HANDLERS: dict[str, str] = {
     "store/shard.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }
 TEXT_BYTES_MAX = 2_000_000
-
-# Path under src/siltstone -> why it is one module all the same.
-LONG_MODULES: dict[str, str] = {
-    "broker/broker.py": "all state of a running broker; compiled as one class",
-    "broker/client.py": "what each packet of a client does; compiled as one class",
-    "broker/durables.py": "the life of a durable session while its client is connected",
-    "broker/server.py": "the start and the end of a broker, in one order",
-    "broker/settings.py": "the settings of a broker, each with its description",
-    "cli/pipeline_jobs.py": "the jobs of the pipeline, each with its options",
-    "database.py": "the one facade of a database of rows",
-    "fs/posix.py": "the only module that may call the operating system",
-    "keyvalue.py": "the one facade of a key-value database",
-    "mqtt/splitter.py": "one pass over the bytes that a socket gave; compiled as one class",
-    "session/durable.py": "what is read, kept and saved of one session, in one order",
-    "session/lending.py": "who is lent what, and how much; compiled as two classes",
-    "session/outbox.py": "all that is sent to one client, in its order; compiled as one class",
-    "store/slabs.py": "the one owner of the slabs of a database that is written",
-}
 
 BANNED_MODULE_NAMES = {"base", "common", "helpers", "utils"}
 BANNED_CLASS_SUFFIXES = ("Handler", "Manager", "Service")
@@ -116,23 +96,6 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
         return False
     caught = {node.id for node in ast.walk(handler.type or handler) if isinstance(node, ast.Name)}
     return handler.type is None or bool(caught & {"Exception", "BaseException"})
-
-
-def test_no_module_is_too_long() -> None:
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines())
-        for path in python_files("src", "tests", "bench")
-    }
-    assert {name: length for name, length in lengths.items() if length > LINES_MAX} == {}
-
-
-def test_every_long_module_is_explained() -> None:
-    long = [
-        name
-        for name in source_modules()
-        if len((SOURCE / name).read_text("utf-8").splitlines()) > LINES_UNEXPLAINED_MAX
-    ]
-    assert long == sorted(LONG_MODULES)
 
 
 def test_every_function_fits_a_screen() -> None:

@@ -159,8 +159,7 @@ class Broker:
         self.waiting: dict[str, Peer] = {}
         # Logins that wait for a thread, and bytes of packets that have not arrived whole.
         self.logins = self.partial_bytes = 0
-        self._quiet_until = 0.0
-        self._untold = 0
+        self._quiet_until, self._untold = 0.0, 0
 
     @property
     def is_settled(self) -> bool:

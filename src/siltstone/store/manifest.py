@@ -173,8 +173,13 @@ class Manifest:
             salt=values["salt"],
             settings=DatabaseSettings.from_json(values["settings"]),
             slabs=tuple(
-                SlabRecord(**(slab | {"state": SlabState(slab["state"])}))
-                for slab in values["slabs"]
+                sorted(
+                    (
+                        SlabRecord(**(slab | {"state": SlabState(slab["state"])}))
+                        for slab in values["slabs"]
+                    ),
+                    key=_id_of,
+                )
             ),
             dropping=tuple(SlabId(shard, generation) for shard, generation in values["dropping"]),
             logs=tuple(values.get("logs", ())),
@@ -358,6 +363,10 @@ def read_manifest_alone(fs: FileSystem, directory: PurePath) -> Manifest:
 
 def _shard_of(slab: SlabRecord) -> int:
     return slab.shard
+
+
+def _id_of(slab: SlabRecord) -> SlabId:
+    return slab.id
 
 
 def _slab_lines(slabs: Sequence[SlabRecord]) -> str:

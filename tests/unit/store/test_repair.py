@@ -40,7 +40,8 @@ def manifest_of(world: World) -> Manifest:
 class TestSlabs:
     def test_the_slabs_of_a_shard_come_oldest_first_with_where_the_next_begins(self) -> None:
         manifest = manifest_of(small_world())
-        mixed = replace(manifest, slabs=tuple(reversed(manifest.slabs)))
+        reversed_slabs = replace(manifest, slabs=tuple(reversed(manifest.slabs)))
+        mixed = Manifest.decode(reversed_slabs.encode(), DATABASE)
         assert [(record.id, base) for record, base in slabs_of(mixed, 0)] == [
             (SlabId(0, 1), 12),
             (SlabId(0, 2), None),
