@@ -36,6 +36,12 @@ KINDS: Final = {
     "refused": "error",
     "refuse": "error",
     "fail": "error",
+    # Reasons that go to clients, complaints about settings, and findings of verify.
+    "end": "error",
+    "wrong": "error",
+    "corrupt": "error",
+    "damaged": "error",
+    "find": "error",
     "Option": "help",
     "Argument": "help",
     "Typer": "help",

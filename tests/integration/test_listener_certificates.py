@@ -190,7 +190,7 @@ def test_a_reload_of_a_bad_file_keeps_the_old_certificate(
     async def scenario() -> None:
         async with listening(tls_settings(files)) as listener:
             spoil()
-            with pytest.raises(UsageError, match="certificate must hold a PEM certificate"):
+            with pytest.raises(UsageError, match="certificate must contain a PEM certificate"):
                 await listener.reload()
             assert await shown(listener.port, authority.client_context()) == first
             second = der(authority.server())

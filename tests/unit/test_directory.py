@@ -196,9 +196,7 @@ class TestCreate:
     def test_a_bad_name_is_refused(self, name: str) -> None:
         with World().store() as store:
             for refused in (store.create, store.database, store.ensure):
-                with pytest.raises(
-                    UsageError, match="the name of a database must have 1 to 100 letters"
-                ):
+                with pytest.raises(UsageError, match="must have 1 to 100 letters"):
                     refused(name)
             assert store.names() == []
 
@@ -221,13 +219,7 @@ class TestCreate:
         world.fs.remove(manifest)
         with world.store() as store:
             for make in (store.create, store.ensure):
-                with pytest.raises(
-                    CorruptionError,
-                    match=(
-                        "the manifest is missing, run `siltstone verify --repair` or restore "
-                        "a backup"
-                    ),
-                ):
+                with pytest.raises(CorruptionError, match="the manifest is missing, run"):
                     make(NAME, settings_of())
             replace_file(world.fs, manifest, saved)
             assert read_topics(store.database(NAME)) == ["t"]

@@ -424,10 +424,8 @@ class Client:
         """Go on after acknowledgements, unless one of them was of the wrong kind."""
         if wrong:
             # [MQTT-4.13.1-1].
-            self.end(
-                Reason.PROTOCOL_ERROR,
-                f"acknowledgement does not match the QoS of the message: packet_id={wrong}",
-            )
+            text = f"acknowledgement does not match the QoS of the message: packet_id={wrong}"
+            self.end(Reason.PROTOCOL_ERROR, text)
         else:
             self._asked.refill()
 
