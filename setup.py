@@ -118,6 +118,9 @@ def is_kept() -> bool:
     return KEY.is_file() and KEY.read_text("ascii") == key_of_inputs()
 
 
+KEY_AT_START = key_of_inputs()
+
+
 class BuildAfresh(build):
     """Pack no module that an earlier build left: its source may be gone."""
 
@@ -153,8 +156,9 @@ class BuildAllOrNone(build_ext):
             kept = KEPT / path.relative_to(self.build_lib)
             kept.parent.mkdir(parents=True, exist_ok=True)
             copyfile(path, kept)
-        # The key comes last: what was copied in part has none.
-        KEY.write_text(key_of_inputs(), "ascii")
+        # The key comes last: what was copied in part has none. A source that was edited during the
+        # build has another key, so that the next build compiles it.
+        KEY.write_text(KEY_AT_START, "ascii")
 
 
 def kept_extensions() -> list[Extension]:
