@@ -152,8 +152,7 @@ class Broker:
         self.clients: dict[str, Peer] = {}
         self.waiting: dict[str, Peer] = {}
         # Logins that wait for a thread, and bytes of packets that have not arrived whole.
-        self.logins = 0
-        self.partial_bytes = 0
+        self.logins = self.partial_bytes = 0
         self._quiet_until = 0.0
         self._untold = 0
 
