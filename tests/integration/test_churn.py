@@ -26,7 +26,7 @@ from tests.support.mqtt_socket import MqttSocket
 THREADS = 4
 CLIENTS = 20
 LIVES = 2000
-DISTINCT = 1000
+DISTINCT = 500
 # Only gross growth is found: the table in memory of RocksDB alone takes up to 64 MiB in the end.
 GROWTH_MAX = 40 * MIB
 

@@ -28,7 +28,7 @@ KEPT = Properties(session_expiry_interval=300)
 BRIEF = Properties(session_expiry_interval=1)
 LIVES = 20
 # Cancelled timers stay until their time, or until they are many; so few objects are no growth.
-SPARE_OBJECTS = 3000
+SPARE_OBJECTS = 1000
 
 
 class Counted:
