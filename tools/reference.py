@@ -15,6 +15,7 @@ from typing import Any, Final
 import typer
 
 from siltstone.cli.config import reference_text
+from siltstone.cli.help import examples, paragraphs
 from siltstone.cli.main import build
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -98,9 +99,12 @@ def _command_parts(command: Any, name: str) -> Iterator[str]:
     if " " in name:
         level = "##" if nested or name.count(" ") == 1 else "###"
         usage = " ".join(command.collect_usage_pieces(context))
-        yield f"{level} `{name}`\n\n{_prose(command.help or '')}\n"
+        said = command.help or ""
+        shown = examples(said)
+        text = _prose("\n\n".join(paragraphs(said)))
+        yield f"{level} `{name}`\n\n{text}\n"
         if not nested:
-            yield f"```text\n{name} {usage}\n```\n"
+            yield "\n".join(["```text", f"{name} {usage}", "", *shown, "```\n"])
             yield from _option_rows(command, context)
     for child, inner in nested.items():
         yield from _command_parts(inner, f"{name} {child}")

@@ -116,7 +116,9 @@ def test_rows_that_were_stamped_a_year_ahead_are_left_behind(tmp_path: Path) -> 
         assert run(data, "clock", "status")["state"] == "ok"
     assert run(data, "verify", "messages")
     assert run(data, "clock", "reset", "messages", "--yes")["shards"] == 0
-    assert "there is no database" in run(data, "clock", "reset", "none", "--yes", status=2)
+    assert "database 'none' does not exist" in run(
+        data, "clock", "reset", "none", "--yes", status=2
+    )
 
 
 def test_without_a_broker_the_clock_is_confirmed_and_times_restart_too(tmp_path: Path) -> None:

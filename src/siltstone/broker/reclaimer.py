@@ -128,6 +128,8 @@ class Reclaimer:
         self._ends: dict[int, tuple[int, float]] = {}
         # Before these rows nothing is for a session that is away.
         self._known: dict[str, dict[int, int]] = {}
+        # The time by which it was judged last what is expired.
+        self._judged_us = 0
         self._known_at = pins.taken
         self._trouble = ""
         self._again(_LOOK_SECONDS)
@@ -233,6 +235,11 @@ class Reclaimer:
         if not some or search.is_hopeless:
             then()
             return
+        now_us = self._certain_us()
+        if now_us < self._judged_us:
+            # Messages that had expired by a clock that was ahead are owed again.
+            self._known.clear()
+        self._judged_us = now_us
         known = {client_id: self._known.get(client_id, {}) for client_id in some}
 
         def examined(needs: dict[str, dict[int, int]]) -> None:
@@ -243,15 +250,20 @@ class Reclaimer:
                 search.lower(needed, Holder(SESSION, client_id))
             self._examine(search, rest, then)
 
-        self._ask(partial(self._needs, known, dict(search.oldest)), examined)
+        self._ask(partial(self._needs, known, dict(search.oldest), now_us), examined)
 
-    def _needs(self, known: dict[str, dict[int, int]], ends: Serials) -> dict[str, dict[int, int]]:
+    def _certain_us(self) -> int:
+        """Return the time that has come for certain: a message is expired only by this."""
+        return self._clock.now_us() - len(self._clock.held_us())
+
+    def _needs(
+        self, known: dict[str, dict[int, int]], ends: Serials, now_us: int
+    ) -> dict[str, dict[int, int]]:
         """Return the first row of each shard that sessions have still to get; in a thread."""
         found: dict[str, dict[int, int]] = {}
         for client_id, starts in known.items():
             saved = self._durables.archive.peek(client_id)
             if saved is not None:
-                now_us = self._clock.now_us()
                 first = session_first(self._source, saved, ends, now_us, starts=starts)
                 found[client_id] = _at_least(first, ends, dict(saved.position))
         return found
@@ -278,7 +290,7 @@ class Reclaimer:
         for text in _kept_groups(archive) if only is None else only:
             saved = None if text in live else archive.peek_group(*group_parts(text))
             if saved is not None:
-                first = group_first(self._source, saved, ends, self._clock.now_us())
+                first = group_first(self._source, saved, ends, self._certain_us())
                 found[text] = _at_least(first, ends, dict(saved.position))
         return found
 

@@ -75,11 +75,14 @@ class Requests:
         if self._owner.ended:
             return
         if self._broker.subscriptions.restore(self._session, saved, self._rights()):
-            following = partial(self._restore_slice, saved, then)
-            failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
-            self._broker.shell.soon(partial(contain, following, failed))
+            self._later(partial(self._restore_slice, saved, then))
         else:
             then()
+
+    def _later(self, following: Callable[[], None]) -> None:
+        """Go on in a later turn. A mistake there ends the connection, which would wait for ever."""
+        failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
+        self._broker.shell.soon(partial(contain, following, failed))
 
     def begin(self, *, is_present: bool) -> None:
         """Go on with what an earlier connection has left unsent."""
@@ -117,7 +120,7 @@ class Requests:
         replays.extend(more)
         if stop < len(subscriptions):
             self.is_busy = True
-            self._broker.shell.soon(partial(self._subscribe_slice, packet, stop, reasons, replays))
+            self._later(partial(self._subscribe_slice, packet, stop, reasons, replays))
             return
         self._keep_subscribed(packet.packet_id, tuple(reasons), replays)
         self._finish_slices()
@@ -163,7 +166,7 @@ class Requests:
         reasons.extend(self._broker.subscriptions.unsubscribe(self._session, part))
         if stop < len(filters):
             self.is_busy = True
-            self._broker.shell.soon(partial(self._unsubscribe_slice, packet, stop, reasons))
+            self._later(partial(self._unsubscribe_slice, packet, stop, reasons))
             return
         self._keep_unsubscribed(UnsubAck(packet_id=packet.packet_id, reasons=tuple(reasons)))
         self._finish_slices()

@@ -184,10 +184,7 @@ class Turns:
         untold = 0
         for turn in self._begun.values():
             lasted = now - turn.since
-            if lasted < SLOW_SECONDS:
-                # Those behind it have begun later.
-                break
-            if now < turn.told_at:
+            if lasted < SLOW_SECONDS or now < turn.told_at:
                 continue
             turn.told_at = now + lasted
             if untold < _TOLD_MAX:

@@ -66,9 +66,10 @@ class DiskRoom:
 
     def give_up_reserve(self) -> bool:
         """Let the reserve go; False where there is none."""
-        was_kept, self._is_kept = self._is_kept, False
+        was_kept = self._is_kept
         if was_kept:
             self._fs.remove(self._directory / RESERVE)
+            self._is_kept = False
         return was_kept
 
     def _has(self, needed_bytes: int) -> bool:

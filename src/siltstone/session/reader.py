@@ -80,8 +80,8 @@ class Reader:
         self.backlog: Backlog | None = None
         self.expired = 0
         self.dropped = 0
-        # User properties that the next message of QoS 1 or 2 has besides its own.
-        self._notice = b""
+        # Rows that were lost, of which the next message of QoS 1 or 2 tells.
+        self._untold = 0
 
     def put(self, text: str, levels: tuple[bytes, ...], wish: Wish) -> None:
         """Want what a filter matches, in place of what was wanted of it before."""
@@ -138,8 +138,7 @@ class Reader:
         this session wanted is not known any more, so all count.
         """
         self.dropped += serials
-        count = b"%d" % serials
-        self._notice = b"\x26" + _text(LOST_PROPERTY) + _text(count)
+        self._untold += serials
 
     def passed(self, shard: int, next_serial: int) -> None:
         """Take note that every row before a serial has come by."""
@@ -198,9 +197,9 @@ class Reader:
         if qos == 0:
             self.progress.freed += 1
             return delivery
-        if self._notice:
-            delivery.properties += self._notice
-            self._notice = b""
+        if self._untold:
+            delivery.properties += b"\x26" + _text(LOST_PROPERTY) + _text(b"%d" % self._untold)
+            self._untold = 0
         delivery.lane = lane
         delivery.serial = serial
         # [MQTT-3.3.1-1]: whether an earlier connection was sent it, or may have been. What has QoS

@@ -92,8 +92,8 @@ def unpacked(file: File) -> bytes | None:
     part = find_part(file)
     if part is None:
         return None
-    data = file.read_at(part.offset, part.length)
-    return data + proof(len(data), crc32c(data))
+    # With the sum of what was stored, so that damage shows where the copy is read.
+    return file.read_at(part.offset, part.length) + _PROOF.pack(part.length, part.checksum, _MAGIC)
 
 
 class EntryStream(io.RawIOBase):

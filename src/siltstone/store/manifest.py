@@ -26,7 +26,13 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError, StorageFullError
+from siltstone.errors import (
+    ClosedError,
+    CorruptionError,
+    NotFoundError,
+    SiltstoneError,
+    StorageFullError,
+)
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
 from siltstone.store.added import (
@@ -235,20 +241,26 @@ class ManifestKeeper:
         self._appends = False
         # Whether no journal of an earlier process can be there.
         self._is_clear = False
+        self._is_closed = False
         self.current = manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by what change makes of it, durably. Raises: StorageFullError."""
+        """Replace the manifest by what change makes of it, durably.
+
+        Raises: StorageFullError, ClosedError.
+        """
         with self._lock:
+            self._check_open()
             return self._replace(change(self.current))
 
     def add_log(self, added: AddedLog) -> None:
         """Add a topic log, durably, whose first slab is on the disk.
 
         The first one of a process replaces the manifest and begins a journal, to which the others
-        go. Raises: StorageFullError, and then it was not added.
+        go. Raises: StorageFullError, ClosedError, and then it was not added.
         """
         with self._lock:
+            self._check_open()
             changed = self.current.with_logs([added])
             if self._appends:
                 # Whatever is wrong, the end of the journal is not known then.
@@ -276,6 +288,16 @@ class ManifestKeeper:
                 if is_journal(entry.name):
                     self._fs.remove(self._directory / entry.name)
             self._is_clear = True
+
+    def close(self) -> None:
+        """Fold the journal, and change nothing any more: others may open the database now."""
+        self.fold()
+        with self._lock:
+            self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the database is closed")
 
     def _replace(self, changed: Manifest) -> Manifest:
         path = self._directory / MANIFEST

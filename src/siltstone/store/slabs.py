@@ -213,7 +213,8 @@ class WritableSlabs:
         """
         shards = self._shards.opened()
         check_open(closed=self._closing)
-        begun = max(slab.since_us for slab in self.manifest.slabs)
+        slabs = self.manifest.slabs
+        begun = max(slab.since_us for slab in slabs if slab.state is SlabState.CURRENT)
         return max([begun, *(shard.committer.last_timestamp_us for shard in shards)])
 
     def sync(self) -> None:
@@ -264,7 +265,7 @@ class WritableSlabs:
         manifest = self.manifest
         if manifest.holds_logs or manifest.settings.shards > 1:
             return
-        if self._shards.get(0).committer.rows:
+        if self._shards.get(0).committer.next_serial:
             raise UsageError(
                 f"database {manifest.database!r} has rows that do not belong to topic logs: "
                 "move them to another database"
@@ -435,11 +436,14 @@ class WritableSlabs:
                 return
             opened = self._shards.close()
             errors = [error for shard in opened if (error := shard.close()) is not None]
-            self._keeper.fold()
-            # Only now may the files be opened again.
-            self.closed = True
-            # The shards know us and we know them: their maps would stay until they are collected.
-            self._slabs, self._of_shard = {}, {}
+            # A call that another thread has begun ends first: it must not replace the manifest once
+            # others may open the database.
+            with self._configure_lock, self._lock, self._drop_lock:
+                self._keeper.close()
+                # Only now may the files be opened again.
+                self.closed = True
+                # The shards know us and we know them: their maps would stay until collected.
+                self._slabs, self._of_shard = {}, {}
         if errors:
             raise errors[0]
 
