@@ -278,6 +278,13 @@ def brought(feed: FeedReader) -> list[bytes]:
     return found
 
 
+def test_what_is_stamped_ahead_and_sealed_is_not_the_newest_time_once_times_restarted() -> None:
+    with stamped_ahead() as (world, database):
+        assert database.newest_us() > world.clock.now_us()
+        database.restart_times()
+        assert database.newest_us() <= world.clock.now_us()
+
+
 def test_retention_counts_what_is_stamped_ahead_from_when_times_restarted() -> None:
     with stamped_ahead() as (world, database):
         database.restart_times()

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from siltstone.broker.taps import SettlePart
+from siltstone.errors import OverloadedError
 from siltstone.mqtt.packets import Disconnect
+from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from siltstone.session.owned_session import OwnedSession
@@ -27,6 +30,21 @@ from tests.support.durable_desk import (
 def desk() -> Iterator[DurableDesk]:
     with durable_desk() as made:
         yield made
+
+
+class FullTap:
+    """Has no room, until it has."""
+
+    is_full = True
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        return list(range(len(batch.topics))) if self.is_full else []
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        if self.is_full and settle is not None:
+            settle(batch, OverloadedError("full"))
+            return 1
+        return 0
 
 
 class TestExpiry:
@@ -175,6 +193,18 @@ class TestWills:
             desk.wait(2)
             desk.core.settle()
             assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+
+    def test_one_that_a_bridge_has_no_room_for_is_stored_when_there_is_some_and_once(
+        self, desk: DurableDesk
+    ) -> None:
+        tap = FullTap()
+        desk.core.broker.taps.add(tap)
+        lose(desk.come(will=will(delay=1)))
+        desk.wait(5)
+        assert (desk.core.stored(), desk.saved().will is None) == ([], False)
+        tap.is_full = False
+        desk.wait(3)
+        assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
 
     def test_it_is_retained_and_reaches_sessions_that_are_away(self, desk: DurableDesk) -> None:
         watcher = desk.come("watcher")

@@ -135,6 +135,20 @@ def test_a_session_that_expires_holds_nothing_any_more() -> None:
         assert sealed(desk) == []
 
 
+def test_a_message_that_expired_only_by_a_clock_that_is_not_certain_is_held() -> None:
+    with durable_desk(reclaim="delivered", boot="one") as desk:
+        wire = desk.come()
+        wire.subscribe("t", qos=1)
+        leave(wire)
+        desk.publish("t", "1", message_expiry_interval=60)
+        desk.core.real.seal()
+        desk.core.store.note_time()
+        desk.core.disk.clock.jump(86_400)
+        desk.crash(boot="two")
+        desk.wait(PASSES)
+        assert sealed(desk) == ["0/1"]
+
+
 def test_connected_sessions_that_rows_pass_by_hold_nothing_though_they_are_saved_late() -> None:
     with durable_desk(reclaim="delivered") as desk:
         wire = desk.come()

@@ -145,6 +145,18 @@ class TestWanting:
         assert desk.values(rows(2, topic="b")) == []
 
 
+class TestLost:
+    def test_all_that_was_lost_is_told_with_the_next_message_that_is_acknowledged(self) -> None:
+        desk = Desk()
+        desk.want("#", 1)
+        desk.reader.lost(3)
+        desk.reader.lost(4)
+        unacknowledged, first, second = desk.receive(rows(0, 1, 1))
+        told = b"\x26\x00\x13siltstone-lost-rows\x00\x017"
+        assert [each.properties for each in (unacknowledged, first, second)] == [b"", told, b""]
+        assert desk.reader.dropped == 7
+
+
 class TestAway:
     def test_qos_0_that_came_while_the_client_was_away_is_lost(self) -> None:
         desk = Desk()

@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.directory import Store
-from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES
@@ -22,7 +22,7 @@ from siltstone.snapshot.records import (
     Record,
     StoredFile,
 )
-from siltstone.spool import create, ensure
+from siltstone.spool import Entry, create, ensure
 from siltstone.store.manifest import Manifest
 from siltstone.store.rows import Row
 from siltstone.store.settings import DatabaseSettings
@@ -206,6 +206,30 @@ def test_a_damaged_entry_of_a_spool_is_taken_as_it_is() -> None:
         file.write_at(2005, b"X")
     parts = [record.data for record in source.records() if isinstance(record, FilePart)]
     assert parts.count(source.fs.read(path)) == 2
+
+
+def test_damaged_data_in_a_shared_file_are_found_in_the_copy_too() -> None:
+    source = Source()
+    source.store.close()
+    with ensure(DATA / "spool" / "peer", fs=source.fs) as spool:
+        spool.store_many([(b"%d" % number * 1000, None) for number in range(2)])
+    with source.fs.open(DATA / "spool" / "peer" / "q" / "0", writable=True) as file:
+        whole = file.read_at(0, 1000)
+        file.write_at(5, b"X")
+    assert whole == b"0" * 1000
+    parts = [record.data for record in source.records() if isinstance(record, FilePart)]
+    (copy,) = [data for data in parts if data.startswith(b"00000X")]
+    other = PurePath("/copy")
+    with create(other, fs=source.fs) as spool:
+        spool.store(b"0" * 1000)
+    with source.fs.open(other / "q" / "0", writable=True) as file:
+        file.write_at(0, copy)
+    with (
+        ensure(other, fs=source.fs) as spool,
+        spool.stream(Entry(0)) as stream,
+        pytest.raises(CorruptionError),
+    ):
+        stream.readall()
 
 
 def test_a_snapshot_of_a_store_is_no_part_of_the_next_one() -> None:

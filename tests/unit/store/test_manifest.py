@@ -8,7 +8,13 @@ from pathlib import PurePath
 import pytest
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError, DiskError, NotFoundError, StorageFullError
+from siltstone.errors import (
+    ClosedError,
+    CorruptionError,
+    DiskError,
+    NotFoundError,
+    StorageFullError,
+)
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.added import AddedLog, append_log
@@ -373,3 +379,16 @@ def test_a_slab_that_was_never_stamped_ahead_is_written_as_before() -> None:
     assert ["closed_us" in slab for slab in written] == [False, True]
     assert Manifest.decode(manifest.encode(), PATH).slabs == (record, ahead)
     assert (record.ended_us, ahead.ended_us) == (9, 4)
+
+
+def test_a_keeper_that_is_closed_changes_nothing_any_more() -> None:
+    fs, keeper = new_fs_with(LOGS)
+    keeper.add_log(added(1))
+    keeper.close()
+    before = fs.read(DIRECTORY / "manifest")
+    with pytest.raises(ClosedError):
+        keeper.update(lambda manifest: replace(manifest, salt=1))
+    with pytest.raises(ClosedError):
+        keeper.add_log(added(2))
+    assert fs.read(DIRECTORY / "manifest") == before
+    assert read_manifest(fs, DIRECTORY).logs == ("t0", "t1")
