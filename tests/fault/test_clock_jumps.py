@@ -253,7 +253,7 @@ def test_times_that_restart_follow_the_clock_and_serials_go_on() -> None:
 
 
 def test_a_feed_since_a_time_brings_what_is_stamped_since_and_nothing_else() -> None:
-    with stamped_ahead() as (world, database):
+    with stamped_ahead(retain_seconds=None) as (world, database):
         database.restart_times()
         database.append([Row("t", b"right")]).wait()
         now_us = world.clock.now_us()
