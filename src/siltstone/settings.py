@@ -348,6 +348,9 @@ def _nearest_key(key: Key) -> str:
     while len(key) > 1 and _shape(key[:-1]) is None:
         key = key[:-1]
     model = model_of(key[:-1])
+    above = model_of(key[:1])
+    if len(key) > 2 and above is not None and str(key[-1]) in above.model_fields:
+        return f", it is set for the whole database: {dotted_name((key[0], key[-1]))}"
     beside = _nearest(str(key[-1]), model.model_fields if model else ())
     elsewhere = {str(each[-1]): dotted_name(each) for each in known_keys()}
     close = get_close_matches(str(key[-1]), elsewhere, n=1)
