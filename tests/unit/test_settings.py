@@ -220,8 +220,10 @@ def test_variables_of_others_are_left_alone() -> None:
         ("[[listeners]]\nprot = 1", "listeners.0.prot: unknown key, did you mean port?"),
         (
             "[[storage.rules]]\nfilter = 'a'\nretain_seconds = 5",
-            "storage.rules.0.retain_seconds: unknown key, it is set for the whole database: "
-            "storage.retain_seconds",
+            (
+                "storage.rules.0.retain_seconds: unknown key, it is set for the whole database: "
+                "storage.retain_seconds"
+            ),
         ),
         ("zzzz = 1", "zzzz: unknown key"),
         ('"a\\nb" = 1', '"a\\nb": unknown key'),
