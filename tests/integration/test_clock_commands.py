@@ -65,7 +65,7 @@ def test_after_a_long_time_off_nothing_is_dropped_until_the_clock_is_confirmed(
     offline = run(data, "clock", "status")
     assert (offline["state"], round(offline["absent_seconds"] / DAY)) == ("absent", 3)
     broker.start()
-    alarm = broker.wait_for("alarm")
+    alarm = broker.wait_for("alarm_raised")
     assert (alarm["level"], round(alarm["absent_seconds"] / DAY)) == ("warning", 3)
     assert "siltstone clock confirm" in alarm["text"]
     told = run(data, "clock", "status")
@@ -77,7 +77,7 @@ def test_after_a_long_time_off_nothing_is_dropped_until_the_clock_is_confirmed(
     after = run(data, "clock", "confirm", "--yes")
     assert (after["state"], after["held"], after["absent_seconds"]) == ("ok", False, 0)
     broker.wait_for("clock_confirmed")
-    broker.wait_for("alarm is over")
+    broker.wait_for("alarm_cleared")
     assert read(data) == ["old"]
     broker.stop()
     # Believed once, it is believed by the next start.

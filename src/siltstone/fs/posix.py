@@ -490,8 +490,9 @@ def memory_bytes() -> int:
 def boot_id() -> str:
     """Return what tells this start of the machine from any other; empty where nothing does."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        # As bytes: a process that has given its rights away cannot load a codec.
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode().strip()
     except OSError:
         return ""
 

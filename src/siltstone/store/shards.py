@@ -61,4 +61,10 @@ class Shards:
         """Open none any more and let go of all; return those that were open."""
         with self._lock:
             opened, self._shards = self.opened(), []
+            # It refers to the database, which would stay, with its maps, until it is collected.
+            self._open_shard = _refuse
             return opened
+
+
+def _refuse(_number: int) -> Shard:
+    raise ClosedError("the database is closed")
