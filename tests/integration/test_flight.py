@@ -312,7 +312,9 @@ def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:
             target.commit_once(WriteBatch(write="w", number=0), [], forget=False)
     with (
         siltstone.connect("grpc+tcp://127.0.0.1:1") as node,
-        pytest.raises(RetryError, match=r"cannot connect to the node at grpc\+tcp://127\.0\.0\.1:1"),
+        pytest.raises(
+            RetryError, match=r"cannot connect to the node at grpc\+tcp://127\.0\.0\.1:1"
+        ),
     ):
         node.databases()
 
