@@ -122,7 +122,7 @@ def test_rows_come_once_from_lake_and_store_wherever_the_seam_is(
     assert sorted(row.serial for row in narrow.collect()) == sorted(
         row["serial"] for row in stored_rows(database, ["plant/2/#"])
     )
-    with pytest.raises(UsageError, match="no such column: nothing"):
+    with pytest.raises(UsageError, match="unknown column"):
         table(spark, path, columns=["nothing"])
 
 
@@ -357,7 +357,7 @@ def test_a_table_that_was_overwritten_is_damage_until_it_is_restored(
     windows = pa.table({"rows": [20], "date": delta.to_pyarrow_table().column("date").slice(0, 1)})
     write_deltalake(delta, windows, mode="overwrite", schema_mode="merge")
     database.append([reading(number) for number in range(20, 30)]).wait()
-    sentence = "table plant_oven of the lake was overwritten with what are no rows of topics"
+    sentence = "table plant_oven of the lake was overwritten by another program"
     for job in (tier_all, compact_lake, vacuum_lake):
         with pytest.raises(CorruptionError, match=sentence):
             job(path)

@@ -155,7 +155,7 @@ def test_times_restart_when_the_clock_is_believed_and_not_before(watched: Watche
     assert watched.ask("clock-confirm")["ok"]["state"] == "stamped"
     assert watched.ask("clock-reset", database=NAME) == {"ok": 1}
     assert watched.ask("clock-status")["ok"]["state"] == "ok"
-    assert "there is no database" in watched.ask("clock-reset", database="none")["error"]
+    assert "database 'none' does not exist" in watched.ask("clock-reset", database="none")["error"]
     assert "lacks" in watched.ask("clock-reset")["error"]
 
 
