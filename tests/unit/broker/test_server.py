@@ -56,6 +56,10 @@ class Base(ScriptedDatabase):
     def name(self) -> str:
         return self._name
 
+    def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
+        for report in self.recovered:
+            listener(report)
+
     @property
     def settings(self) -> DatabaseSettings:
         return DatabaseSettings()
