@@ -87,7 +87,7 @@ class Shelf:
     """Of a store, what a server needs."""
 
     def __init__(self) -> None:
-        self.path = PurePath("/no data directory")
+        self.path = PurePath("/")
         self.databases = {name: Base(name) for name in ("messages", "_retained")}
 
     def ensure(self, name: str, settings: object) -> Base:
