@@ -113,7 +113,7 @@ def test_a_batch_that_was_cut_off_is_finished_as_it_was_begun(
     ("before", "after", "sentence"),
     [
         ('type = "double"', 'type = "string"', "column value of table plant_x is"),
-        ('partition = "day"', 'partition = "hour"', "table plant_x is laid out by date, which"),
+        ('partition = "day"', 'partition = "hour"', "table plant_x is partitioned by date, which"),
     ],
 )
 def test_a_rule_that_does_not_fit_its_table_is_refused_and_put_right(
