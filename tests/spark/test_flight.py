@@ -138,7 +138,7 @@ def test_rows_that_only_the_lake_of_a_node_has_are_not_left_out_silently(
     assert len(database.enforce_retention()) == 2
     with pytest.raises(UsageError, match=r"the store of grpc.* begins at .*; older rows") as told:
         table(spark, url=node.url)
-    (moment,) = re.findall(r"rows before (\S+) are", str(told.value))
+    (moment,) = re.findall(r"begins at (\S+);", str(told.value))
     assert table(spark, url=node.url, since=moment).count() == 1
     assert table(spark, str(store.path)).count() == 201
 

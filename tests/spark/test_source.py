@@ -190,7 +190,7 @@ def test_an_empty_store_is_an_empty_table(
     ("options", "message"),
     [
         ({"startingOffset": "latest"}, "unknown option startingoffset; did you mean startingOffs"),
-        ({"filter": "a/#/b"}, "filter is no MQTT topic filter"),
+        ({"filter": "a/#/b"}, "filter must be an MQTT topic filter"),
         ({"database": "other"}, "database 'other' does not exist"),
     ],
     ids=str,
