@@ -414,7 +414,7 @@ def test_a_stream_adds_each_window_once_when_it_is_past(
             {"window": "soon"},
             "window must be a duration such as '5 minutes' or '1 hour', got 'soon'",
         ),
-        ({"fields": ("unit",)}, "unknown number 'unit' .found: value, at_x"),
+        ({"fields": ("unit",)}, "unknown number 'unit' (found: value, at_x"),
         (
             {"to": "no name"},
             "the name of a table must have letters, digits and _ only, got 'no name'",
@@ -431,8 +431,8 @@ def test_a_stream_adds_each_window_once_when_it_is_past(
         ({"to": "other"}, "table other is for rows of topics"),
         ({"to": "messages"}, "messages is the name of the database"),
         ({"to": "unruled"}, "table unruled exists and contains rows of topics"),
-        ({"to": "foreign"}, "table foreign exists and contains what others have put there"),
-        ({"to": "Foreign"}, "choose another table than Foreign for the rollup"),
+        ({"to": "foreign"}, "table foreign exists and contains data of another program"),
+        ({"to": "Foreign"}, "choose another table than Foreign"),
     ],
 )
 def test_a_rollup_that_cannot_work_is_refused(

@@ -119,7 +119,7 @@ def test_a_batch_that_a_restarted_stream_does_again_is_not_stored_again(
     ("change", "message"),
     [
         (lambda rows: rows.drop("payload"), "column payload is missing"),
-        (lambda rows: rows.withColumn("colour", F.lit(1)), "unknown column colour; rows have"),
+        (lambda rows: rows.withColumn("colour", F.lit(1)), "unknown column colour .supported"),
         (
             lambda rows: rows.withColumn("payload", F.struct("topic")),
             "column payload must be binary or text; to_json makes text of a struct",

@@ -234,7 +234,9 @@ def test_mqtt_3_3_2_2_a_topic_has_no_wildcard(version: Version) -> None:
 
 def test_an_empty_topic_needs_an_alias() -> None:
     assert_protocol_error(V5, 0x30, "0000 00", "neither a topic nor a topic alias")
-    assert_protocol_error(V3, 0x30, "0000", "topic is empty", Reason.TOPIC_NAME_INVALID)
+    assert_protocol_error(
+        V3, 0x30, "0000", "topic must have at least one character", Reason.TOPIC_NAME_INVALID
+    )
 
 
 @BOTH

@@ -37,7 +37,7 @@ Content = Literal["rows", "windows", "other"]
 CONTENTS: Final[Mapping[Content, str]] = {
     "rows": "rows of topics",
     "windows": "windows of a rollup",
-    "other": "what others have put there",
+    "other": "data of another program",
 }
 RESERVED_COLUMNS: Final = (*FILE_COLUMNS, *PARTITION_COLUMNS)
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")

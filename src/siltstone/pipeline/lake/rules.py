@@ -193,13 +193,13 @@ class Rules:
         another one, or from all rows, which have the name of the database.
         """
         called = {name.lower(): f"a table is called {name}" for name in there}
-        called[database.lower()] = "it is the name of the database, by which sql knows all rows"
+        called[database.lower()] = "it is the name of the database, which sql uses for all rows"
         for rule in self.rules:
             name = rule.table.lower()
             if rule.table not in there and name in called:
                 why = called[name]
             elif there.get(rule.table, "rows") != "rows":
-                why = f"it holds {CONTENTS[there[rule.table]]}"
+                why = f"it contains {CONTENTS[there[rule.table]]}"
             else:
                 continue
             raise UsageError(

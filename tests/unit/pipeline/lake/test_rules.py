@@ -244,11 +244,11 @@ def test_tables_that_differ_by_case_alone_are_refused() -> None:
     [
         (
             {"plant_oven": "windows"},
-            "than plant_oven for 'plant/+/oven/+': it holds windows of a rollup",
+            "than plant_oven for 'plant/+/oven/+': it contains windows of a rollup",
         ),
         (
             {"plant_oven": "other"},
-            "than plant_oven for 'plant/+/oven/+': it holds what others have put there",
+            "than plant_oven for 'plant/+/oven/+': it contains data of another program",
         ),
         (
             {"Plant_Oven": "rows"},
