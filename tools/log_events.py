@@ -186,7 +186,9 @@ INTRODUCTION: Final = """\
 
 The broker writes its log to stderr, one line for each event: time, level, event, facts.
 
-    2026-01-31T12:00:00.123Z info    client_connected client_id=c1 address=127.0.0.1:50000
+```text
+2026-01-31T12:00:00.123Z info    client_connected client_id=c1 address=127.0.0.1:50000
+```
 
 With `log.format = "json"` each line is an object: `time`, `level`, `event`, and one field for each
 fact. An internal error adds the field `traceback`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -182,8 +183,17 @@ def test_a_database_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) ->
     (segment,) = (tmp_path / "data" / "one" / "3" / "1").glob("*.seg")
     segment.write_bytes(b"KA")
     with siltstone.open(tmp_path) as store:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_below(tmp_path)
         for _ in range(3):
             with pytest.raises(CorruptionError):
                 store.database("one")
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_below(tmp_path) == before
+
+
+def open_below(directory: Path) -> list[str]:
+    """Return the files of a directory that this process has open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return sorted(path for path in found if path.startswith(f"{directory}/"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -390,12 +391,15 @@ RECORDS = st.builds(
     until_us=st.none() | I64,
     created_us=I64,
 )
+ID_OF = attrgetter("id")
 MANIFESTS = st.builds(
     Manifest,
     database=NAMES,
     salt=st.integers(0, 2**63 - 1),
     settings=SETTINGS,
-    slabs=st.lists(RECORDS, max_size=4).map(tuple),
+    slabs=st.lists(RECORDS, max_size=4, unique_by=ID_OF).map(
+        lambda slabs: tuple(sorted(slabs, key=ID_OF))
+    ),
     dropping=st.lists(SLABS, max_size=2).map(tuple),
 )
 

@@ -109,8 +109,11 @@ class OutboxMachine(RuleBasedStateMachine):
         self.messages_max = messages_max
         self.drop_old = drop_old
         self.budget = Budget(budget)
+        self.begin_session()
+
+    def begin_session(self) -> None:
         self.outbox = Outbox(
-            Ready(lambda: None), self.budget, messages_max, BYTES_MAX, self.drop_old
+            Ready(lambda: None), self.budget, self.messages_max, BYTES_MAX, self.drop_old
         )
 
     # What happens.
@@ -432,8 +435,11 @@ class OutboxMachine(RuleBasedStateMachine):
         self.detach()
         self.outbox.discard()
         assert self.budget.used == self.others_bytes
+        self.outbox.offer(b"t", b"late", 1, b"", NEVER)
+        assert (self.outbox.queued, self.budget.used) == (0, self.others_bytes)
         self.waiting = []
         self.inflight = {}
+        self.begin_session()
 
 
 OutboxMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

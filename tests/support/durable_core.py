@@ -6,7 +6,7 @@ when it is told to, and `run` waits for the commits of sessions, unless these ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from random import Random
@@ -224,6 +224,16 @@ class DurableCore(Core):
     def stored(self) -> list[bytes]:
         """Return the values in the store, in order of time."""
         return [row.value for row in read_rows(self.real, "#")]
+
+    def rows_behind(
+        self, topic_filter: str, *places: Mapping[int, int]
+    ) -> list[tuple[int, int, str]]:
+        """Return shard, serial and topic of the stored rows that are before none of the places."""
+        return [
+            (row.shard, row.serial, row.topic)
+            for row in read_rows(self.real, topic_filter)
+            if all(row.serial >= place.get(row.shard, 0) for place in places)
+        ]
 
 
 def _hold(order: Any, began: Event, go: Event) -> None:

@@ -43,8 +43,8 @@ def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def confirm(yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Trust the clock of the machine again after it jumped.
 
-    The command works beside a running broker. Retention and expiry then follow the clock: they
-    remove what is due by it.
+    The command works beside a running broker. Retention and expiry then follow the clock, and
+    remove messages and sessions at once if their time has come.
 
     $ siltstone clock confirm
     $ siltstone clock confirm --yes

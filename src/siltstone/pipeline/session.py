@@ -161,14 +161,17 @@ def spark_environment(
     }
     if master.startswith("local"):
         changes["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # Python workers import us: from where we are, unless that is where they look anyway.
     source = PurePath(__file__).parent.parent.parent
-    if source.name not in {"site-packages", "dist-packages"}:
-        known = environment.get("PYTHONPATH", "")
-        changes["PYTHONPATH"] = ":".join(
-            [str(source), *known.split(":")] if known else [str(source)]
-        )
-    return changes
+    return changes | worker_search_path(source, environment.get("PYTHONPATH", ""))
+
+
+def worker_search_path(source: PurePath, known: str) -> dict[str, str]:
+    """Return the variable that lets Spark's workers import this package from where it is; none
+    where they look for packages anyway.
+    """
+    if source.name in {"site-packages", "dist-packages"}:
+        return {}
+    return {"PYTHONPATH": f"{source}:{known}" if known else str(source)}
 
 
 def worker_environment(search: Sequence[str], directory: str) -> dict[str, str]:

@@ -79,7 +79,7 @@ def part_of(file: File) -> Part:
     length = size - PROOF_BYTES
     last = file.read_at(length, PROOF_BYTES) if length >= 0 else b""
     if last[: _LENGTH.size] != _LENGTH.pack(max(length, 0)):
-        raise CorruptionError("an entry was cut or grew", path=file.path, offset=size)
+        raise CorruptionError("the size of an entry has changed", path=file.path, offset=size)
     _, checksum, magic = _PROOF.unpack(last)
     # Data that were never whole have no sum.
     return Part(0, length, checksum if magic == _MAGIC else -1)

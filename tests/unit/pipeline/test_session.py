@@ -15,12 +15,13 @@ from siltstone.pipeline.session import (
     session_settings,
     spark_environment,
     worker_environment,
+    worker_search_path,
 )
 
 SCRATCH = PurePath("/scratch")
 JAVA = Java(executable=PurePath("/java"), major=17)
 ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-SOURCE = str(PurePath(siltstone.__file__).parent.parent)
+SOURCE = PurePath(siltstone.__file__).parent.parent
 
 
 def test_a_pandas_that_spark_cannot_use_is_refused() -> None:
@@ -77,8 +78,16 @@ def test_spark_runs_with_this_python_and_finds_our_package() -> None:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_CONF_DIR": "/scratch/conf",
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": f"{SOURCE}:/mine",
+        **worker_search_path(SOURCE, "/mine"),
     }
+
+
+def test_workers_are_told_where_the_package_is_unless_it_is_installed() -> None:
+    source = PurePath("/clone/src")
+    assert worker_search_path(source, "/mine") == {"PYTHONPATH": "/clone/src:/mine"}
+    assert worker_search_path(source, "") == {"PYTHONPATH": "/clone/src"}
+    assert worker_search_path(PurePath("/lib/site-packages"), "/mine") == {}
+    assert worker_search_path(PurePath("/lib/dist-packages"), "") == {}
 
 
 def test_the_users_own_configuration_of_spark_is_kept() -> None:
