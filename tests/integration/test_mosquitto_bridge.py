@@ -143,12 +143,13 @@ def test_a_bridge_goes_on_after_a_restart_of_either_side(tmp_path: Path, restart
         if restarted == "ours":
             broker.kill()
             with watching(mosquitto.port) as there:
-                there.publish("meanwhile", b"waits there")
+                # Retained: the bridge may be quicker than the client that watches for it.
+                there.publish("meanwhile", b"waits there", retain=True)
             broker.start()
         else:
             mosquitto.kill()
             with watching(broker.port) as here:
-                here.publish("meanwhile", b"waits here")
+                here.publish("meanwhile", b"waits here", retain=True)
             mosquitto.start()
         with watching(broker.port, "#") as here, watching(mosquitto.port, "#") as there:
             side, kept = (here, b"waits there") if restarted == "ours" else (there, b"waits here")
