@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -67,3 +68,13 @@ def _signals_as_found() -> Iterator[None]:
     yield
     for number in BROKER_SIGNALS:
         signal.signal(number, before[number])
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_found() -> Iterator[None]:
+    """Give the log back as it was: `siltstone serve` in this process sets a level and a handler."""
+    root, ours = logging.getLogger(), logging.getLogger("siltstone")
+    handlers, level = list(root.handlers), ours.level
+    yield
+    root.handlers[:] = handlers
+    ours.setLevel(level)
