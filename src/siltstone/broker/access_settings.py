@@ -10,36 +10,37 @@ from siltstone.broker.setting_types import Count, HookName, Seconds, Settings, w
 
 
 class AccessSettings(Settings):
-    """Who may connect, and what they may do."""
+    """Users and their rights."""
 
     password_file: str = Field(
-        default="", description="File of users and password hashes; see `siltstone passwd`."
+        default="", description="File with users and password hashes. `siltstone passwd` writes it."
     )
     acl_file: str = Field(
-        default="", description="File that says who may publish and subscribe to what."
+        default="", description="File with the topics that each user may publish and subscribe to."
     )
     hook: HookName = Field(
-        default="", description='A Python callable that decides, as "module:callable".'
+        default="",
+        description='Python callable that decides about logins and rights, as "module:callable".',
     )
     login_delay: Seconds = Field(
         default=0.5,
         ge=0,
         le=60,
-        description="How long the answer to a failed login waits; doubled by each further one of "
-        "the same user from the same address.",
+        description="Delay of the answer to a failed login. Each further failure of the same user "
+        "from the same address doubles it.",
     )
     login_delay_max: Seconds = Field(
-        default=10.0, ge=0, le=60, description="The longest that it waits."
+        default=10.0, ge=0, le=60, description="Longest delay of the answer to a failed login."
     )
 
     login_failures_max: Count = Field(
         default=10,
         ge=0,
-        description="Failed logins of a user from an address before it is locked out there; 0: "
-        "never.",
+        description="Number of failed logins of a user from one address after which the user is "
+        "locked out from there. 0: never.",
     )
     login_lockout: Seconds = Field(
-        default=300.0, ge=0, le=86_400, description="How long it is locked out; 0: not at all."
+        default=300.0, ge=0, le=86_400, description="Duration of a lockout. 0: no lockout."
     )
 
     @model_validator(mode="after")

@@ -41,19 +41,19 @@ ServerUrl = Annotated[str, AfterValidator(_url), Noun("a URL as mqtt://HOST[:POR
 
 
 class BridgeTopic(Settings):
-    """Topics that go over a bridge; the first that matches holds. A local topic is `local_prefix`
-    and what the filter matches, the remote one `remote_prefix` and the same.
+    """Topics that a bridge copies. The first entry that matches a topic applies. The local topic is
+    `local_prefix` followed by the text that the filter matches; the remote topic is `remote_prefix`
+    followed by the same text.
     """
 
-    filter: FilterText = Field(description="The topics, without their prefix.")
+    filter: FilterText = Field(description="Topic filter, without the prefix.")
     direction: Literal["out", "in", "both"] = Field(
-        default="out", description="To the other broker, from it, or both."
+        default="out",
+        description="out: to the remote broker; in: from it; both: in both directions.",
     )
-    qos: Count = Field(
-        default=1, ge=0, le=2, description="The highest QoS that messages go over with."
-    )
-    local_prefix: str = Field(default="", description="What their names begin with here.")
-    remote_prefix: str = Field(default="", description="What their names begin with there.")
+    qos: Count = Field(default=1, ge=0, le=2, description="Highest QoS of the copied messages.")
+    local_prefix: str = Field(default="", description="Prefix of the topics on this broker.")
+    remote_prefix: str = Field(default="", description="Prefix of the topics on the remote broker.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,35 +73,45 @@ class BridgeTopic(Settings):
 
 
 class BridgeSettings(Settings):
-    """Another broker that messages are exchanged with. What is to go there waits in a spool."""
+    """A bridge exchanges messages with another broker, the remote broker. Outgoing messages wait in
+    a spool.
+    """
 
-    name: BridgeName = Field(description="What it is called here; the name of its spool.")
-    server: ServerUrl = Field(description="Where it is; mqtts:// for TLS.")
-    topics: tuple[BridgeTopic, ...] = Field(description="What goes over it.")
-    version: Literal["5", "3.1.1"] = Field(default="5", description="The MQTT to speak.")
+    name: BridgeName = Field(description="Name of the bridge and of its spool.")
+    server: ServerUrl = Field(description="URL of the remote broker. mqtts:// uses TLS.")
+    topics: tuple[BridgeTopic, ...] = Field(description="Topics that the bridge copies.")
+    version: Literal["5", "3.1.1"] = Field(
+        default="5", description="MQTT version of the connection."
+    )
     client_id: str = Field(
         default="",
-        description="Who we are there, and nobody else is; by default the name of this machine, a "
-        "dot and that of the bridge.",
+        description="Client id at the remote broker. It must be unique there. The default is the "
+        "name of this machine, a dot and the name of the bridge.",
     )
-    username: str = Field(default="", description="The user that we log in as.")
+    username: str = Field(default="", description="User name at the remote broker.")
     password_file: str = Field(
-        default="", description="File that has the user's password in its first line."
+        default="", description="File with the password of the user in its first line."
     )
     keep_alive: Count = Field(
-        default=60, ge=1, le=65_535, description="The longest silence, in seconds."
+        default=60, ge=1, le=65_535, description="Keep alive of the connection, in seconds."
     )
     authorities: str = Field(
-        default="", description="File with the authorities of its certificate, as PEM."
+        default="",
+        description="PEM file with the authorities that sign the certificate of the remote broker.",
     )
-    certificate: str = Field(default="", description="File with a certificate of ours, as PEM.")
-    key: str = Field(default="", description="File with the private key of it, as PEM.")
+    certificate: str = Field(
+        default="", description="PEM file with the client certificate of the bridge."
+    )
+    key: str = Field(default="", description="PEM file with the private key of the certificate.")
     spool_bytes_max: Size = Field(
-        default=1024 * MIB, ge=MIB, description="Bytes of messages that wait for it."
+        default=1024 * MIB,
+        ge=MIB,
+        description="Largest size of the messages that wait for the remote broker.",
     )
     when_full: Literal["refuse", "drop"] = Field(
         default="refuse",
-        description="What becomes of publishes when so much waits: refused, or not sent over.",
+        description="What happens to a message when the spool is full. refuse: the publish is "
+        "refused; drop: the message is stored here, but not copied.",
     )
 
     @property

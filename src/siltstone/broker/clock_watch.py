@@ -20,22 +20,22 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.logs import log
 
 AHEAD: Final = (
-    "the clock jumped ahead: the broker keeps its own time, and nothing is dropped or expires by "
-    "the new one, until the clock is set right or has stayed so for clock_confirm; if it is right, "
-    "run: siltstone clock confirm"
+    "the system clock jumped forward: the broker continues with its own time until the clock is "
+    "corrected or clock_confirm has passed; nothing is dropped or expires because of the jump; if "
+    "the clock is correct, run: siltstone clock confirm"
 )
 BACK: Final = (
-    "the clock was set back: the broker keeps its own time until the clock has caught up; if it is "
-    "right, run: siltstone clock confirm"
+    "the system clock was set back: the broker continues with its own time until the clock has "
+    "caught up; if the clock is correct, run: siltstone clock confirm"
 )
 ABSENT: Final = (
-    "the clock is ahead of the last time that this store was in use: nothing from before is "
-    "dropped or expires by the time in between, until the broker has run for clock_confirm; if the "
-    "clock is right, run: siltstone clock confirm"
+    "the machine was off, or its clock is wrong: the time since the store was last used does not "
+    "count for retention and expiry until the broker has run for clock_confirm; if the clock is "
+    "correct, run: siltstone clock confirm"
 )
 STAMPED: Final = (
-    "rows are stamped ahead of the clock, and so are all that follow; to stamp by the clock again, "
-    "run: siltstone clock reset DATABASE"
+    "stored rows have timestamps in the future, and new rows follow them; to use the time of the "
+    "clock again, run: siltstone clock reset DATABASE"
 )
 _TEXTS: Final = {"ok": QUIET, "ahead": AHEAD, "back": BACK, "absent": ABSENT, "stamped": STAMPED}
 _HOLDS: Final = {

@@ -46,136 +46,166 @@ _DEFAULTS: Final = DatabaseSettings()
 
 
 class Limits(Settings):
-    """How much one client, and all of them together, may ask of the broker."""
+    """Limits of one client, and of all clients together."""
 
-    connections_max: Count = Field(default=100_000, ge=1, description="Clients connected at once.")
+    connections_max: Count = Field(
+        default=100_000, ge=1, description="Largest number of connected clients."
+    )
     connections_per_address_max: Count = Field(
-        default=0, ge=0, description="Clients connected at once from one address; 0: no limit."
+        default=0,
+        ge=0,
+        description="Largest number of connected clients from one address. 0: no limit.",
     )
     packet_size_max: Size = Field(
         default=16 * MIB,
         ge=128,
         le=PACKET_SIZE_MAX,
-        description="The largest packet that is read; told to clients as Maximum Packet Size.",
+        description="Largest packet that a client may send. CONNACK announces it as Maximum "
+        "Packet Size.",
     )
     control_size_max: Size = Field(
         default=256 * KIB,
         ge=KIB,
         le=PACKET_SIZE_MAX,
-        description="The largest packet that is read of any type but PUBLISH.",
+        description="Largest packet of any type except CONNECT and PUBLISH.",
     )
     filters_max: Count = Field(
-        default=1000, ge=1, description="Filters in one SUBSCRIBE or UNSUBSCRIBE."
+        default=1000, ge=1, description="Largest number of filters in one SUBSCRIBE or UNSUBSCRIBE."
     )
     user_properties_max: Count = Field(
-        default=1000, ge=1, description="User properties in one packet, or in its will."
+        default=1000,
+        ge=1,
+        description="Largest number of user properties in one packet, or in one will.",
     )
     properties_size_max: Size = Field(
-        default=256 * KIB, ge=KIB, description="Bytes of all properties of one packet."
+        default=256 * KIB, ge=KIB, description="Largest size of all properties of one packet."
     )
     receive_max: Count = Field(
         default=1024,
         ge=1,
         le=U16_MAX,
-        description="QoS 1 and 2 publishes of one client that await their acknowledgement; told as "
-        "Receive Maximum.",
+        description="Largest number of unacknowledged QoS 1 and 2 messages from one client. "
+        "CONNACK announces it as Receive Maximum.",
     )
     topic_alias_max: Count = Field(
-        default=10, ge=0, le=U16_MAX, description="Topic aliases that one client may set."
+        default=10,
+        ge=0,
+        le=U16_MAX,
+        description="Largest number of topic aliases that one client may set.",
     )
     topic_alias_out_max: Count = Field(
         default=100,
         ge=0,
         le=U16_MAX,
-        description="Topic aliases that the broker sets towards a client that allows as many.",
+        description="Largest number of topic aliases that the broker sets for one client. The "
+        "limit of the client applies too.",
     )
     inflight_max: Count = Field(
         default=1024,
         ge=1,
         le=U16_MAX,
-        description="Unacknowledged QoS 1 and 2 messages towards one client.",
+        description="Largest number of unacknowledged QoS 1 and 2 messages to one client.",
     )
     queued_messages_max: Count = Field(
-        default=100_000, ge=1, description="Messages that wait for one session."
+        default=100_000, ge=1, description="Largest number of messages in the queue of one session."
     )
     queued_bytes_max: Size = Field(
-        default=64 * MIB, ge=KIB, description="Bytes of messages that wait for one session."
+        default=64 * MIB,
+        ge=KIB,
+        description="Largest size of the messages in the queue of one session.",
     )
     queued_bytes_total_max: Size = Field(
-        default=GIB, ge=KIB, description="Bytes of messages that wait for all sessions together."
+        default=GIB,
+        ge=KIB,
+        description="Largest size of the messages in the queues of all sessions together.",
     )
     queue_policy: Literal["drop-new", "drop-old"] = Field(
-        default="drop-old", description="Which message a full queue gives up."
+        default="drop-old",
+        description="Which message the broker drops when a queue is full: the new one or the "
+        "oldest one.",
     )
     refused_publish: Literal["acknowledge", "close"] = Field(
         default="acknowledge",
-        description="What a client of MQTT 3.1.1 gets for a QoS 1 or 2 publish that it may not "
-        "make: an acknowledgement, with the message dropped, or the end of the connection.",
+        description="Answer to a QoS 1 or 2 message that an MQTT 3.1.1 client may not publish. "
+        "acknowledge: acknowledge and drop the message; close: close the connection.",
     )
     refusal_delay: Seconds = Field(
         default=5.0,
         ge=0,
         le=60,
-        description="How long a client of MQTT 3.1.1 is held before it is closed because its "
-        "publish could not be stored.",
+        description="Time before the broker closes the connection of an MQTT 3.1.1 client whose "
+        "message could not be stored.",
     )
     write_buffer_max: Size = Field(
         default=MIB,
         ge=KIB,
-        description="Bytes on their way to one socket before messages queue behind it.",
+        description="Largest number of bytes in the send buffer of one connection. Further "
+        "messages wait in the queue of the session.",
     )
     publish_rate_max: Count = Field(
-        default=0, ge=0, description="Publishes a second of one client; 0: no limit."
+        default=0,
+        ge=0,
+        description="Largest number of messages per second from one client. The broker reads from "
+        "a faster client more slowly. 0: no limit.",
     )
     subscriptions_max: Count = Field(
-        default=10_000, ge=1, description="Subscriptions of one client."
+        default=10_000, ge=1, description="Largest number of subscriptions of one client."
     )
     subscriptions_total_max: Count = Field(
-        default=5_000_000, ge=1, description="Subscriptions of all clients together."
+        default=5_000_000,
+        ge=1,
+        description="Largest number of subscriptions of all clients together.",
     )
     topic_levels_max: Count = Field(
-        default=128, ge=1, le=U16_MAX + 1, description="Levels of a topic or filter."
+        default=128,
+        ge=1,
+        le=U16_MAX + 1,
+        description="Largest number of levels in a topic or filter.",
     )
     client_id_size_max: Size = Field(
-        default=1024, ge=23, le=U16_MAX, description="The longest client id, in bytes."
+        default=1024, ge=23, le=U16_MAX, description="Largest size of a client id, in bytes."
     )
     connect_timeout: Seconds = Field(
         default=10.0,
         gt=0,
         le=3600,
-        description="From the accept to a whole CONNECT, and then from the login to CONNACK.",
+        description="Longest time from the accepted connection to a complete CONNECT, and again "
+        "from the login to CONNACK.",
     )
     keep_alive_max: Count = Field(
         default=U16_MAX,
         ge=1,
         le=U16_MAX,
-        description="The longest keep alive, in seconds; who asks for more, or none, is told this "
-        "one as Server Keep Alive. 65535 leaves clients alone.",
+        description="Longest keep alive, in seconds. If a client asks for a longer one, or for "
+        "none, CONNACK has this value as Server Keep Alive. 65535: no limit.",
     )
     session_expiry_max: Seconds = Field(
         default=7 * DAY,
         ge=0,
         le=U32_MAX,
-        description="How long a session may outlive its connection; told in CONNACK when it cuts "
-        "what was asked. 4294967295: for ever.",
+        description="Longest time that a session may outlive its connection. If a client asks for "
+        "more, CONNACK has this value. 4294967295: forever.",
     )
-    sessions_max: Count = Field(default=1_000_000, ge=1, description="Sessions, connected or not.")
+    sessions_max: Count = Field(
+        default=1_000_000, ge=1, description="Largest number of sessions, online and offline."
+    )
     retained_messages_max: Count = Field(
-        default=1_000_000, ge=0, description="Topics with a retained message."
+        default=1_000_000, ge=0, description="Largest number of retained messages."
     )
     retained_bytes_max: Size = Field(
-        default=GIB, ge=0, description="Bytes of all retained messages together."
+        default=GIB, ge=0, description="Largest size of all retained messages together."
     )
     partial_bytes_max: Size = Field(
         default=256 * MIB,
         ge=MIB,
-        description="Bytes of packets that have not arrived whole, of all clients together; who "
-        "goes beyond it is disconnected.",
+        description="Largest size of the incomplete packets of all clients together. The broker "
+        "disconnects the client that exceeds it.",
     )
     pending_bytes_max: Size = Field(
         default=32 * MIB,
         ge=64 * KIB,
-        description="Bytes of publishes that wait for the disk before sockets stop being read.",
+        description="Size of the messages that wait for the disk above which the broker stops "
+        "reading from clients.",
     )
 
 
@@ -196,38 +226,38 @@ _KINDS_OF: Final[dict[str, tuple[Kind, ...]]] = {
 
 
 class ListenerSettings(Settings):
-    """One place where clients connect."""
+    """An address where clients connect."""
 
-    kind: Kind = Field(default="tcp", description="What is spoken there.")
+    kind: Kind = Field(default="tcp", description="Transport of the listener.")
     host: str = Field(
-        default="127.0.0.1", description='The address to bind; "0.0.0.0" or "::" for all.'
+        default="127.0.0.1", description='Address to listen on. "0.0.0.0" or "::": all addresses.'
     )
     port: Count = Field(
-        default=1883, ge=0, le=U16_MAX, description="The port to bind; 0: any that is free."
+        default=1883, ge=0, le=U16_MAX, description="Port to listen on. 0: any free port."
     )
     path: str = Field(
         default="",
-        description='The socket file of unix; the URL path of ws and wss, by default "/mqtt".',
+        description='Socket file (unix), or path of the URL (ws and wss; "/mqtt" by default).',
     )
     certificate: str = Field(
-        default="", description="File with the certificate chain of tls and wss, as PEM."
+        default="", description="PEM file with the certificate chain (tls and wss)."
     )
-    key: str = Field(default="", description="File with the private key of it, as PEM.")
+    key: str = Field(default="", description="PEM file with the private key of the certificate.")
     client_ca: str = Field(
-        default="", description="File with the authorities of client certificates, as PEM."
+        default="", description="PEM file with the authorities that sign client certificates."
     )
     client_certificate: Literal["none", "optional", "required"] = Field(
-        default="none", description="Whether clients show a certificate."
+        default="none", description="Whether clients need a certificate."
     )
     user_from_certificate: bool = Field(
-        default=True, description="Whether the common name of a client's certificate is its user."
+        default=True, description="Whether the common name of the client certificate is the user."
     )
     allow_anonymous: OptionalBool = Field(
         default=None,
-        description="Whether clients may come without a name; none: only where the listener is "
-        "on loopback or a Unix socket.",
+        description="Whether clients without a user name may connect. none: only on loopback and "
+        "Unix sockets, and not with TLS if there is a password file or a hook.",
     )
-    mode: Mode = Field(default=0o660, description="The permissions of a Unix socket file.")
+    mode: Mode = Field(default=0o660, description="Permissions of the Unix socket file.")
 
     @property
     def secure(self) -> bool:
@@ -306,59 +336,60 @@ def _is_loopback(host: str) -> bool:
 
 
 class SnapshotSettings(Settings):
-    """Snapshots of all state, in the directory `snapshots` of the data."""
+    """Snapshots of the whole state, in the directory `snapshots` of the data directory."""
 
     time_interval: OptionalSeconds = Field(
         default=None,
         ge=0,
-        description="How often one is written; 0: never; none: every 300 s where persistence = "
-        '"snapshot", and else never. SIGUSR1 and `siltstone snapshot now` ask for one too.',
+        description='Time between snapshots. 0: never; none: 300 s if persistence = "snapshot", '
+        "otherwise never. SIGUSR1 and `siltstone snapshot now` also write one.",
     )
-    keep: Count = Field(default=2, ge=1, description="How many are kept.")
+    keep: Count = Field(default=2, ge=1, description="Number of snapshots that are kept.")
     memory_max: OptionalSize = Field(
         default=None,
         ge=0,
-        description="How much memory the contents of a snapshot may take when it is loaded; "
-        "payloads beyond it stay on disk until they are sent. none: half of what the process may "
-        "have.",
+        description="Largest memory for the contents of a snapshot that is loaded. Payloads "
+        "beyond this limit stay on disk until they are sent. none: half of the memory of the "
+        "process.",
     )
 
 
 class LogSettings(Settings):
-    """What is written to stderr."""
+    """The log of the broker, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least important events that are told."
+        default="info", description="Least important level of events that are logged."
     )
     format: Literal["human", "json"] = Field(
-        default="human", description="Lines for people, or one JSON object a line."
+        default="human", description="Format of a line: text for people, or a JSON object."
     )
 
 
 class FlightSettings(Settings):
-    """Arrow Flight, by which programs on other machines read and append rows. The users are those
-    of `access`.
+    """Arrow Flight: programs on other machines read and append rows. The users are those of
+    `access`.
     """
 
-    enabled: bool = Field(default=False, description="Whether Flight is served.")
+    enabled: bool = Field(default=False, description="Whether the broker serves Flight.")
     host: str = Field(
-        default="127.0.0.1", description='The address to bind; "0.0.0.0" or "::" for all.'
+        default="127.0.0.1", description='Address to listen on. "0.0.0.0" or "::": all addresses.'
     )
     port: Count = Field(
-        default=8815, ge=0, le=U16_MAX, description="The port to bind; 0: any that is free."
+        default=8815, ge=0, le=U16_MAX, description="Port to listen on. 0: any free port."
     )
     certificate: str = Field(
-        default="", description="File with the certificate chain, as PEM; without it no TLS."
+        default="",
+        description="PEM file with the certificate chain. Without it, Flight does not use TLS.",
     )
-    key: str = Field(default="", description="File with the private key of it, as PEM.")
+    key: str = Field(default="", description="PEM file with the private key of the certificate.")
     client_ca: str = Field(
         default="",
-        description="File with the authorities of client certificates, as PEM; clients must show "
-        "one then.",
+        description="PEM file with the authorities that sign client certificates. If it is set, "
+        "clients need a certificate.",
     )
     allow_anonymous: OptionalBool = Field(
         default=None,
-        description="Whether clients may come without a name; none: only on loopback.",
+        description="Whether clients without a login may connect. none: only on loopback.",
     )
 
     @property
@@ -383,59 +414,58 @@ class FlightSettings(Settings):
 
 
 class BrokerSettings(Settings):
-    """Everything that `siltstone serve` can be told."""
+    """All settings of `siltstone serve`."""
 
-    data: str = Field(default="siltstone-data", min_length=1, description="The data directory.")
+    data: str = Field(default="siltstone-data", min_length=1, description="Data directory.")
     persistence: Literal["store", "snapshot"] = Field(
         default="store",
-        description="Where messages and sessions are kept: on disk as they come, or in memory, of "
-        "which snapshots are written.",
+        description="Where messages and sessions are kept. store: on disk; snapshot: in memory, "
+        "with snapshots on disk.",
     )
     sys_interval: Seconds = Field(
-        default=10.0, ge=0, description="How often the $SYS topics are published; 0: never."
+        default=10.0, ge=0, description="Time between updates of the $SYS topics. 0: never."
     )
     clock_jump_max: Seconds = Field(
         default=JUMP_SECONDS,
         gt=0,
-        description="How far the clock of the machine may jump before it is not believed.",
+        description="Largest jump of the system clock that the broker follows at once.",
     )
     clock_confirm: Seconds = Field(
         default=CONFIRM_SECONDS,
         ge=0,
-        description="How long a clock that jumped ahead must go on so before it is believed; until"
-        " then nothing is dropped or expires by it.",
+        description="Time after which the broker follows a system clock that jumped forward. "
+        "Until then, nothing is dropped or expires because of the jump.",
     )
     drain_timeout: Seconds = Field(
         default=2.0,
         ge=0,
         le=600,
-        description="How long a closing connection may take to read what it was sent.",
+        description="Longest time that the broker waits for a client to read the last packets "
+        "before the connection is closed.",
     )
     control_timeout: Seconds = Field(
         default=60.0,
         gt=0,
         le=3600,
-        description="How long a connection to the control socket may say nothing.",
+        description="Time after which the broker closes an idle connection to the control socket.",
     )
-    limits: Limits = Field(default=Limits(), description="How much clients may ask for.")
-    storage: Storage = Field(default=Storage(), description="Where messages are stored.")
-    access: AccessSettings = Field(default=AccessSettings(), description="Who may do what.")
+    limits: Limits = Field(default=Limits(), description="Limits of clients.")
+    storage: Storage = Field(default=Storage(), description="How messages are stored.")
+    access: AccessSettings = Field(default=AccessSettings(), description="Users and their rights.")
     share: ShareSettings = Field(default=ShareSettings(), description="Shared subscriptions.")
     sessions: SessionSettings = Field(
         default=SessionSettings(), description="Sessions that outlive their connections."
     )
     snapshot: SnapshotSettings = Field(
-        default=SnapshotSettings(), description="Snapshots of all state."
+        default=SnapshotSettings(), description="Snapshots of the whole state."
     )
-    log: LogSettings = Field(default=LogSettings(), description="What is told on stderr.")
+    log: LogSettings = Field(default=LogSettings(), description="Log of the broker.")
     flight: FlightSettings = Field(default=FlightSettings(), description="Arrow Flight.")
     topiclog: TopicLogSettings = Field(default=TopicLogSettings(), description="Topic logs.")
     listeners: tuple[ListenerSettings, ...] = Field(
-        default=(ListenerSettings(),), description="Where clients connect."
+        default=(ListenerSettings(),), description="Addresses where clients connect."
     )
-    bridge: tuple[BridgeSettings, ...] = Field(
-        default=(), description="Other brokers that messages are exchanged with."
-    )
+    bridge: tuple[BridgeSettings, ...] = Field(default=(), description="Bridges to other brokers.")
 
     def lets_in_anonymous(self, listener: ListenerSettings) -> bool:
         """Tell whether a client without a name may come in at a listener.

@@ -30,95 +30,104 @@ OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
 
 
 class StoreRule(Settings):
-    """What is stored of the topics that a filter matches; the first rule that matches holds."""
+    """How the broker stores the messages of matching topics. The first rule that matches a topic
+    applies.
+    """
 
-    filter: FilterText = Field(description="The topics that this rule is for.")
+    filter: FilterText = Field(description="Topics to which this rule applies.")
     store: Literal["always", "subscribed", "offline", "never"] = Field(
         default="always",
-        description="When their messages are stored: always, when a durable session has a"
-        " subscription for them, when one of QoS 1 or 2 is away that does, or never.",
+        description="When messages are stored. subscribed: if a durable session has a matching "
+        "subscription; offline: if a session with a matching subscription of QoS 1 or 2 is "
+        "offline and the message has QoS 1 or 2.",
     )
     durability: Literal["synced", "written", "none"] = Field(
         default="synced",
-        description="What an acknowledged message survives: a power cut, the end of the process, "
-        "or nothing.",
+        description="What an acknowledged message survives. synced: a power cut; written: a crash "
+        "of the broker; none: nothing.",
     )
 
 
 class Storage(Settings):
-    """Where messages are stored, and how. All but `database` and `rules` is for a database that
-    the broker creates; `siltstone db set` changes one that exists.
+    """How messages are stored. `database`, `rules` and `keep_free_bytes` always apply. The other
+    keys apply when the broker creates the database; `siltstone db set` changes an existing
+    database.
     """
 
     database: DatabaseName = Field(
-        default="messages", description="The database that publishes are appended to."
+        default="messages", description="Database that stores the messages."
     )
     rules: tuple[StoreRule, ...] = Field(
         default=(),
-        description="What is stored, by topic filter; without a match: always, synced.",
+        description="Storage rules by topic filter. A message without a matching rule is stored "
+        "and synced.",
     )
     shards: Count = Field(
-        default=_DEFAULTS.shards, ge=1, le=16_384, description="How many threads write."
+        default=_DEFAULTS.shards,
+        ge=1,
+        le=16_384,
+        description="Number of shards. Each shard has a writer thread.",
     )
     thresholds: Thresholds = Field(
         default=_DEFAULTS.thresholds,
-        description="Words that a topic level keeps apart before the next becomes varying, level "
-        "by level; the last holds below too. 0: all vary, -1: none.",
+        description="Number of distinct words per topic level before the level is treated as "
+        "variable. The last number applies to deeper levels. 0: every level is variable; -1: no "
+        "level is.",
     )
     segment_bytes: Size = Field(
         default=_DEFAULTS.segment_bytes,
         ge=SEGMENT_BYTES_MIN,
         le=1 << 40,
         multiple_of=4096,
-        description="The size of a segment file.",
+        description="Size of a segment file.",
     )
     compression: Literal["none", "zstd", "lz4"] = Field(
-        default="none", description="How flushes are compressed."
+        default="none", description="Compression of the stored messages."
     )
     flush_interval: Seconds = Field(
         default=_DEFAULTS.flush_interval,
         ge=0,
         le=3600,
-        description="The longest that a row waits for a flush.",
+        description="Longest time that a message waits before it is written.",
     )
     idle_flush_interval: Seconds = Field(
         default=_DEFAULTS.idle_flush_interval,
         ge=0,
         le=3600,
-        description="Flush when no row came for so long.",
+        description="Write waiting messages when none arrives for this long.",
     )
     rotate_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.rotate_seconds, gt=0, description="Begin a new generation so often."
+        default=_DEFAULTS.rotate_seconds, gt=0, description="Time between generations."
     )
     rotate_bytes: OptionalSize = Field(
-        default=_DEFAULTS.rotate_bytes, gt=0, description="Begin a new generation at this size."
+        default=_DEFAULTS.rotate_bytes, gt=0, description="Size at which a new generation starts."
     )
     retain_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.retain_seconds, gt=0, description="Drop sealed slabs that are older."
+        default=_DEFAULTS.retain_seconds, gt=0, description="Age at which sealed slabs are dropped."
     )
     retain_bytes: OptionalSize = Field(
         default=_DEFAULTS.retain_bytes,
         gt=0,
-        description="Drop the oldest sealed slabs beyond this size.",
+        description="Total size above which the oldest sealed slabs are dropped.",
     )
     reclaim: Literal["none", "delivered"] = Field(
         default="none",
-        description="What is dropped before that: nothing, or sealed slabs of which no durable"
-        " session and no share group needs a message. Other readers of the store miss these"
-        " messages, unless the database is tiered.",
+        description="What the broker drops before retention does. delivered: sealed slabs of "
+        "which no durable session and no share group needs a message. Other readers of the store "
+        "miss these messages, unless the database is tiered.",
     )
     quota_bytes: OptionalSize = Field(
         default=_DEFAULTS.quota_bytes,
         gt=0,
-        description="Refuse publishes beyond this size on the disk, passed by a step at most.",
+        description="Size on disk above which messages are refused. Space is allocated in steps; "
+        "the last step may exceed the quota.",
     )
 
     keep_free_bytes: Size = Field(
         default=64 * 1024 * 1024,
         ge=0,
-        description="Refuse publishes when the disk has less left; the positions of sessions have"
-        " it for themselves. Also for a database that exists. Unless you set it, it is at most an"
-        " eighth of the disk.",
+        description="Free disk space below which messages are refused. The space is reserved for "
+        "the state of sessions. The default is at most an eighth of the disk.",
     )
 
     def keep_free(self, disk_bytes: int) -> int:
@@ -134,23 +143,24 @@ class Storage(Settings):
 
 
 class ShareSettings(Settings):
-    """How a shared subscription picks the member that gets a message."""
+    """How a shared subscription selects the member that receives a message."""
 
     strategy: Literal["least-loaded", "round-robin", "random", "sticky", "sticky-topic"] = Field(
         default="least-loaded",
-        description="How the next member is chosen; sticky is always the same one for a publisher, "
-        "sticky-topic for a topic.",
+        description="How the broker selects the next member. sticky: always the same member for a "
+        "publisher; sticky-topic: always the same member for a topic.",
     )
     loan_timeout: Seconds = Field(
         default=30.0,
         gt=0,
-        description="How long a member may acknowledge nothing before others get its messages.",
+        description="Time without an acknowledgement after which the messages of a member go to "
+        "other members.",
     )
     expiry: Seconds = Field(
         default=7 * DAY,
         ge=0,
         le=U32_MAX,
-        description="How long a group of durable sessions keeps its place without members.",
+        description="Time that a group with durable sessions keeps its position without members.",
     )
 
 
@@ -159,20 +169,29 @@ class SessionSettings(Settings):
 
     durable: bool = Field(
         default=True,
-        description="Whether they survive the broker too, and read what they missed from the store;"
-        " else they wait in memory.",
+        description="Whether sessions survive the broker and read missed messages from the store. "
+        "Otherwise messages wait in memory.",
     )
     backlog_messages_max: Count = Field(
         default=0,
         ge=0,
-        description="Messages that a session finds waiting when its client returns; 0 is no limit.",
+        description="Largest number of missed messages that a returning session receives. 0: no "
+        "limit.",
     )
     backlog_bytes_max: Size = Field(
-        default=0, ge=0, description="Bytes of messages that it finds waiting; 0 is no limit."
+        default=0,
+        ge=0,
+        description="Largest size of the missed messages that a returning session receives. 0: no "
+        "limit.",
     )
     backlog_age_max: Seconds = Field(
-        default=0.0, ge=0, description="Age of the oldest message that it gets; 0 is no limit."
+        default=0.0,
+        ge=0,
+        description="Largest age of the missed messages that a returning session receives. 0: no "
+        "limit.",
     )
     backlog_policy: Literal["drop-old", "drop-new"] = Field(
-        default="drop-old", description="Which messages go where there are more than that."
+        default="drop-old",
+        description="Which messages are dropped beyond these limits: the oldest or the newest "
+        "ones.",
     )

@@ -36,13 +36,13 @@ OF_THE_DATABASE: Final = frozenset(
 
 
 class TopicLogPublish(Settings):
-    """Topics whose messages are published to MQTT subscribers once they are stored; the first that
-    matches holds.
+    """Topic logs whose stored messages are also published to MQTT subscribers. The first entry that
+    matches a topic applies.
     """
 
-    filter: FilterText = Field(description="The topics, as they were created.")
-    prefix: str = Field(default="", description="What their names begin with for subscribers.")
-    qos: Count = Field(default=1, ge=0, le=2, description="The QoS that they are published with.")
+    filter: FilterText = Field(description="Filter of topic logs.")
+    prefix: str = Field(default="", description="Prefix of the MQTT topic.")
+    qos: Count = Field(default=1, ge=0, le=2, description="QoS of the published messages.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -52,73 +52,82 @@ class TopicLogPublish(Settings):
 
 
 class TopicLogSettings(Settings):
-    """Topic logs, for clients that do not speak MQTT. There are no users: who reaches the listener
-    may do everything. What is said of files is for a database that is yet to be made.
+    """Topic logs, for clients that do not speak MQTT. There are no users: every client that reaches
+    the listener may do everything. The keys from `segment_bytes` to `quota_bytes` apply when the
+    broker creates the database; `siltstone db set` changes an existing one.
     """
 
-    enabled: bool = Field(default=False, description="Whether topic logs are served.")
+    enabled: bool = Field(default=False, description="Whether the broker serves topic logs.")
     host: str = Field(
-        default="127.0.0.1", description='The address to bind; "0.0.0.0" or "::" for all.'
+        default="127.0.0.1", description='Address to listen on. "0.0.0.0" or "::": all addresses.'
     )
     port: Count = Field(
-        default=9410, ge=0, le=65_535, description="The port to bind; 0: any that is free."
+        default=9410, ge=0, le=65_535, description="Port to listen on. 0: any free port."
     )
     allow_anonymous: bool = Field(
-        default=False, description="Whether other machines may reach it, whoever they are."
+        default=False,
+        description="Whether the listener may be on an address that other machines can reach. "
+        "Every client there may do everything.",
     )
-    connections_max: Count = Field(default=10_000, ge=1, description="Clients connected at once.")
+    connections_max: Count = Field(
+        default=10_000, ge=1, description="Largest number of connected clients."
+    )
     message_size_max: Size = Field(
         default=VALUE_BYTES_MAX,
         ge=1024,
         le=VALUE_BYTES_MAX,
-        description="The largest send, of one message or many.",
+        description="Largest size of one send, with one message or many.",
     )
     pending_bytes_max: Size = Field(
         default=64 * MIB,
         ge=64 * 1024,
-        description="Bytes of sends that wait for the disk before sockets stop being read.",
+        description="Size of the sends that wait for the disk above which the broker stops "
+        "reading from clients.",
     )
     reserved_bytes_max: Size = Field(
         default=1024 * MIB,
         ge=MIB,
-        description="Bytes of large sends that are on their way; more are refused.",
+        description="Largest size of all large sends that are being received. Further ones are "
+        "refused.",
     )
     body_timeout: Seconds = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="A large send of which less than 16 KiB come in so long is cut off.",
+        description="The broker ends a large send if less than 16 KiB arrive in this time.",
     )
     idle_timeout: Seconds = Field(
         default=3600.0,
         ge=0,
-        description="A connection on which nothing comes or is answered for so long is closed; one "
-        "that waits for messages is not. 0: never.",
+        description="Time after which an idle connection is closed. A connection that waits for "
+        "messages is not idle. 0: never.",
     )
     segment_bytes: Size = Field(
         default=_DEFAULTS.segment_bytes,
         ge=SEGMENT_BYTES_MIN,
         le=1 << 40,
         multiple_of=4096,
-        description="The size of a segment file; each topic has its own.",
+        description="Size of a segment file. Each topic has its own segments.",
     )
     rotate_seconds: OptionalSeconds = Field(
-        default=None, gt=0, description="Begin a new generation of each topic so often."
+        default=None, gt=0, description="Time between generations of a topic."
     )
     rotate_bytes: OptionalSize = Field(
-        default=None, gt=0, description="Begin a new generation of a topic at this size."
+        default=None, gt=0, description="Size at which a new generation of a topic starts."
     )
     retain_seconds: OptionalSeconds = Field(
-        default=None, gt=0, description="Drop sealed generations that are older."
+        default=None, gt=0, description="Age at which sealed generations are dropped."
     )
     retain_bytes: OptionalSize = Field(
-        default=None, gt=0, description="Drop the oldest sealed generations beyond this size."
+        default=None,
+        gt=0,
+        description="Total size above which the oldest sealed generations are dropped.",
     )
     quota_bytes: OptionalSize = Field(
-        default=None, gt=0, description="Refuse sends beyond this size of all topics."
+        default=None, gt=0, description="Size of all topics above which sends are refused."
     )
     publish: tuple[TopicLogPublish, ...] = Field(
-        default=(), description="What is published to MQTT subscribers."
+        default=(), description="Topic logs that are also published to MQTT subscribers."
     )
 
     def database_settings(self) -> DatabaseSettings:

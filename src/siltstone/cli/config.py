@@ -222,7 +222,8 @@ checks the settings without starting the broker. `siltstone config show` prints 
 came from.
 
 A listener that other machines can reach refuses anonymous clients, unless it has
-`allow_anonymous = true`. The broker does not start with a listener that no client could log in to.
+`allow_anonymous = true`. So does a TLS listener on loopback, if there is a password file or a hook.
+The broker does not start with a listener that no client could log in to.
 
 `siltstone config reference` prints this page.
 """

@@ -35,12 +35,12 @@ CALL_BYTES_MAX: Final = 1024 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSettings:
-    """How a database stores its rows. Times are in seconds, None means no limit.
+    """How a database stores its rows. Times are in seconds. None means no limit.
 
-    `thresholds` has, per topic level, how many different words are kept apart before the next
-    becomes varying; the last one holds for all deeper levels, 0 makes every word varying, -1 none.
-    `reclaim` says what a broker drops before retention does: nothing, or `delivered`, the sealed
-    slabs of which no durable session and no share group needs a row.
+    `thresholds` has a number for each topic level: how many different words the level may have
+    before it is treated as variable. The last number applies to all deeper levels. 0 makes every
+    level variable, -1 none. `reclaim` selects what a broker drops before retention does: nothing,
+    or with `delivered` the sealed slabs of which no durable session and no share group needs a row.
     """
 
     shards: int = 1

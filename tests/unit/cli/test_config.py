@@ -145,7 +145,7 @@ def test_the_reference_has_a_row_for_every_setting(siltstone: CommandLine) -> No
     assert (
         '| `packet_size_max` | a size from 128 to 268435460 | `"16 MiB"` '
         "| `SILTSTONE_LIMITS__PACKET_SIZE_MAX` "
-        "| The largest packet that is read; told to clients as Maximum Packet Size. |"
+        "| Largest packet that a client may send. CONNACK announces it as Maximum Packet Size. |"
     ) in rows
     assert [line for line in outcome.lines if line.startswith("## ")] == [
         "## Top level",
