@@ -211,21 +211,10 @@ class Manifest:
 
     def with_logs(self, added: Sequence[AddedLog]) -> Manifest:
         """Return a manifest with these topic logs behind its own, each a shard with one slab."""
-        records = [
-            SlabRecord(
-                shard=log.shard,
-                generation=1,
-                state=SlabState.CURRENT,
-                since_us=log.since_us,
-                until_us=None,
-                created_us=log.created_us,
-            )
-            for log in added
-        ]
         return replace(
             self,
             settings=replace(self.settings, shards=self.settings.shards + len(added)),
-            slabs=(*self.slabs, *records),
+            slabs=(*self.slabs, *map(first_record, added)),
             logs=(*self.logs, *(log.topic for log in added)),
         )
 
@@ -381,6 +370,18 @@ def read_manifest_alone(fs: FileSystem, directory: PurePath) -> Manifest:
     """
     path = directory / MANIFEST
     return Manifest.decode(fs.read(path), path)
+
+
+def first_record(log: AddedLog) -> SlabRecord:
+    """Return the record of the slab with which a topic log begins."""
+    return SlabRecord(
+        shard=log.shard,
+        generation=1,
+        state=SlabState.CURRENT,
+        since_us=log.since_us,
+        until_us=None,
+        created_us=log.created_us,
+    )
 
 
 def _shard_of(slab: SlabRecord) -> int:

@@ -8,7 +8,9 @@ from siltstone.spool.names import Entry
 
 
 def test_unable_to_commit_tells_where_the_data_are() -> None:
-    error = UnableToCommitError("no", paths=(PurePath("/a"), PurePath("/b")), spans=((0, 1), (0, 2)))
+    error = UnableToCommitError(
+        "no", paths=(PurePath("/a"), PurePath("/b")), spans=((0, 1), (0, 2))
+    )
     assert error.path == PurePath("/a")
     assert str(error) == "not stored, the data is kept: no: paths=['/a', '/b']"
     error = UnableToCommitError("no", paths=(PurePath("/a"),) * 2, spans=((0, 1), (1, 2)))

@@ -146,9 +146,7 @@ def test_a_pack_without_room_for_its_table_is_at_risk_and_is_gone_with_the_next_
     fs = FaultyFileSystem(MemoryFileSystem())
     full = Fault(operation="create", errno=errno.ENOSPC, path_suffix="kept/0")
     # The third write to the pack, and every later one: its table.
-    table = Fault(
-        operation="write_at", errno=errno.ENOSPC, path_suffix="0.tmp", nth=3, repeat=True
-    )
+    table = Fault(operation="write_at", errno=errno.ENOSPC, path_suffix="0.tmp", nth=3, repeat=True)
     error = fail_to_store(fs, [b"one", b"two"], table, full)
     assert error.paths == (ROOT / "tmp" / "0.tmp",) * 2
     assert error.at_risk == (ROOT / "tmp" / "0.tmp",)
