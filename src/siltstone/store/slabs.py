@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from siltstone.clock import Clock
 from siltstone.errors import (
+    ClosedError,
     CorruptionError,
     DiskError,
     ExistsError,
@@ -149,7 +150,11 @@ class WritableSlabs:
     def of_shard(self, number: int) -> tuple[Slab, ...]:
         """Return the slabs of a shard by generation. Raises: ClosedError, CorruptionError."""
         self.shard(number)
-        return self._of_shard[number]
+        slabs = self._of_shard.get(number)
+        if slabs is None:
+            # It was closed since.
+            raise ClosedError("the database is closed")
+        return slabs
 
     def slab(self, slab: SlabId) -> Slab:
         """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
@@ -231,6 +236,8 @@ class WritableSlabs:
                 lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
             ).settings
             self._open_measured()
+            # One that is being opened may have read the settings before they changed.
+            self._shards.wait_for_opening()
             for shard in self._shards.opened():
                 shard.configure(settings)
         return settings
