@@ -170,6 +170,10 @@ class WritableSlabs:
         check_open(closed=self._closing)
         return shards.get(number)
 
+    def is_open(self, number: int) -> bool:
+        """Say whether a shard is at hand, without waiting for the disk."""
+        return self._shards.find(number) is not None
+
     def ended(self, slab: SlabId) -> bool:
         """Say whether a slab takes no more rows."""
         return self.slab(slab).record.state is not SlabState.CURRENT
