@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import PurePath
-from threading import Event
 
 import pytest
 
 from siltstone.database import Database
 from siltstone.errors import ClosedError, CorruptionError
-from siltstone.fs.api import File
-from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.block_log import BlockLog, BlockLogs
 from siltstone.store.opening import RecoveryReport
 from siltstone.topiclog.log import DATABASE
 from tests.support.builders import PATH, read_rows
+from tests.support.slow_disk import WAIT_SECONDS, SlowFileSystem
 from tests.support.topiclog import LogWorld, all_values, append
 
 # Some more than are opened from the start.
@@ -115,26 +112,6 @@ def test_none_is_opened_once_the_database_is_closed() -> None:
         with pytest.raises(ClosedError):
             log.bounds()
         assert opened(database) == list(range(64))
-
-
-WAIT_SECONDS = 10.0
-
-
-class SlowFileSystem(MemoryFileSystem):
-    """A disk on which opening the files below a directory waits until it is let go on."""
-
-    slow: PurePath | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached = Event()
-        self.go_on = Event()
-
-    def open(self, path: PurePath, *, writable: bool) -> File:
-        if self.slow is not None and self.slow in path.parents:
-            self.reached.set()
-            assert self.go_on.wait(WAIT_SECONDS)
-        return super().open(path, writable=writable)
 
 
 @contextmanager
