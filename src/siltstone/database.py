@@ -8,6 +8,7 @@ Everything may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -137,7 +138,9 @@ class Database:
             except SiltstoneError as exc:
                 # No shard may take a later call of the producer before this one comes again.
                 for rest in parts[number + 1 :]:
-                    slabs.shard(rest.shard).owe(rest.call)
+                    # One that cannot be opened takes no later call either.
+                    with suppress(SiltstoneError):
+                        slabs.shard(rest.shard).owe(rest.call)
                 if number == 0:
                     raise
                 # Others of this call are under way: the ticket tells what became of the whole.
