@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from random import Random
@@ -363,11 +363,11 @@ class TestRetention:
                 append(slabs, "t")
                 slabs.seal()
             assert slabs.reclaimable() == Reclaimable({0: [1, 2, 3]}, {})
-            assert slabs.reclaim({0: 0}, lambda: True) == []
+            assert slabs.reclaim({0: 0}, lambda: nullcontext(enter_result=True)) == []
             allowed = iter([True, False])
-            assert slabs.reclaim({0: 2}, lambda: next(allowed)) == [SlabId(0, 1)]
+            assert slabs.reclaim({0: 2}, lambda: nullcontext(next(allowed))) == [SlabId(0, 1)]
             assert slabs.manifest.reclaimed == {0: 1}
-            assert slabs.reclaim({0: 2}, lambda: True) == [SlabId(0, 2)]
+            assert slabs.reclaim({0: 2}, lambda: nullcontext(enter_result=True)) == [SlabId(0, 2)]
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
         with opened(world) as slabs:
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
