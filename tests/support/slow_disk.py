@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from threading import Event
 
-from siltstone.fs.api import File
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFile, MemoryFileSystem
 
 WAIT_SECONDS = 10.0
 
@@ -21,7 +20,7 @@ class SlowFileSystem(MemoryFileSystem):
         self.reached = Event()
         self.go_on = Event()
 
-    def open(self, path: PurePath, *, writable: bool) -> File:
+    def open(self, path: PurePath, *, writable: bool) -> MemoryFile:
         if self.slow is not None and self.slow in path.parents:
             self.reached.set()
             assert self.go_on.wait(WAIT_SECONDS)
