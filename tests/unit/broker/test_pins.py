@@ -29,8 +29,7 @@ def test_a_pin_that_is_taken_during_a_drop_comes_after_it_and_keeps_the_next_one
             assert may_drop
             pins.take()
             settling = asyncio.ensure_future(pins.settled())
-            await asyncio.sleep(0)
-            assert not settling.done()
+            assert await asyncio.wait([settling], timeout=0) == (set(), {settling})
         await settling
         with pins.dropping(0) as may_drop:
             assert not may_drop

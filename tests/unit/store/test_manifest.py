@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 import pytest
@@ -338,8 +339,7 @@ class TestReserve:
             if way == "journal":
                 keeper.add_log(added(shard))
             else:
-                more = [added(shard)]
-                keeper.update(lambda manifest, more=more: manifest.with_logs(more))
+                keeper.update(partial(Manifest.with_logs, added=[added(shard)]))
         sizes = {entry.name: entry.allocated_bytes for entry in fs.list(DIRECTORY)}
         assert sizes["reserve"] == 3 * RESERVE_BYTES >= len(keeper.current.encode())
 

@@ -191,9 +191,10 @@ def test_closing_waits_for_one_that_is_being_opened() -> None:
                 found(logs, "t/67").bounds()
             except ClosedError:
                 refused = True
-        assert not database.closed
+        states = [database.closed]
         fs.go_on.set()
         closing.result(WAIT_SECONDS)
-        assert database.closed
+        states.append(database.closed)
+        assert states == [False, True]
         # Its answer depends on which of the two threads goes on first.
         assert isinstance(opening.exception(WAIT_SECONDS), ClosedError | None)

@@ -398,9 +398,8 @@ COLD = 70
 def world_of_cold_topics() -> LogWorld:
     world = LogWorld()
     with world.blocks() as logs:
-        for number in range(COLD):
-            log = logs.add(f"t/{number}")
-        append(log, b"stored")
+        made = [logs.add(f"t/{number}") for number in range(COLD)]
+        append(made[-1], b"stored")
     return world
 
 
