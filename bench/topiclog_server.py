@@ -34,11 +34,16 @@ MIB = 1024 * 1024
 class MemoryLog:
     """The messages of one topic in memory: what persistence is measured against."""
 
+    is_open = True
+
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self._firsts: list[int] = []
         self._runs: list[Run] = []
         self._end = 0
+
+    def open(self) -> None:
+        """Do nothing: it is at hand."""
 
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:  # noqa: ARG002
         return self._keep(offsets, memoryview(values))

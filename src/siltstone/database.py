@@ -8,6 +8,7 @@ Everything may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -41,7 +42,7 @@ from siltstone.store.scan import Span, Status, count_rows, read_stream
 from siltstone.store.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.settings import CALL_BYTES_MAX, DatabaseSettings
 from siltstone.store.slab import Slab
-from siltstone.store.slabs import Reclaimable, WritableSlabs
+from siltstone.store.slabs import Dropping, Reclaimable, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match
 
@@ -137,7 +138,9 @@ class Database:
             except SiltstoneError as exc:
                 # No shard may take a later call of the producer before this one comes again.
                 for rest in parts[number + 1 :]:
-                    slabs.shard(rest.shard).owe(rest.call)
+                    # One that cannot be opened takes no later call either.
+                    with suppress(SiltstoneError):
+                        slabs.shard(rest.shard).owe(rest.call)
                 if number == 0:
                     raise
                 # Others of this call are under way: the ticket tells what became of the whole.
@@ -427,12 +430,12 @@ class Database:
         return self._writable().reclaimable()
 
     def reclaim(
-        self, needed: Mapping[int, int], may_drop: Callable[[], bool] = lambda: True
+        self, needed: Mapping[int, int], dropping: Dropping = lambda: nullcontext(enter_result=True)
     ) -> list[SlabId]:
         """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
-        needed from a serial on. `may_drop` is asked before each of them.
+        needed from a serial on. Each is dropped within a context that tells whether it may be.
         """
-        return self._writable().reclaim(needed, may_drop)
+        return self._writable().reclaim(needed, dropping)
 
     def seal_delivered(self, needed: Mapping[int, int]) -> bool:
         """Turn over the generations of some size that end before what is needed of their shard,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from siltstone.clock import (
     CONFIRM_SECONDS,
@@ -69,6 +70,7 @@ COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
 _DROPPING: Final = "dropping"
 # More than any order of operations has open at once.
 _SPARE_DESCRIPTORS: Final = 8
+_T = TypeVar("_T")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -101,10 +103,12 @@ class Store:
         self.read_only = read_only
         self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
         self._clock = clock or (SystemClock() if read_only else guarded_clock())
+        # Held while a database is opened, created, dropped or closed, which takes its time. What
+        # is open is looked up without it: a dict that is there does not change.
         self._mutex = Lock()
-        self._databases: dict[str, Database] = {}
+        self._databases: Mapping[str, Database] = {}
         self._open_engine = open_engine
-        self._keyvalues: dict[str, KeyValueDatabase] = {}
+        self._keyvalues: Mapping[str, KeyValueDatabase] = {}
         self._closed = False
         self._file_lock = None
         if read_only:
@@ -154,11 +158,15 @@ class Store:
 
     def newest_us(self) -> dict[str, int]:
         """Return the latest time that rows of each open database may have, those of the broker's
-        own left out: their times are not shown.
+        own left out: their times are not shown. It waits for nothing.
         """
-        with self._mutex:
-            known = {name: each for name, each in self._databases.items() if not each.closed}
-        return {name: each.newest_us() for name, each in known.items() if not name.startswith("_")}
+        newest: dict[str, int] = {}
+        for name, database in self._databases.items():
+            # One that is being closed is not open any more.
+            with suppress(ClosedError):
+                if not name.startswith("_") and not database.closed:
+                    newest[name] = database.newest_us()
+        return newest
 
     def names(self) -> list[str]:
         """Return the names of the databases."""
@@ -222,7 +230,9 @@ class Store:
             if name not in self.names():
                 raise NotFoundError(f"database {name!r} does not exist in {self.path}")
             if name in self._databases:
-                self._databases.pop(name).close()
+                known = self._databases[name]
+                self._databases = _without(self._databases, name)
+                known.close()
             directory = self.path / "data" / name
             # The mark tells what a crash leaves of it from a database that lost its manifest.
             replace_file(self._fs, directory / _DROPPING, b"")
@@ -253,7 +263,7 @@ class Store:
                 set_odd_aside(self._fs, directory)
                 check_logs(self._fs, directory)
                 known = self._open_keyvalue(name, directory, settings)
-                self._keyvalues[name] = known
+                self._keyvalues = {**self._keyvalues, name: known}
             return known
 
     def _open_keyvalue(
@@ -313,7 +323,9 @@ class Store:
             if name not in self.keyvalue_names():
                 raise NotFoundError(f"key-value database {name!r} does not exist in {self.path}")
             if name in self._keyvalues:
-                self._keyvalues.pop(name).close()
+                known = self._keyvalues[name]
+                self._keyvalues = _without(self._keyvalues, name)
+                known.close()
             directory = self.path / "kv" / name
             replace_file(self._fs, directory / _DROPPING, b"")
             self._remove_keyvalue(directory)
@@ -321,11 +333,11 @@ class Store:
     def failure(self) -> tuple[str, Exception] | None:
         """Return a database in which a write or sync has failed, and the cause; None: all work.
 
-        Such a database stores nothing more until the store is closed and opened again.
+        Such a database stores nothing more until the store is closed and opened again. This waits
+        for nothing.
         """
-        with self._mutex:
-            causes = {name: known.failure() for name, known in self._databases.items()}
-            causes |= {name: known.failure() for name, known in self._keyvalues.items()}
+        causes = {name: known.failure() for name, known in self._databases.items()}
+        causes |= {name: known.failure() for name, known in self._keyvalues.items()}
         return next(((name, cause) for name, cause in causes.items() if cause is not None), None)
 
     def close(self) -> None:
@@ -334,8 +346,7 @@ class Store:
             self._closed = True
             open_databases = [known for known in self._databases.values() if not known.closed]
             open_keyvalues = [known for known in self._keyvalues.values() if not known.closed]
-            self._databases.clear()
-            self._keyvalues.clear()
+            self._databases, self._keyvalues = {}, {}
             try:
                 # All of them, whatever keeps one from its last sync.
                 with ExitStack() as closing:
@@ -379,7 +390,7 @@ class Store:
     def _open(self, name: str) -> Database:
         directory = self.path / "data" / name
         database = Database(self._fs, self._clock, directory, writable=not self.read_only)
-        self._databases[name] = database
+        self._databases = {**self._databases, name: database}
         return database
 
     def _prepare(self) -> None:
@@ -438,6 +449,10 @@ def open_store(
     if 0 in encoded:
         raise UsageError(f"path must not have the character U+0000: path={str(path)!r}")
     return Store(absolute_path(path), read_only=read_only, clock=clock)
+
+
+def _without(known: Mapping[str, _T], name: str) -> dict[str, _T]:
+    return {each: known[each] for each in known if each != name}
 
 
 def _check_name(name: str) -> None:

@@ -38,6 +38,8 @@ class TurnedLoop:
         self.from_threads: SimpleQueue[Act] = SimpleQueue()
         self.timers: list[Timer] = []
         self.now = 0.0
+        # The recovery of topics, which goes on when a test says so.
+        self.openings: list[Act] = []
 
     def time(self) -> float:
         return self.now
@@ -66,6 +68,17 @@ class TurnedLoop:
             self.call_soon(lambda: then(error))
         else:
             self.call_soon(lambda: then(None))
+
+    def open_in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        self.openings.append(lambda: self.in_thread(work, then))
+
+    def open_all(self) -> int:
+        """Recover the topics that were asked for; return how many."""
+        openings, self.openings = self.openings, []
+        for each in openings:
+            each()
+        self.turn()
+        return len(openings)
 
     def later(self, seconds: float, act: Act) -> Callable[[], None]:
         return self.call_later(seconds, act).cancel

@@ -10,6 +10,7 @@ import pytest
 from siltstone.database import Database, Read
 from siltstone.errors import (
     ClosedError,
+    CorruptionError,
     InvalidTopicError,
     NotFoundError,
     OutcomeUnknownError,
@@ -27,7 +28,9 @@ from siltstone.store.scan import Status
 from siltstone.store.settings import CALL_BYTES_MAX
 from tests.support.builders import (
     HELD,
+    NAME,
     NOW_US,
+    PATH,
     SEGMENT_BYTES,
     World,
     as_given,
@@ -598,3 +601,24 @@ class TestClose:
         for refused in actions:
             with pytest.raises(ClosedError):
                 refused()
+
+
+def test_a_call_that_is_under_way_has_a_ticket_whatever_keeps_later_shards_from_it() -> None:
+    world = World()
+    # Some more than are opened from the start.
+    shards = 70
+    with world.store() as store:
+        store.create(NAME, settings_of(shards=shards, shard_by="topic"))
+    for number in (68, 69):
+        segment = PATH / "data" / NAME / str(number) / "1" / f"{0:020d}.seg"
+        with world.fs.open(segment, writable=True) as file:
+            file.write_at(0, b"\xff" * 16)
+    topics = {shard_of(b"t%d" % each, shards): f"t{each}" for each in range(2000)}
+    with world.store() as store:
+        database = store.database(NAME)
+        call = rows_on(topics[0], topics[68], topics[69])
+        ticket = database.append(call, producer=("p", 1))
+        with pytest.raises(OutcomeUnknownError) as caught:
+            ticket.wait()
+        assert isinstance(caught.value.__cause__, CorruptionError)
+        assert database.has_stored(("p", 1), topics[0].encode(), b"")

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from siltstone.store.iterator import StreamIterator, StreamRef
 from siltstone.topic.grammar import TopicFilter
 from siltstone.tx.settings import KeyValueSettings
 from tests.support.builders import HELD, NAME, PATH, World, read_topics, rows_on, settings_of
+from tests.support.slow_disk import WAIT_SECONDS, SlowFileSystem
 
 
 class TestLayout:
@@ -592,3 +593,63 @@ class TestKeyValue:
         close()
         with self.store(world, engines) as again:
             assert again.keyvalue_names() == ["first", "second"]
+
+
+class TestLooksThatWaitForNothing:
+    """The loop of a broker looks every second, also while a thread opens or closes a database."""
+
+    def test_while_a_database_is_being_opened(self) -> None:
+        fs = SlowFileSystem()
+        with World(fs).store() as store:
+            newest_us = store.create("known", settings_of()).newest_us()
+            store.create("slow", settings_of()).close()
+            fs.slow = PATH / "data" / "slow"
+            opening = Thread(target=lambda: store.database("slow"))
+            opening.start()
+            try:
+                assert fs.reached.wait(WAIT_SECONDS)
+                looked = answered(lambda: (store.newest_us(), store.failure()))
+            finally:
+                fs.go_on.set()
+                opening.join()
+            assert looked == ({"known": newest_us}, None)
+
+    def test_while_a_database_is_being_closed(self) -> None:
+        reached, go_on = Event(), Event()
+
+        def hold(_: object) -> None:
+            reached.set()
+            assert go_on.wait(WAIT_SECONDS)
+
+        with World().store() as store:
+            database = store.create(NAME, settings_of())
+            database.on_commit(hold)
+            database.append(rows_on("t"), durability="none")
+            assert reached.wait(WAIT_SECONDS)
+            closing = Thread(target=database.close)
+            closing.start()
+            try:
+                while not refuses(database):
+                    assert not database.closed
+                looked = answered(lambda: (store.newest_us(), store.failure()))
+            finally:
+                go_on.set()
+                closing.join()
+            assert looked == ({}, None)
+
+
+def refuses(database: Database) -> bool:
+    try:
+        database.newest_us()
+    except ClosedError:
+        return True
+    return False
+
+
+def answered(look: Callable[[], object]) -> object:
+    """Return what a look finds, in a thread so that one that waits is told from others."""
+    found: list[object] = []
+    thread = Thread(target=lambda: found.append(look()), daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS / 2)
+    return found[0] if found else "it waits"

@@ -62,10 +62,11 @@ class Visit:
         self._timer = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self.release)
         return is_still
 
-    def pin(self) -> bool:
+    async def pin(self) -> bool:
         """Keep all rows until the visit ends, also those that are delivered meanwhile."""
         if self._unpin is None:
             self._unpin = self._broker.pins.take()
+        await self._broker.pins.settled()
         return True
 
     @property
@@ -108,7 +109,7 @@ class ControlDesk:
             if visit is not None and request == {"do": "release"}:
                 return _encoded({"ok": visit.release()})
             if visit is not None and request == {"do": "pin"}:
-                return _encoded({"ok": visit.pin()})
+                return _encoded({"ok": await visit.pin()})
             deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
             if deed is None:
                 raise UsageError(
@@ -335,6 +336,7 @@ class Control:
         """Keep all rows meanwhile: somebody is about to need earlier ones."""
         release = self._broker.pins.take()
         try:
+            await self._broker.pins.settled()
             yield
         finally:
             release()

@@ -315,7 +315,7 @@ class Reclaimer:
     def _drop(self, search: _Pass) -> bool:
         """Drop what nobody needs, and seal what may then be dropped; in a thread."""
         floors = search.floors
-        dropped = self._database.reclaim(floors, partial(self._pins.is_free, search.pinned))
+        dropped = self._database.reclaim(floors, partial(self._pins.dropping, search.pinned))
         return self._database.seal_delivered(floors) or bool(dropped)
 
     def _dropped(self, has_moved: bool) -> None:

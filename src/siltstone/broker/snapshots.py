@@ -213,6 +213,7 @@ def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
 async def _cut(broker: Broker, source: StoreSource) -> None:
     """Cut a store at one moment, in which the broker stores nothing."""
     loop = asyncio.get_running_loop()
+    await broker.pins.settled()
     for _ in range(_CUTS_MAX):
         standstill = Standstill(broker)
         try:

@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from siltstone.directory import Store
-from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
+from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.kv.api import Engine, EngineOpener
@@ -193,10 +193,16 @@ class StoreSource:
         yield FilePart(offset=0, data=data)
 
     def _check_dropped(self, path: PurePath, slab: SlabId) -> None:
-        """Raise what is being handled, unless the slab has gone from the manifest as well."""
+        """Check that a slab whose files are gone has gone from the manifest as well.
+
+        Raises: CorruptionError.
+        """
         now = read_manifest(self._fs, self._directory / path)
         if any(known.id == slab for known in now.slabs):
-            raise SlabDroppedError(f"slab {slab} was dropped during the backup: path={path}")
+            raise CorruptionError(
+                f"files of slab {slab} are missing, run `siltstone verify` or restore a backup",
+                path=slab_directory(self._directory / path, slab),
+            )
 
     def _slab(self, path: PurePath, bounds: SlabBounds, ends: _Ends | None) -> Iterator[Record]:
         place = self._directory / path

@@ -61,9 +61,9 @@ def undo(
     fs: FileSystem, record: PurePath | None, drafts: Sequence[Temporary], names: Sequence[PurePath]
 ) -> SiltstoneError | None:
     """Take back what a commit did before it failed, the record first; return what kept the record
-    from going for good.
+    or a name from going for good.
     """
-    error = None
+    error: SiltstoneError | None = None
     if record is not None and fs.exists(record):
         try:
             fs.remove(record)
@@ -71,8 +71,16 @@ def undo(
         except SiltstoneError as exc:
             error = exc
     for draft, name in zip(drafts, names, strict=False):
-        with suppress(SiltstoneError):
+        try:
             take_name_back(fs, draft.path, name)
+        except SiltstoneError as exc:
+            error = error or exc
+    if names:
+        try:
+            # Else a power cut could bring back some of them.
+            fs.sync_directory(names[0].parent)
+        except SiltstoneError as exc:
+            error = error or exc
     return error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import PurePath
 from typing import Final, Protocol
 
@@ -33,6 +34,17 @@ class Temporary(Protocol):
 
     @property
     def path(self) -> PurePath: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where the data of an entry are that could not be stored, and whether the file lasts."""
+
+    path: PurePath
+    offset: int
+    length: int
+    _: KW_ONLY
+    stays: bool
 
 
 class Draft:
@@ -93,20 +105,26 @@ def remove_drafts(fs: FileSystem, drafts: Sequence[Temporary], error: BaseExcept
         raise failed from error
 
 
-def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> tuple[PurePath, bool]:
-    """Move the data, without their proof, to where no sweep finds them; return where they are, and
-    whether they stay there.
-
-    Where they cannot be moved into the directory, another name beside the first one does.
-    """
-    path = draft.path
+def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> Kept:
+    """Move the data, without their proof, to where no sweep finds them."""
     with suppress(SiltstoneError):
         draft.file.close()
-    with suppress(SiltstoneError), fs.open(path, writable=True) as file:
+    with suppress(SiltstoneError), fs.open(draft.path, writable=True) as file:
         file.truncate(draft.length)
+    path, stays = move_aside(fs, draft.path, directory, draft.path.stem)
+    return Kept(path, 0, draft.length, stays=stays)
+
+
+def move_aside(
+    fs: FileSystem, path: PurePath, directory: PurePath, name: str
+) -> tuple[PurePath, bool]:
+    """Move a file to where no sweep finds it; return where it is, and whether it stays there.
+
+    Where it cannot be moved into the directory, another name beside the first one does.
+    """
     for place in (directory, path.parent):
         with suppress(SiltstoneError):
-            target = free_name(fs, place, path.stem)
+            target = free_name(fs, place, name)
             fs.rename(path, target)
             with suppress(SiltstoneError):
                 fs.sync_directory(place)

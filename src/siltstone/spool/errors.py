@@ -11,20 +11,30 @@ from siltstone.spool.names import Entry
 class UnableToCommitError(SiltstoneError):
     """The data was read and not stored; `paths` still hold all of it. Store it again from there.
 
-    One path for each item that was given. Those in `at_risk` could not be moved to where they last:
-    the next opening of the spool removes them. After the spool was poisoned as well, an entry with
+    One path for each item that was read, in order, and in `spans` where its data begin and end in
+    that file: where the disk is full, several items may be kept in one file, with a table of them
+    at its end. Those in `at_risk` could not be moved to where they last: the next opening of the
+    spool removes them. After the spool was poisoned as well, an entry with
     the same data may be found when it is opened again.
     """
 
     def __init__(
-        self, reason: str, *, paths: tuple[PurePath, ...], at_risk: tuple[PurePath, ...] = ()
+        self,
+        reason: str,
+        *,
+        paths: tuple[PurePath, ...],
+        spans: tuple[tuple[int, int], ...],
+        at_risk: tuple[PurePath, ...] = (),
     ) -> None:
         until = "until the spool is opened again, copy it now" if at_risk else ""
+        # Several items in one file need their places there; a file of one item does not.
+        shared = f" spans={list(spans)}" if len({*paths}) < len(paths) else ""
         super().__init__(
             f"not stored, the data is kept{until and f' {until}'}: {reason}: "
-            f"paths={[*map(str, paths)]}"
+            f"paths={[*map(str, paths)]}{shared}"
         )
         self.paths = paths
+        self.spans = spans
         self.at_risk = at_risk
 
     @property

@@ -16,7 +16,15 @@ from siltstone.errors import DiskError, OverloadedError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import free_name
 from siltstone.spool.contents import PROOF_BYTES, Source, chunks_of
-from siltstone.spool.drafts import NO_LINKS, Draft, keep_draft, remove_drafts, write_draft
+from siltstone.spool.drafts import (
+    NO_LINKS,
+    Draft,
+    Kept,
+    keep_draft,
+    move_aside,
+    remove_drafts,
+    write_draft,
+)
 from siltstone.spool.packs import PACKED_BYTES_MAX, PACKED_ENTRIES_MAX, Pack
 
 # Files that are open at once while many are stored.
@@ -81,17 +89,19 @@ class Gathering:
         """Take back what was written before an error. Raises: CleanupFailedError."""
         remove_drafts(self._fs, list(dict.fromkeys(self.files)), error)
 
-    def keep(self, directory: PurePath) -> list[tuple[PurePath, bool]]:
-        """Move the data of all entries to where no sweep finds them; return where they are, and
-        whether they stay there. An entry of a pack gets a file of its own where there is room.
+    def keep(self, directory: PurePath) -> list[Kept]:
+        """Move the data of all entries to where no sweep finds them; return where they are, in the
+        order of the entries. An entry of a pack gets a file of its own where there is room.
         """
-        kept: list[tuple[PurePath, bool]] = []
-        for file in dict.fromkeys(self.files):
-            if isinstance(file, Pack):
-                kept += self._keep_pack(file, directory)
-            else:
-                kept.append(keep_draft(self._fs, file, directory))
-        return kept
+        kept = {
+            file: iter(
+                self._keep_pack(file, directory)
+                if isinstance(file, Pack)
+                else [keep_draft(self._fs, file, directory)]
+            )
+            for file in dict.fromkeys(self.files)
+        }
+        return [next(kept[file]) for file in self.files]
 
     def _add_small(self, data: bytes) -> None:
         self._take_room(len(data))
@@ -166,10 +176,10 @@ class Gathering:
             raise OverloadedError(f"the spool is full: room_bytes={room - self.size_bytes}")
         self.size_bytes += size
 
-    def _keep_pack(self, pack: Pack, directory: PurePath) -> list[tuple[PurePath, bool]]:
-        made: list[PurePath] = []
+    def _keep_pack(self, pack: Pack, directory: PurePath) -> list[Kept]:
         with suppress(SiltstoneError):
             pack.file.close()
+        made: list[PurePath] = []
         try:
             with self._fs.open(pack.path, writable=False) as file:
                 for part in pack.parts:
@@ -179,13 +189,29 @@ class Gathering:
                         copy.write_at(0, file.read_at(part.offset, part.length))
                         copy.sync()
             self._fs.sync_directory(directory)
-            self._fs.remove(pack.path)
         except SiltstoneError:
-            # Together then, with the table that tells them apart if it was written.
             for path in made:
                 with suppress(SiltstoneError):
                     self._fs.remove(path)
-            whole = Draft(pack.file)
-            whole.length = pack.end
-            return [keep_draft(self._fs, whole, directory)]
-        return [(path, True) for path in made]
+            return self._keep_together(pack, directory)
+        with suppress(SiltstoneError):
+            # Otherwise the next opening sweeps it.
+            self._fs.remove(pack.path)
+        return [
+            Kept(path, 0, part.length, stays=True)
+            for path, part in zip(made, pack.parts, strict=True)
+        ]
+
+    def _keep_together(self, pack: Pack, directory: PurePath) -> list[Kept]:
+        """Keep a pack whole, with a table that tells its entries apart by their numbers in the
+        call. Without one it must not last: it would look like the data of one entry.
+        """
+        numbers = [str(number) for number, file in enumerate(self.files) if file is pack]
+        path, stays = pack.path, False
+        with suppress(SiltstoneError):
+            with self._fs.open(pack.path, writable=True) as file:
+                file.truncate(pack.end)
+                pack.write_table(file, numbers)
+                file.sync()
+            path, stays = move_aside(self._fs, pack.path, directory, f"{pack.path.stem}.pack")
+        return [Kept(path, part.offset, part.length, stays=stays) for part in pack.parts]

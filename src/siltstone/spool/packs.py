@@ -67,6 +67,12 @@ class Pack:
 
     def seal(self, names: Sequence[str]) -> None:
         """Say which entry each part is, sync all, and close the file; its error counts too."""
+        self.write_table(self.file, names)
+        self.file.sync()
+        self.file.close()
+
+    def write_table(self, file: File, names: Sequence[str]) -> None:
+        """Write which entry each part is behind the data. Raises: StorageFullError."""
         pairs = zip(self.parts, names, strict=True)
         lines = [
             b"%d %d %08x %b\n" % (part.offset, part.length, part.checksum, name.encode("ascii"))
@@ -74,9 +80,7 @@ class Pack:
         ]
         table = _FIRST_LINE + b"".join(lines)
         end = self.end
-        self.file.write_at(end, table + _END.pack(end, crc32c(table), _MAGIC))
-        self.file.sync()
-        self.file.close()
+        file.write_at(end, table + _END.pack(end, crc32c(table), _MAGIC))
 
 
 def find_part(file: File) -> Part | None:

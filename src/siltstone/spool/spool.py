@@ -180,7 +180,8 @@ class Spool:
                 self._sync_names()
             except SiltstoneError as exc:
                 paths = [self.path_of(stored) for stored in named]
-                self._poison = undo(self._fs, record, drafts, paths) or self._poison
+                undone = undo(self._fs, record, drafts, paths)
+                self._poison = self._poison or undone
                 raise self._kept(gathering, exc) from exc
             with self._mutex:
                 self._size_bytes += gathering.size_bytes
@@ -209,8 +210,9 @@ class Spool:
         kept = gathering.keep(self._layout.kept)
         return UnableToCommitError(
             str(error),
-            paths=tuple(path for path, _ in kept),
-            at_risk=tuple(path for path, stays in kept if not stays),
+            paths=tuple(each.path for each in kept),
+            spans=tuple((each.offset, each.offset + each.length) for each in kept),
+            at_risk=tuple(dict.fromkeys(each.path for each in kept if not each.stays)),
         )
 
     # Reading

@@ -14,13 +14,14 @@ more, and no process appends to the journal of another one.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
 from crc32c import crc32c
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
 
@@ -82,6 +83,13 @@ def read_journal(fs: FileSystem, path: PurePath) -> list[AddedLog]:
             found.append(added)
         offset += len(line) + 1
     return found
+
+
+def sound_logs(fs: FileSystem, path: PurePath) -> list[AddedLog]:
+    """Return the logs of a journal that may be damaged or missing: those whose lines are whole."""
+    with suppress(NotFoundError):
+        return [log for line in fs.read(path).split(b"\n") if (log := _decode_line(line))]
+    return []
 
 
 def _decode_line(line: bytes) -> AddedLog | None:

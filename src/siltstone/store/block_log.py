@@ -57,6 +57,17 @@ class BlockLog:
         self.topic = topic
         self.topic_bytes = topic.encode()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is at hand. One that is not is recovered by the first call, which takes as
+        long as that does.
+        """
+        return self._slabs.is_open(self.number)
+
+    def open(self) -> None:
+        """Recover it if it is not at hand. Raises: CorruptionError, ClosedError."""
+        self._slabs.shard(self.number)
+
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
         """Queue rows: i32 offsets from 0, one a row and one more, and their values.
 

@@ -211,21 +211,10 @@ class Manifest:
 
     def with_logs(self, added: Sequence[AddedLog]) -> Manifest:
         """Return a manifest with these topic logs behind its own, each a shard with one slab."""
-        records = [
-            SlabRecord(
-                shard=log.shard,
-                generation=1,
-                state=SlabState.CURRENT,
-                since_us=log.since_us,
-                until_us=None,
-                created_us=log.created_us,
-            )
-            for log in added
-        ]
         return replace(
             self,
             settings=replace(self.settings, shards=self.settings.shards + len(added)),
-            slabs=(*self.slabs, *records),
+            slabs=(*self.slabs, *map(first_record, added)),
             logs=(*self.logs, *(log.topic for log in added)),
         )
 
@@ -242,6 +231,8 @@ class ManifestKeeper:
         # Whether no journal of an earlier process can be there.
         self._is_clear = False
         self._is_closed = False
+        # The largest reserve that there was, or was no room for.
+        self._reserved_bytes = 0
         self.current = manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -251,7 +242,9 @@ class ManifestKeeper:
         """
         with self._lock:
             self._check_open()
-            return self._replace(change(self.current))
+            changed = self._replace(change(self.current))
+            self._grow_reserve()
+            return changed
 
     def add_log(self, added: AddedLog) -> None:
         """Add a topic log, durably, whose first slab is on the disk.
@@ -272,6 +265,7 @@ class ManifestKeeper:
                 begin_journal(self._fs, journal_path(self._directory, number))
                 self._replace(replace(changed, journal=number, has_journal=True))
             self._appends = True
+            self._grow_reserve()
 
     def fold(self) -> None:
         """Put what is in the journal into the manifest, and remove all journals.
@@ -315,19 +309,35 @@ class ManifestKeeper:
 
     def keep_reserve(self) -> None:
         """Put the reserve file in its place again, where there is room for it."""
+        with self._lock:
+            self._keep_reserve()
+
+    def _grow_reserve(self) -> None:
+        """Let the reserve be as large as the manifest has become. That is done already, so nothing
+        that goes wrong here counts.
+        """
+        if self._reserve_bytes() > self._reserved_bytes > 0:
+            with suppress(SiltstoneError):
+                self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
         path = self._directory / RESERVE
-        size = self._reserve_bytes()
+        size = self._reserved_bytes = self._reserve_bytes()
+        is_there = False
         for entry in self._fs.list(self._directory):
-            if entry.name == RESERVE and entry.allocated_bytes >= size:
-                return
-        # A power cut may have left the name without the space.
-        self._give_up_reserve()
+            if entry.name == RESERVE:
+                is_there = True
+                if entry.allocated_bytes >= size:
+                    return
         try:
-            with self._fs.create(path) as file:
+            # One that is too small stays where there is no room for more. A power cut may have left
+            # the name without the space.
+            with self._fs.open(path, writable=True) if is_there else self._fs.create(path) as file:
                 file.truncate(size)
                 file.allocate(0, size)
         except StorageFullError:
-            self._give_up_reserve()
+            if not is_there:
+                self._give_up_reserve()
 
     def _reserve_bytes(self) -> int:
         """Return what the next manifest may need: that of thousands of topic logs is large."""
@@ -381,6 +391,18 @@ def read_manifest_alone(fs: FileSystem, directory: PurePath) -> Manifest:
     """
     path = directory / MANIFEST
     return Manifest.decode(fs.read(path), path)
+
+
+def first_record(log: AddedLog) -> SlabRecord:
+    """Return the record of the slab with which a topic log begins."""
+    return SlabRecord(
+        shard=log.shard,
+        generation=1,
+        state=SlabState.CURRENT,
+        since_us=log.since_us,
+        until_us=None,
+        created_us=log.created_us,
+    )
 
 
 def _shard_of(slab: SlabRecord) -> int:

@@ -4,16 +4,17 @@ Headers say which database, shard and generation a segment is of, and with which
 checked; those of this version also the salt, which is the identity of the database, and the topic
 of a topic log. The first frame says when a slab began. Only the settings are lost: they are the
 defaults, but for what the segments show. Where the journal beside a sound manifest is damaged,
-they are known, and only the topic logs are made anew.
+all that the manifest says stays, as does what the whole lines of the journal say. Only the topic
+logs of the other lines are made anew.
 
-Needs every shard, from the first on: where one has no segment left, a manifest would say that its
-rows never were.
+Needs every shard of which nothing else is known, from the first on: where one has no segment left,
+a manifest would say that its rows never were.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -26,7 +27,7 @@ from siltstone.fs.publish import quarantine_file, replace_file
 from siltstone.segment.frame import ROWS
 from siltstone.segment.segment import Segment, open_segment
 from siltstone.segment.sift import list_segments
-from siltstone.store.added import journal_path
+from siltstone.store.added import AddedLog, journal_path, sound_logs
 from siltstone.store.findings import Finding
 from siltstone.store.manifest import (
     MANIFEST,
@@ -34,6 +35,7 @@ from siltstone.store.manifest import (
     SlabId,
     SlabRecord,
     SlabState,
+    first_record,
     read_manifest_alone,
 )
 from siltstone.store.opening import seed_of, slab_directory
@@ -67,31 +69,76 @@ def remake_manifest(
     """Write a manifest for the segments in a directory; None where they do not tell enough."""
     if not fs.exists(directory) or fs.exists(directory / _DROPPING):
         return None
-    found = [_look_at(fs, directory, slab) for slab in _slabs_in(fs, directory)]
-    slabs = [each for each in found if each is not None]
-    shards = {each.id.shard for each in slabs}
-    if len(slabs) < len(found) or not shards or shards != set(range(len(shards))):
-        return None
     path = directory / MANIFEST
-    manifest = _manifest_of(directory.name, slabs)
-    done = "rebuilt from the segments with default settings, set your settings again"
-    damaged = path
+    problem = cause.reason if isinstance(cause, CorruptionError) else "the manifest is missing"
+    sound: Manifest | None = None
     with suppress(NotFoundError, CorruptionError):
         # Then it is the journal beside it that is damaged.
         sound = read_manifest_alone(fs, directory)
+    if sound is not None:
         damaged = journal_path(directory, sound.journal)
-        settings = replace(sound.settings, shards=manifest.settings.shards)
-        manifest = replace(manifest, settings=settings, journal=sound.journal)
+        manifest = _completed(fs, directory, sound, sound_logs(fs, damaged))
+        if manifest is None:
+            return None
         done = "the topic logs are those of the segments"
-    if fs.exists(damaged):
-        done += f"; kept as {quarantine_file(fs, damaged, quarantine, f'{damaged}: {cause}')}"
-    replace_file(fs, path, manifest.encode())
-    problem = cause.reason if isinstance(cause, CorruptionError) else "the manifest is missing"
+        # In this order: what the journal says must not be lost in between.
+        replace_file(fs, path, manifest.encode())
+        done += _set_aside(fs, damaged, quarantine, cause)
+    else:
+        damaged = path
+        slabs = _look_at_all(fs, directory, _slabs_in(fs, directory))
+        if not slabs or not _are_all({each.id.shard for each in slabs}, since=0):
+            return None
+        manifest = _manifest_of(directory.name, slabs)
+        done = "rebuilt from the segments with default settings, set your settings again"
+        done += _set_aside(fs, damaged, quarantine, cause)
+        replace_file(fs, path, manifest.encode())
     return manifest, Finding(path=damaged, offset=0, problem=problem, repaired=done)
 
 
-def _slabs_in(fs: FileSystem, directory: PurePath) -> Iterable[SlabId]:
-    for shard in _numbers_in(fs, directory):
+def _set_aside(fs: FileSystem, path: PurePath, quarantine: PurePath, cause: SiltstoneError) -> str:
+    """Move a damaged file into quarantine; return what to tell of it."""
+    if not fs.exists(path):
+        return ""
+    return f"; kept as {quarantine_file(fs, path, quarantine, f'{path}: {cause}')}"
+
+
+def _are_all(shards: Collection[int], *, since: int) -> bool:
+    """Tell whether no shard is missing between this one and the last."""
+    return sorted(shards) == list(range(since, since + len(shards)))
+
+
+def _completed(
+    fs: FileSystem, directory: PurePath, sound: Manifest, added: Iterable[AddedLog]
+) -> Manifest | None:
+    """Return a sound manifest with the topic logs that were added to it: those of which the journal
+    tells, and between or behind them those that only their segments know.
+    """
+    count = sound.settings.shards
+    told = {log.shard: log for log in added if log.shard >= count}
+    others = [each for each in _slabs_in(fs, directory, since=count) if each.shard not in told]
+    slabs = _look_at_all(fs, directory, others)
+    if slabs is None:
+        return None
+    topics = {each.id.shard: "" for each in slabs} | {log.shard: log.topic for log in told.values()}
+    if not _are_all(topics, since=count):
+        return None
+    for each in slabs:
+        topics[each.id.shard] = topics[each.id.shard] or each.topic
+    records = [*sound.slabs, *map(first_record, told.values()), *_records(slabs)]
+    return replace(
+        sound,
+        settings=replace(sound.settings, shards=count + len(topics)),
+        slabs=tuple(sorted(records, key=lambda record: record.id)),
+        logs=(*sound.logs, *(topics[shard] or _unnamed(shard) for shard in sorted(topics))),
+        seeds={**sound.seeds, **_odd_seeds(sound.salt, slabs)},
+        has_journal=False,
+    )
+
+
+def _slabs_in(fs: FileSystem, directory: PurePath, *, since: int = 0) -> Iterable[SlabId]:
+    shards = (shard for shard in _numbers_in(fs, directory) if shard >= since)
+    for shard in shards:
         for generation in _numbers_in(fs, directory / str(shard)):
             yield SlabId(shard, generation)
 
@@ -102,6 +149,15 @@ def _numbers_in(fs: FileSystem, directory: PurePath) -> list[int]:
         for entry in fs.list(directory)
         if entry.kind is EntryKind.DIRECTORY and entry.name.isdecimal()
     )
+
+
+def _look_at_all(
+    fs: FileSystem, directory: PurePath, slabs: Iterable[SlabId]
+) -> list[_Found] | None:
+    """Return what slabs say of themselves; None where nothing of one of them can be believed."""
+    looked = [_look_at(fs, directory, slab) for slab in slabs]
+    found = [each for each in looked if each is not None]
+    return found if len(found) == len(looked) else None
 
 
 def _look_at(fs: FileSystem, directory: PurePath, slab: SlabId) -> _Found | None:
@@ -172,23 +228,30 @@ def _manifest_of(database: str, slabs: list[_Found]) -> Manifest:
         slabs=tuple(_records(slabs)),
         logs=tuple(_topics(slabs, shards)) if holds_logs else (),
         identified=0 not in salts,
-        seeds={str(each.id): each.seed for each in slabs if each.seed != seed_of(salt, each.id)},
+        seeds=_odd_seeds(salt, slabs),
         holds_logs=holds_logs,
     )
+
+
+def _odd_seeds(salt: int, slabs: Iterable[_Found]) -> dict[str, int]:
+    """Return the seeds of slabs that do not follow from the salt."""
+    return {str(each.id): each.seed for each in slabs if each.seed != seed_of(salt, each.id)}
 
 
 def _records(slabs: list[_Found]) -> Iterable[SlabRecord]:
     after: Mapping[SlabId, _Found] = {
         before.id: each for before, each in pairwise(slabs) if before.id.shard == each.id.shard
     }
+    # Where a later generation begins earlier, the clock was ahead when these rows came.
+    earliest: dict[int, int] = {}
+    closed: dict[SlabId, int | None] = {}
+    for each in reversed(slabs):
+        closed[each.id] = earliest.get(each.id.shard)
+        earliest[each.id.shard] = min(each.since_us, earliest.get(each.id.shard, each.since_us))
     for each in slabs:
         following = after.get(each.id)
         until_us = None if following is None else max(following.since_us, each.last_us + 1)
-        # Where a later generation begins earlier, the clock was ahead when these rows came.
-        later = [
-            one.since_us for one in slabs if one.id > each.id and one.id.shard == each.id.shard
-        ]
-        closed_us = min(later, default=None)
+        closed_us = closed[each.id]
         is_ahead = until_us is not None and closed_us is not None and closed_us < until_us
         adjoins = following is not None and following.id.generation == each.id.generation + 1
         yield SlabRecord(
@@ -211,4 +274,9 @@ def _topics(slabs: list[_Found], shards: int) -> list[str]:
         if each.topic:
             names.setdefault(each.id.shard, each.topic)
     last = max(names, default=-1)
-    return [names.get(shard, f"recovered/{shard}") for shard in range(min(shards, last + 1))]
+    return [names.get(shard, _unnamed(shard)) for shard in range(min(shards, last + 1))]
+
+
+def _unnamed(shard: int) -> str:
+    """Return the topic of a log whose own one is lost."""
+    return f"recovered/{shard}"

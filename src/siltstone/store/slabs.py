@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import PurePath
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from siltstone.clock import Clock
 from siltstone.errors import (
+    ClosedError,
     CorruptionError,
     DiskError,
     ExistsError,
@@ -61,6 +62,8 @@ from siltstone.topic.structure import Structure
 # So many shards are opened at once and hold a file descriptor all the time. Each further one is
 # opened when it is first used, and holds a descriptor only while it stores.
 _WARM_SHARDS: Final = 64
+# What a slab is dropped within: it tells whether that may be.
+Dropping = Callable[[], AbstractContextManager[bool]]
 # Above every serial.
 _END: Final = 1 << 64
 
@@ -149,7 +152,11 @@ class WritableSlabs:
     def of_shard(self, number: int) -> tuple[Slab, ...]:
         """Return the slabs of a shard by generation. Raises: ClosedError, CorruptionError."""
         self.shard(number)
-        return self._of_shard[number]
+        slabs = self._of_shard.get(number)
+        if slabs is None:
+            # It was closed since.
+            raise ClosedError("the database is closed")
+        return slabs
 
     def slab(self, slab: SlabId) -> Slab:
         """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
@@ -164,6 +171,10 @@ class WritableSlabs:
         # In this order: once they are let go of we are closing.
         check_open(closed=self._closing)
         return shards.get(number)
+
+    def is_open(self, number: int) -> bool:
+        """Say whether a shard is at hand, without waiting for the disk."""
+        return self._shards.find(number) is not None
 
     def ended(self, slab: SlabId) -> bool:
         """Say whether a slab takes no more rows."""
@@ -231,6 +242,8 @@ class WritableSlabs:
                 lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
             ).settings
             self._open_measured()
+            # One that is being opened may have read the settings before they changed.
+            self._shards.wait_for_opening()
             for shard in self._shards.opened():
                 shard.configure(settings)
         return settings
@@ -376,18 +389,19 @@ class WritableSlabs:
                     current[shard.number] = committer.next_serial
         return Reclaimable(sealed, current)
 
-    def reclaim(self, needed: Mapping[int, int], may_drop: Callable[[], bool]) -> list[SlabId]:
+    def reclaim(self, needed: Mapping[int, int], dropping: Dropping) -> list[SlabId]:
         """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
-        needed from a serial on. `may_drop` is asked before each.
+        needed from a serial on. Each is dropped within a context that tells whether it may be.
         """
         check_open(closed=self._closing)
         dropped: list[SlabId] = []
         with self._lock:
             due = due_for_reclaim(self.manifest.slabs, needed, tiering=self._adopt_tiered())
             for record in due:
-                if not may_drop():
-                    break
-                self._drop(record.id, "delivered")
+                with dropping() as may_drop:
+                    if not may_drop:
+                        break
+                    self._drop(record.id, "delivered")
                 dropped.append(record.id)
         self._finish_drops()
         return dropped

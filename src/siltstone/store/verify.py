@@ -26,7 +26,6 @@ from siltstone.store.manifest import (
     MANIFEST,
     RESERVE,
     Manifest,
-    SlabId,
     SlabRecord,
     SlabState,
     read_manifest,
@@ -234,24 +233,28 @@ class _Check:
 
     def _strangers(self, manifest: Manifest) -> None:
         """Tell of names that the manifest does not account for."""
-        named = {record.id for record in manifest.slabs}
-        dropping = set(manifest.dropping)
+        named: dict[str, set[str]] = {}
+        for record in manifest.slabs:
+            named.setdefault(str(record.shard), set()).add(str(record.generation))
+        dropping: dict[str, set[str]] = {}
+        for slab in manifest.dropping:
+            dropping.setdefault(str(slab.shard), set()).add(str(slab.generation))
         journal = journal_path(self._directory, manifest.journal)
-        shards = {str(slab.shard) for slab in named | dropping}
         for entry in self._fs.list(self._directory):
             path = self._directory / entry.name
-            if entry.kind is EntryKind.DIRECTORY and entry.name in shards:
-                self._shard_strangers(path, named, dropping)
+            if entry.kind is EntryKind.DIRECTORY and (
+                entry.name in named or entry.name in dropping
+            ):
+                self._shard_strangers(
+                    path, named.get(entry.name, set()), dropping.get(entry.name, set())
+                )
             elif is_journal(entry.name):
                 if not manifest.has_journal or path != journal:
                     self._find(path, _LEFT_BY_A_CRASH, "note")
             elif entry.name not in (MANIFEST, RESERVE, MARKS):
                 self._stranger(path)
 
-    def _shard_strangers(self, path: PurePath, named: set[SlabId], dropping: set[SlabId]) -> None:
-        shard = int(path.name)
-        generations = {str(slab.generation): slab for slab in named if slab.shard == shard}
-        given_up = {str(slab.generation) for slab in dropping if slab.shard == shard}
+    def _shard_strangers(self, path: PurePath, generations: set[str], given_up: set[str]) -> None:
         for entry in self._fs.list(path):
             if entry.kind is EntryKind.DIRECTORY and entry.name in generations:
                 continue

@@ -1,7 +1,8 @@
 """What a server does with requests, without sockets: it answers a peer, which writes.
 
 Everything runs on the loop, whose time and threads come through the shell. Blocking work, which is
-only the creation of a topic, goes to a thread.
+the creation of a topic and the recovery of one at its first use, goes to a thread. What is asked of
+a topic meanwhile waits, in order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, SiltstoneError
+from siltstone.guard import contain
 from siltstone.segment.room import Room
 from siltstone.store.block_log import Run
 from siltstone.store.outcome import Ticket
@@ -43,6 +45,7 @@ from siltstone.topiclog.protocol import (
 from siltstone.topiclog.tables import table_of_offsets
 
 Act = Callable[[], None]
+Refuse = Callable[[Exception], None]
 
 FETCH_BYTES_MAX: Final = 64 * 1024 * 1024
 WAITING_MAX: Final = 100_000
@@ -59,6 +62,9 @@ class Shell(Protocol):
 
     def in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
         """Run work in a thread, then something on the loop, with what it raised."""
+
+    def open_in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        """Run work as `in_thread` does, beside others that may take long."""
 
     def later(self, seconds: float, act: Act) -> Act:
         """Run something after some time; return what forgets it."""
@@ -115,6 +121,8 @@ class Hub:
         self.limits = limits
         self._publisher = publisher
         self._lanes: dict[str, Lane] = {}
+        # What waits for a topic that is being recovered, each with what hears why it cannot be.
+        self._opening: dict[str, list[tuple[Act, Refuse]]] = {}
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiting_count = 0
         self._room_waits: list[Act] = []
@@ -158,20 +166,72 @@ class Hub:
             case Kind.TOPICS:
                 return encode_names(self._logs.topics())
             case Kind.BOUNDS:
-                return encode_bounds(self._logs.log(topic).bounds())
+                return self._answer_of(
+                    peer, head, [topic], lambda: encode_bounds(self._logs.log(topic).bounds())
+                )
             case Kind.LENGTH:
-                return encode_count(self._logs.log(topic).length(decode_offset(payload)))
+                at = decode_offset(payload)
+                return self._answer_of(
+                    peer, head, [topic], lambda: encode_count(self._logs.log(topic).length(at))
+                )
             case Kind.FETCH:
-                self._fetch(peer, head.id, decode_fetch(payload))
+                fetch = decode_fetch(payload)
+                topics = [place.topic for place in fetch.places]
+                self._answer_of(peer, head, topics, lambda: self._fetch(peer, head.id, fetch))
             case Kind.COMMIT:
                 client, offset = decode_commit(payload)
                 done = partial(self._committed, peer, head.id)
-                self._logs.commit(client, topic, offset, done)
+                self._answer_of(
+                    peer, head, [topic], lambda: self._logs.commit(client, topic, offset, done)
+                )
             case Kind.COMMITTED:
-                return encode_offset(self._logs.committed(decode_name(bytes(payload)), topic))
+                client = decode_name(bytes(payload))
+                return self._answer_of(
+                    peer,
+                    head,
+                    [topic],
+                    lambda: encode_offset(self._logs.committed(client, topic)),
+                )
             case Kind.SEND:
                 raise ProtocolError("internal error: expected a SEND frame on this connection")
         return None
+
+    def _answer_of(
+        self, peer: Peer, head: Head, topics: Sequence[str], answer: Callable[[], bytes | None]
+    ) -> bytes | None:
+        """Return what to reply of topics; None where it comes later, once all of them are open."""
+        logs = [self._logs.log(topic) for topic in topics]
+        cold = next((log for log in logs if not log.is_open), None)
+        if cold is None:
+            return answer()
+
+        def act() -> None:
+            try:
+                made = self._answer_of(peer, head, topics, answer)
+            except SiltstoneError as exc:
+                refuse(exc)
+                return
+            if made is not None:
+                peer.send([reply(head.kind, head.id, made)])
+
+        refuse = partial(self.refuse, peer, head.kind, head.id)
+        self._once_open(cold, act, refuse)
+        return None
+
+    def _once_open(self, log: Log, act: Act, refuse: Refuse) -> None:
+        """Do something with a log, at once or when it is recovered, behind what waits for it."""
+        waiting = self._opening.get(log.topic)
+        if waiting is not None:
+            waiting.append((act, refuse))
+        elif log.is_open:
+            act()
+        else:
+            self._opening[log.topic] = [(act, refuse)]
+            self._shell.open_in_thread(log.open, partial(self._opened, log))
+
+    def _opened(self, log: Log, error: Exception | None) -> None:
+        for act, refuse in self._opening.pop(log.topic):
+            contain(act if error is None else partial(refuse, error))
 
     def refuse(self, peer: Peer, kind: Kind, request_id: int, error: Exception) -> None:
         """Say what went wrong."""
@@ -190,7 +250,11 @@ class Hub:
             return
         if not values:
             # Nothing to store, which is no mistake.
-            self._acknowledge(peer, request_id, log.bounds().stop)
+            self._once_open(
+                log,
+                lambda: self._acknowledge(peer, request_id, log.bounds().stop),
+                partial(self.refuse, peer, Kind.SEND, request_id),
+            )
             return
         lane = self._lanes.get(topic)
         if lane is None:
@@ -204,7 +268,7 @@ class Hub:
             self._release(len(values))
             self._stored(peer, request_id, log, offsets, memoryview(values), outcome)
 
-        lane.add(offsets, values, settle)
+        self._once_open(log, partial(lane.add, offsets, values, settle), settle)
 
     def reserve(
         self, log: Log, size: int, rows: int, then: Callable[[Room | Exception], None]
@@ -221,10 +285,14 @@ class Hub:
                 )
             )
             return
-        try:
-            log.take_room(size, rows, then)
-        except SiltstoneError as exc:
-            then(exc)
+
+        def take() -> None:
+            try:
+                log.take_room(size, rows, then)
+            except SiltstoneError as exc:
+                then(exc)
+
+        self._once_open(log, take, then)
 
     def give_up(self, log: Log, size: int, room: Room | None) -> None:
         """Take back a place, or the wish for one."""

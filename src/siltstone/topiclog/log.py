@@ -41,6 +41,15 @@ class Log(Protocol):
     @property
     def topic(self) -> str: ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was recovered; otherwise the first of the other calls does that."""
+        ...
+
+    def open(self) -> None:
+        """Recover it. Raises: CorruptionError."""
+        ...
+
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
         """Store messages; the ticket tells when they are durable, and their first serial."""
         ...

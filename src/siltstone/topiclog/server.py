@@ -18,6 +18,8 @@ from siltstone.topiclog.log import TopicLogs
 _LOG: Final = logging.getLogger("siltstone.topiclog")
 _BACKLOG: Final = 1024
 _DRAIN_STEP: Final = 0.005
+# So many topics are recovered at once, each at its first use.
+_OPENERS: Final = 4
 
 
 class LoopShell:
@@ -25,7 +27,9 @@ class LoopShell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        # Topics are created in the order in which that was asked for.
         self._executor = ThreadPoolExecutor(1, "siltstone-topics")
+        self._openers = ThreadPoolExecutor(_OPENERS, "siltstone-topics-open")
 
     def soon(self, act: Act) -> None:
         self._loop.call_soon(act)
@@ -36,6 +40,17 @@ class LoopShell:
             self._loop.call_soon_threadsafe(act)
 
     def in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        self._submit(self._executor, work, then)
+
+    def open_in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
+        self._submit(self._openers, work, then)
+
+    def _submit(
+        self,
+        executor: ThreadPoolExecutor,
+        work: Act,
+        then: Callable[[Exception | None], None],
+    ) -> None:
         def run() -> None:
             error: Exception | None = None
             try:
@@ -44,7 +59,7 @@ class LoopShell:
                 error = exc
             self.soon_from_thread(lambda: then(error))
 
-        self._executor.submit(run)
+        executor.submit(run)
 
     def later(self, seconds: float, act: Act) -> Act:
         return self._loop.call_later(seconds, act).cancel
@@ -52,6 +67,7 @@ class LoopShell:
     def close(self) -> None:
         """Begin nothing new in a thread."""
         self._executor.shutdown(wait=True)
+        self._openers.shutdown(wait=True)
 
 
 class TopicLogServer:

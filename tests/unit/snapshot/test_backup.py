@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.directory import Store
-from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
+from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.segment.segment import SEGMENT_HEADER_BYTES
@@ -162,8 +162,9 @@ def test_files_that_are_gone_without_a_drop_are_an_error() -> None:
         source.fs,
         Fault(operation="list", errno=errno.ENOENT, path_suffix="/m/0/1", repeat=True),
     )
-    with pytest.raises(SlabDroppedError, match="slab 0/1 was dropped during the backup"):
+    with pytest.raises(CorruptionError, match="files of slab 0/1 are missing, run") as caught:
         source.records(fs)
+    assert caught.value.path == DATA / "data" / "m" / "0" / "1"
 
 
 def test_the_newest_state_of_a_broker_and_the_spool_are_part_of_it() -> None:

@@ -10,6 +10,7 @@ from siltstone.errors import DiskError, ExistsError, OverloadedError, StorageFul
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.spool.drafts import (
+    Kept,
     give_name,
     keep_draft,
     remove_drafts,
@@ -81,10 +82,11 @@ def test_all_drafts_are_removed_though_one_cannot_be() -> None:
 def test_kept_data_are_without_their_proof_where_no_sweep_finds_them() -> None:
     fs = MemoryFileSystem()
     fs.make_directory(KEPT)
-    kept, stays = keep_draft(fs, write_draft(fs, A, b"data"), KEPT)
-    again, too = keep_draft(fs, write_draft(fs, A, b"more"), KEPT)
-    assert (kept, stays, again, too) == (KEPT / "a", True, KEPT / "a.1", True)
-    assert (fs.read(kept), fs.read(again), names(fs)) == (b"data", b"more", ["kept"])
+    kept = keep_draft(fs, write_draft(fs, A, b"data"), KEPT)
+    again = keep_draft(fs, write_draft(fs, A, b"more"), KEPT)
+    assert kept == Kept(KEPT / "a", 0, 4, stays=True)
+    assert again == Kept(KEPT / "a.1", 0, 4, stays=True)
+    assert (fs.read(kept.path), fs.read(again.path), names(fs)) == (b"data", b"more", ["kept"])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,8 @@ def test_data_that_cannot_be_moved_are_told_where_they_are_and_whether_they_stay
     fs.make_directory(KEPT)
     draft = write_draft(fs, A, b"data")
     fault = Fault(operation=operation, errno=errno.EIO, repeat=repeat)  # type: ignore[arg-type]
-    assert keep_draft(FaultyFileSystem(fs, fault), draft, KEPT) == (where, stays)
+    kept = keep_draft(FaultyFileSystem(fs, fault), draft, KEPT)
+    assert kept == Kept(where, 0, 4, stays=stays)
     assert fs.read(where).startswith(b"data")
 
 

@@ -8,9 +8,13 @@ from siltstone.spool.names import Entry
 
 
 def test_unable_to_commit_tells_where_the_data_are() -> None:
-    error = UnableToCommitError("no", paths=(PurePath("/a"), PurePath("/b")))
+    error = UnableToCommitError(
+        "no", paths=(PurePath("/a"), PurePath("/b")), spans=((0, 1), (0, 2))
+    )
     assert error.path == PurePath("/a")
     assert str(error) == "not stored, the data is kept: no: paths=['/a', '/b']"
+    error = UnableToCommitError("no", paths=(PurePath("/a"),) * 2, spans=((0, 1), (1, 2)))
+    assert str(error).endswith("no: paths=['/a', '/a'] spans=[(0, 1), (1, 2)]")
 
 
 def test_no_such_entry_is_something_not_found() -> None:

@@ -3,16 +3,17 @@ from __future__ import annotations
 import errno
 from itertools import count
 from pathlib import PurePath
+from random import Random
 
 import pytest
 
-from siltstone.errors import OverloadedError, StorageFullError
+from siltstone.errors import OverloadedError, PoisonedError, StorageFullError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.spool import Entry, UnableToCommitError, create
 from siltstone.spool.gathering import Gathering
-from siltstone.spool.packs import PACKED_BYTES_MAX, Pack
+from siltstone.spool.packs import PACKED_BYTES_MAX, Pack, find_part
 from siltstone.spool.spool import open_spool
 
 ROOT = PurePath("/s")
@@ -98,15 +99,87 @@ def test_what_is_discarded_is_gone_and_the_others_of_its_file_stay() -> None:
     assert fs.free_bytes(PurePath("/")) > free
 
 
-def test_where_there_is_no_room_to_keep_entries_apart_they_are_kept_together() -> None:
+NO_SYNC = Fault(operation="sync_directory", errno=errno.EIO, path_suffix="/q")
+
+
+def fail_to_store(fs: FaultyFileSystem, data: list[bytes], *faults: Fault) -> UnableToCommitError:
+    with create(ROOT, fs=fs) as spool:
+        for fault in faults:
+            fs.add(fault)
+        with pytest.raises(UnableToCommitError) as caught:
+            spool.store_many([(each, None) for each in data])
+    return caught.value
+
+
+def pieces(fs: FileSystem, error: UnableToCommitError) -> list[bytes]:
+    """Return the data of each item from where the error says that they are."""
+    spans = zip(error.paths, error.spans, strict=True)
+    return [fs.read(path)[start:end] for path, (start, end) in spans]
+
+
+def test_what_is_kept_has_the_order_of_the_items() -> None:
+    fs = FaultyFileSystem(MemoryFileSystem())
+    data = [b"one", b"two", LARGE, b"three", LARGE + b"2", b"four"]
+    error = fail_to_store(fs, data, NO_SYNC)
+    assert [fs.read(path) for path in error.paths] == data
+    assert error.spans == tuple((0, len(each)) for each in data)
+    assert {path.parent for path in error.paths} == {ROOT / "kept"}
+
+
+def test_items_that_are_kept_together_can_be_told_apart() -> None:
+    fs = FaultyFileSystem(MemoryFileSystem())
+    data = [b"one", b"two", LARGE, b"three"]
+    full = Fault(operation="create", errno=errno.ENOSPC, path_suffix="kept/0")
+    error = fail_to_store(fs, data, NO_SYNC, full)
+    pack = ROOT / "kept" / "0.pack"
+    assert (error.paths, error.at_risk) == ((pack, pack, ROOT / "kept" / "2", pack), ())
+    assert pieces(fs, error) == data
+    # The table at its end tells the same when the error is forgotten.
+    fs.rename(pack, ROOT / "3")
+    with fs.open(ROOT / "3", writable=False) as file:
+        part = find_part(file)
+    assert part is not None
+    assert (part.offset, part.offset + part.length) == error.spans[3]
+
+
+def test_a_pack_without_room_for_its_table_is_at_risk_and_is_gone_with_the_next_opening() -> None:
+    fs = FaultyFileSystem(MemoryFileSystem())
+    full = Fault(operation="create", errno=errno.ENOSPC, path_suffix="kept/0")
+    # The third write to the pack, and every later one: its table.
+    table = Fault(operation="write_at", errno=errno.ENOSPC, path_suffix="0.tmp", nth=3, repeat=True)
+    error = fail_to_store(fs, [b"one", b"two"], table, full)
+    assert error.paths == (ROOT / "tmp" / "0.tmp",) * 2
+    assert error.at_risk == (ROOT / "tmp" / "0.tmp",)
+    assert pieces(fs, error) == [b"one", b"two"]
+    with open_spool(ROOT, fs=fs) as spool:
+        assert (list(spool), spool.swept) == ([], ("0.tmp",))
+        assert fs.list(ROOT / "kept") == fs.list(ROOT / "tmp") == []
+
+
+def test_no_name_of_a_batch_that_failed_comes_back_with_a_power_cut() -> None:
+    memory = MemoryFileSystem()
+    fs = FaultyFileSystem(memory)
+    with create(ROOT, fs=fs) as spool:
+        fs.add(Fault(operation="link", errno=errno.EIO, path_suffix="/2"))
+        with pytest.raises(UnableToCommitError):
+            spool.store_many([(b"%d" % number, None) for number in range(3)])
+        assert list(spool) == []
+        for seed in range(20):
+            with open_spool(ROOT, fs=memory.crash_clone(Random(seed))) as again:
+                assert list(again) == []
+        assert spool.store(b"next") in list(spool)
+
+
+def test_a_name_that_cannot_be_taken_back_poisons_the_spool() -> None:
     fs = FaultyFileSystem(MemoryFileSystem())
     with create(ROOT, fs=fs) as spool:
-        fs.add(Fault(operation="sync_directory", errno=errno.EIO, path_suffix="/q"))
-        fs.add(Fault(operation="create", errno=errno.ENOSPC, path_suffix="kept/0"))
+        fs.add(Fault(operation="link", errno=errno.EIO, path_suffix="q/1"))
+        fs.add(Fault(operation="remove", errno=errno.EIO, path_suffix="q/0"))
         with pytest.raises(UnableToCommitError) as caught:
             spool.store_many([(b"one", None), (b"two", None)])
-    (path,) = caught.value.paths
-    assert (path.parent.name, fs.read(path)) == ("kept", b"onetwo")
+        assert pieces(fs, caught.value) == [b"one", b"two"]
+        with pytest.raises(PoisonedError):
+            spool.store(b"more")
 
 
 def test_a_disk_that_is_full_takes_none() -> None:

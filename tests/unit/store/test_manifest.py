@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 import pytest
@@ -328,6 +329,29 @@ class TestReserve:
         keeper.keep_reserve()
         (entry,) = fs.list(DIRECTORY)
         assert len(many.encode()) <= entry.allocated_bytes <= 4 * len(many.encode())
+
+    @pytest.mark.parametrize("way", ["journal", "manifest"])
+    def test_the_reserve_grows_with_the_manifest(self, way: str) -> None:
+        fs = new_fs()
+        keeper = ManifestKeeper(fs, DIRECTORY, LOGS)
+        keeper.keep_reserve()
+        for shard in range(1, 400):
+            if way == "journal":
+                keeper.add_log(added(shard))
+            else:
+                keeper.update(partial(Manifest.with_logs, added=[added(shard)]))
+        sizes = {entry.name: entry.allocated_bytes for entry in fs.list(DIRECTORY)}
+        assert sizes["reserve"] == 3 * RESERVE_BYTES >= len(keeper.current.encode())
+
+    def test_a_reserve_that_cannot_grow_stays_as_it_was(self) -> None:
+        faulty = FaultyFileSystem(new_fs())
+        keeper = ManifestKeeper(faulty, DIRECTORY, LOGS)
+        keeper.keep_reserve()
+        full = Fault(operation="allocate", errno=errno.ENOSPC, path_suffix="reserve", repeat=True)
+        faulty.add(full)
+        keeper.update(lambda manifest: manifest.with_logs([added(n) for n in range(1, 400)]))
+        sizes = {entry.name: entry.allocated_bytes for entry in faulty.list(DIRECTORY)}
+        assert sizes["reserve"] == RESERVE_BYTES
 
     def test_the_reserve_takes_its_space(self) -> None:
         fs = new_fs()

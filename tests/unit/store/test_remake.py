@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
 
 from siltstone.errors import CorruptionError, UsageError
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.fs.publish import replace_file
 from siltstone.segment.segment import SegmentHeader, segment_path
-from siltstone.store.manifest import MANIFEST, read_manifest
+from siltstone.store.manifest import MANIFEST, SlabState, read_manifest, read_manifest_alone
 from siltstone.store.rows import Row
 from siltstone.store.verify import VerifyReport, verify_database
 from siltstone.topiclog.log import DATABASE as TOPICS
@@ -124,6 +126,70 @@ def test_where_only_the_journal_is_damaged_the_settings_stay(kind: str) -> None:
         assert logs.topics() == ["a", "b", "c", "d"]
         values = [all_values(log) for topic in logs.topics() if (log := logs.find(topic))]
         assert values == [[b"a"], [b"b"], [b"c"], [b"d"]]
+
+
+@pytest.mark.parametrize("line", [0, 1, 2, None])
+def test_a_damaged_journal_costs_nothing_that_the_manifest_or_its_other_lines_say(
+    line: int | None,
+) -> None:
+    world = LogWorld()
+    with world.store() as store:
+        database = store.ensure(TOPICS, SMALL)
+        logs = database.block_logs()
+        for topic in ("a", "b"):
+            append(logs.add(topic), topic.encode())
+        database.seal()
+        for topic in ("c", "d", "e"):
+            append(logs.add(topic), topic.encode())
+        # The process that had it open is killed.
+        world = LogWorld(fs=world.fs.kill_clone())
+    forget_origin(world.fs, PLACE, 5)
+    known = read_manifest_alone(world.fs, PLACE)
+    first = known.slabs[0]
+    assert (len(known.logs), str(first.id)) == (2, "0/1")
+    known = replace(
+        known,
+        slabs=(replace(first, state=SlabState.TIERED), known.slabs[1], *known.slabs[3:]),
+        dropping=(known.slabs[2].id,),
+        identified=False,
+        seeds={"7/7": 7},
+        reclaimed={0: 1},
+    )
+    replace_file(world.fs, PLACE / MANIFEST, known.encode())
+    whole = read_manifest(world.fs, PLACE)
+    assert whole.logs == ("a", "b", "c", "d", "e")
+    journal = PLACE / f"added.{known.journal}"
+    if line is None:
+        world.fs.remove(journal)
+    else:
+        lines = world.fs.read(journal).splitlines(keepends=True)
+        # Damage to the last one would be a torn line.
+        lines[line] = b"X" + lines[line][1:]
+        replace_file(world.fs, journal, b"".join(lines))
+    repair(world)
+    made = read_manifest(world.fs, PLACE)
+    assert made == replace(whole, has_journal=False)
+
+
+def test_a_crash_while_a_journal_is_set_aside_costs_none_of_its_lines() -> None:
+    world = LogWorld()
+    with world.blocks() as logs:
+        for topic in ("a", "b", "c", "d"):
+            logs.add(topic)
+        world = LogWorld(fs=world.fs.kill_clone())
+    # The segments of an earlier version name no topic, and have no row that would.
+    forget_origin(world.fs, PLACE, 4)
+    journal = PLACE / "added.1"
+    with world.fs.open(journal, writable=True) as file:
+        file.write_at(2, b"X")
+    for operations in range(40):
+        fs = world.fs.kill_clone()
+        fs.operations_left = operations
+        with suppress(PowerCut):
+            verify_database(fs, PLACE, repair=True, quarantine=QUARANTINE)
+        again = LogWorld(fs=fs.crash_clone())
+        repair(again)
+        assert read_manifest(again.fs, PLACE).logs == ("a", "b", "c", "d")
 
 
 def test_segments_of_an_earlier_version_tell_the_names_by_their_rows() -> None:

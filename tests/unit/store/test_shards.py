@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
 from siltstone.database import Database
 from siltstone.errors import ClosedError, CorruptionError
-from siltstone.store.block_log import BlockLogs
+from siltstone.store.block_log import BlockLog, BlockLogs
 from siltstone.store.opening import RecoveryReport
 from siltstone.topiclog.log import DATABASE
 from tests.support.builders import PATH, read_rows
+from tests.support.slow_disk import WAIT_SECONDS, SlowFileSystem
 from tests.support.topiclog import LogWorld, all_values, append
 
 # Some more than are opened from the start.
@@ -110,3 +112,89 @@ def test_none_is_opened_once_the_database_is_closed() -> None:
         with pytest.raises(ClosedError):
             log.bounds()
         assert opened(database) == list(range(64))
+
+
+@contextmanager
+def one_being_opened(world: LogWorld) -> Iterator[tuple[Database, BlockLogs, Future[range]]]:
+    """Open a database in which a thread waits for the disk to open the shard of `t/69`."""
+    fs = world.fs
+    assert isinstance(fs, SlowFileSystem)
+    filled(world)
+    with ThreadPoolExecutor(4) as threads, many(world) as (database, logs):
+        fs.slow = PATH / "data" / DATABASE / "69"
+        try:
+            opening = threads.submit(found(logs, "t/69").bounds)
+            assert fs.reached.wait(WAIT_SECONDS)
+            yield database, logs, opening
+        finally:
+            fs.go_on.set()
+
+
+def found(logs: BlockLogs, topic: str) -> BlockLog:
+    log = logs.find(topic)
+    assert log is not None
+    return log
+
+
+def in_thread(work: Callable[[], object]) -> Future[object]:
+    threads = ThreadPoolExecutor(1)
+    try:
+        return threads.submit(work)
+    finally:
+        threads.shutdown(wait=False)
+
+
+def test_others_are_opened_while_one_waits_for_the_disk() -> None:
+    fs = SlowFileSystem()
+    with one_being_opened(LogWorld(fs=fs)) as (_, logs, opening):
+        other = in_thread(found(logs, "t/68").bounds)
+        assert other.result(WAIT_SECONDS) == range(0)
+        assert not opening.done()
+        fs.go_on.set()
+        assert opening.result(WAIT_SECONDS) == range(1)
+
+
+def test_two_that_ask_for_one_get_the_same() -> None:
+    fs = SlowFileSystem()
+    with one_being_opened(LogWorld(fs=fs)) as (database, logs, opening):
+        again = in_thread(found(logs, "t/69").bounds)
+        fs.go_on.set()
+        assert opening.result(WAIT_SECONDS) == again.result(WAIT_SECONDS) == range(1)
+        assert opened(database) == [*range(64), 69]
+
+
+def test_one_that_is_being_opened_follows_settings_that_change_meanwhile() -> None:
+    fs = SlowFileSystem()
+    with one_being_opened(LogWorld(fs=fs)) as (database, _, opening):
+        changed = in_thread(lambda: database.configure(max_items=7))
+        while database.settings.max_items != 7:
+            assert not changed.done()
+        fs.go_on.set()
+        changed.result(WAIT_SECONDS)
+        opening.result(WAIT_SECONDS)
+        # No call tells which settings a shard follows.
+        settings = [
+            database._writable().shard(number).committer.settings.max_items  # noqa: SLF001
+            for number in (0, 69, 68)
+        ]
+        assert settings == [7, 7, 7]
+
+
+def test_closing_waits_for_one_that_is_being_opened() -> None:
+    fs = SlowFileSystem()
+    with one_being_opened(LogWorld(fs=fs)) as (database, logs, opening):
+        closing = in_thread(database.close)
+        refused = False
+        while not refused:
+            # From its beginning on none is opened any more.
+            try:
+                found(logs, "t/67").bounds()
+            except ClosedError:
+                refused = True
+        states = [database.closed]
+        fs.go_on.set()
+        closing.result(WAIT_SECONDS)
+        states.append(database.closed)
+        assert states == [False, True]
+        # Its answer depends on which of the two threads goes on first.
+        assert isinstance(opening.exception(WAIT_SECONDS), ClosedError | None)

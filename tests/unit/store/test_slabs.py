@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from random import Random
-from threading import Barrier, BrokenBarrierError, Thread
+from threading import Barrier, BrokenBarrierError, Event, Thread
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
-from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.fs.memory import MemoryFile, MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.segment.chain import directory_bytes
 from siltstone.store.drops import Why
@@ -39,6 +40,7 @@ from siltstone.store.slabs import Reclaimable, WritableSlabs
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World
 from tests.support.slabs import HOME, append, created, opened
+from tests.support.slow_disk import WAIT_SECONDS
 
 
 def current(shard: int, generation: int, since: int, created_: int) -> SlabRecord:
@@ -363,11 +365,11 @@ class TestRetention:
                 append(slabs, "t")
                 slabs.seal()
             assert slabs.reclaimable() == Reclaimable({0: [1, 2, 3]}, {})
-            assert slabs.reclaim({0: 0}, lambda: True) == []
+            assert slabs.reclaim({0: 0}, lambda: nullcontext(enter_result=True)) == []
             allowed = iter([True, False])
-            assert slabs.reclaim({0: 2}, lambda: next(allowed)) == [SlabId(0, 1)]
+            assert slabs.reclaim({0: 2}, lambda: nullcontext(next(allowed))) == [SlabId(0, 1)]
             assert slabs.manifest.reclaimed == {0: 1}
-            assert slabs.reclaim({0: 2}, lambda: True) == [SlabId(0, 2)]
+            assert slabs.reclaim({0: 2}, lambda: nullcontext(enter_result=True)) == [SlabId(0, 2)]
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
         with opened(world) as slabs:
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
@@ -501,6 +503,31 @@ class TestClose:
                 action()
         assert len(fs.operations) == before
 
+    @pytest.mark.parametrize(("call", "place"), [("add_log", "1"), ("drop", "0/1")])
+    def test_closing_waits_for_a_call_that_is_at_the_disk(self, call: str, place: str) -> None:
+        """Behind it another process may open the database, and its files must stay as they are."""
+        fs = SlowChanges()
+        with opened(World(fs)) as slabs, ThreadPoolExecutor(2) as threads:
+            slabs.add_log("a")
+            slabs.seal()
+            acts = {"add_log": lambda: slabs.add_log("b"), "drop": lambda: slabs.drop(SlabId(0, 1))}
+            fs.slow = HOME / place
+            try:
+                acting = threads.submit(acts[call])
+                assert fs.reached.wait(WAIT_SECONDS)
+                closing = threads.submit(slabs.close)
+                # Once the shards are let go of, only the locks keep it.
+                while slabs.is_open(0):
+                    assert not closing.done()
+                with pytest.raises(TimeoutError):
+                    closing.result(0.2)
+                assert not slabs.closed
+            finally:
+                fs.go_on.set()
+            closing.result(WAIT_SECONDS)
+            acting.exception(WAIT_SECONDS)
+        assert read_manifest(fs, HOME).logs == (("a", "b") if call == "add_log" else ("a",))
+
     def test_temporary_files_of_a_crash_are_swept_at_the_start(self) -> None:
         world = World()
         created(world)
@@ -508,6 +535,30 @@ class TestClose:
         with opened(world):
             pass
         assert not world.fs.exists(HOME / "manifest.tmp")
+
+
+class SlowChanges(MemoryFileSystem):
+    """A disk on which creating and removing files in a directory waits until it is let go on."""
+
+    slow: PurePath | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = Event()
+        self.go_on = Event()
+
+    def create(self, path: PurePath) -> MemoryFile:
+        self._wait_at(path)
+        return super().create(path)
+
+    def remove(self, path: PurePath) -> None:
+        self._wait_at(path)
+        super().remove(path)
+
+    def _wait_at(self, path: PurePath) -> None:
+        if self.slow is not None and self.slow in path.parents:
+            self.reached.set()
+            assert self.go_on.wait(WAIT_SECONDS)
 
 
 class Meeting(MemoryFileSystem):

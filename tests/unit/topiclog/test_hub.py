@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import (
+    CorruptionError,
     OverloadedError,
     PoisonedError,
     ProtocolError,
@@ -36,7 +37,8 @@ from siltstone.topiclog.protocol import (
     encode_name,
     encode_offset,
 )
-from tests.support.topiclog import offsets_of
+from tests.support.builders import PATH
+from tests.support.topiclog import LogWorld, append, offsets_of
 from tests.support.topiclog_wire import Wired, wired
 
 
@@ -232,6 +234,7 @@ class StubbornLog:
     """A log that gives places and stores what is put there as it is told to."""
 
     topic = "t"
+    is_open = True
 
     def __init__(self, refusal: SiltstoneError | None = None) -> None:
         self.refusal = refusal
@@ -386,3 +389,86 @@ def test_the_place_of_a_fetch_that_waits_is_free_again(
             if end != "a message":
                 send(server, peer, "t", b"x")
             assert len(waiting.said) == (end != "its peer")
+
+
+# Some more than are opened from the start.
+COLD = 70
+
+
+def world_of_cold_topics() -> LogWorld:
+    world = LogWorld()
+    with world.blocks() as logs:
+        made = [logs.add(f"t/{number}") for number in range(COLD)]
+        append(made[-1], b"stored")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (Kind.BOUNDS, b""),
+        (Kind.LENGTH, encode_offset(0)),
+        (Kind.FETCH, fetch(("t/69", 0))),
+        (Kind.COMMIT, encode_commit("me", 1)),
+        (Kind.COMMITTED, encode_name("me")),
+    ],
+)
+def test_a_topic_is_recovered_off_the_loop_when_it_is_first_asked_for(
+    peer: Asker, kind: Kind, payload: bytes
+) -> None:
+    with wired(world=world_of_cold_topics()) as server:
+        ask(server, peer, kind, "" if kind is Kind.FETCH else "t/69", payload)
+        assert (peer.said, server.logs.log("t/69").is_open) == ([], False)
+        # Others are answered meanwhile.
+        ask(server, peer, Kind.BOUNDS, "t/0", number=8)
+        assert peer.last()[:3] == (Kind.BOUNDS, Status.OK, 8)
+        assert server.loop.open_all() == 1
+        server.loop.turn_until(lambda: len(peer.said) == 2)
+        status = Status.NOT_FOUND if kind is Kind.COMMITTED else Status.OK
+        assert peer.last()[:3] == (kind, status, 7)
+
+
+def test_sends_to_a_topic_that_is_being_recovered_keep_their_order(peer: Asker) -> None:
+    with wired(world=world_of_cold_topics()) as server:
+        rooms: list[Room | Exception] = []
+        for number, value in enumerate((b"a", b"", b"b")):
+            server.hub.send(peer, number, "t/69", offsets_of([value]), value)
+        server.hub.reserve(server.logs.log("t/69"), 10, 1, rooms.append)
+        server.loop.turn()
+        assert (peer.said, rooms, held(server)) == ([], [], (10, 2, 2))
+        assert server.loop.open_all() == 1
+        server.loop.turn_until(lambda: len(peer.said) == 3)
+        assert isinstance(rooms[0], Room)
+        server.hub.give_up(server.logs.log("t/69"), 10, rooms[0])
+        assert held(server) == (0, 0, 0)
+        ask(server, peer, Kind.FETCH, payload=fetch(("t/69", 0)))
+        assert b"".join(data for *_, data in batches(peer)) == b"storedab"
+
+
+def test_a_fetch_waits_for_all_of_its_topics(peer: Asker) -> None:
+    with wired(world=world_of_cold_topics()) as server:
+        ask(server, peer, Kind.FETCH, payload=fetch(("t/68", 0), ("t/0", 0), ("t/69", 0)))
+        assert (server.loop.open_all(), len(peer.said)) == (1, 0)
+        assert (server.loop.open_all(), len(peer.said)) == (1, 1)
+        assert batches(peer) == [(2, 0, 1, b"stored")]
+
+
+def test_a_topic_that_cannot_be_recovered_refuses_all_that_waits_for_it(peer: Asker) -> None:
+    world = world_of_cold_topics()
+    segment = PATH / "data" / "topics" / "69" / "1" / f"{0:020d}.seg"
+    with world.fs.open(segment, writable=True) as file:
+        file.write_at(4200, b"\xff" * 16)
+    with wired(world=world) as server:
+        rooms: list[Room | Exception] = []
+        server.hub.reserve(server.logs.log("t/69"), 10, 1, rooms.append)
+        server.hub.send(peer, 1, "t/69", offsets_of([b"a"]), b"a")
+        ask(server, peer, Kind.BOUNDS, "t/69")
+        assert server.loop.open_all() == 1
+        kinds = [decode_head(b"".join(said), 0) for said in peer.said]
+        assert [(head.kind, head.status, head.id) for head in kinds] == [
+            (Kind.SEND, Status.UNAVAILABLE, 1),
+            (Kind.BOUNDS, Status.UNAVAILABLE, 7),
+        ]
+        assert isinstance(rooms[0], CorruptionError)
+        server.hub.give_up(server.logs.log("t/69"), 10, None)
+        assert held(server) == (0, 0, 0)

@@ -1,0 +1,67 @@
+"""The digest by which compiled extensions are taken from an earlier build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Runs the module of the build without building anything. Tells the key at the start, and then the
+# one after each edit of a file that is named; last whether an extension counts as kept.
+SCRIPT = """
+import runpy, sys
+from pathlib import Path
+from types import SimpleNamespace
+names, sys.argv = sys.argv[1:], ["setup.py", "--name"]
+build = runpy.run_path("setup.py")
+print(build["KEY_AT_START"])
+for name in names:
+    with Path(name).open("a") as source:
+        source.write("# edited")
+    print(build["key_of_inputs"]())
+Path("lib").mkdir()
+Path("lib/made.so").write_bytes(b"")
+build["BuildAllOrNone"]._keep(SimpleNamespace(build_lib="lib"), [Path("lib/made.so")])
+assert Path("build/compiled/made.so").is_file()
+print(build["is_kept"]())
+"""
+COMPILED = "src/siltstone/store/cook.py"
+# Its constants are copied into the modules that import it.
+IMPORTED = "src/siltstone/errors.py"
+OTHERS = ("src/siltstone/cli/clock.py", "README.md")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        copy(ROOT / name, tmp_path)
+    copytree(ROOT / "src", tmp_path / "src", ignore=ignore_patterns("__pycache__", "*.egg-info"))
+    return tmp_path
+
+
+def told(tree: Path, *edited: str) -> list[str]:
+    """Return the keys before and after each edit of a copy of the sources, and what is kept."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *edited],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()[-len(edited) - 2 :]
+
+
+def test_the_key_changes_with_what_the_extensions_are_made_from(tree: Path) -> None:
+    *keys, is_kept = told(tree, COMPILED, IMPORTED, "setup.py")
+    assert len(set(keys)) == 4
+    # A source that was edited during a build is compiled by the next one.
+    assert is_kept == "False"
+
+
+def test_the_key_stays_when_other_files_change(tree: Path) -> None:
+    *keys, is_kept = told(tree, *OTHERS)
+    assert (len(keys), len(set(keys)), is_kept) == (3, 1, "True")
