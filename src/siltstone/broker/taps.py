@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from siltstone.broker.outcomes import Settling
 from siltstone.mqtt.publish import PublishBatch
 
 # Hears what became of a part of a batch.
@@ -49,17 +50,12 @@ class Taps:
             waits += tap.take(batch, publisher, settle)
         return waits
 
-    def take_again(self, batch: PublishBatch, publisher: bytes, then: Callable[[], None]) -> None:
+    def take_again(
+        self, batch: PublishBatch, publisher: bytes, then: Callable[[Exception | None], None]
+    ) -> None:
         """Give what is stored, and may have been missed because a crash came between; go on when
-        all have it.
+        all have it, or with the error of the first that has not.
         """
-        waits = 1
-
-        def settled(_part: PublishBatch, _error: Exception | None) -> None:
-            nonlocal waits
-            waits -= 1
-            if waits == 0:
-                then()
-
-        waits += self.take(batch, publisher, settled)
-        settled(batch, None)
+        settling = Settling(then)
+        settling.waits += self.take(batch, publisher, settling.settled)
+        settling.settled(None, None)
