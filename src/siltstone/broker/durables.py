@@ -206,11 +206,11 @@ class Durables:
             now=self._shell.now(),
             wall_us=self._clock.now_us(),
         )
+        missing = _filters_of(owned.state) if self._interest.is_asked else []
+        # Nothing refers to the session before this, and nothing fails from here on.
         session.durable = durable
-        if self._interest.is_asked:
-            self._missing[session.client_id] = [
-                (TopicFilter.parse(saved.filter), saved.qos) for saved in owned.state.subscriptions
-            ]
+        if missing:
+            self._missing[session.client_id] = missing
         session.received.packet_ids = durable.inbound.certain()
         self.sessions[session.client_id] = session
         self._rota[session] = None
@@ -244,6 +244,13 @@ class Durables:
     def _miss_no_more(self, client_id: str) -> None:
         for topic_filter, qos in self._missing.pop(client_id, ()):
             self._interest.forget(topic_filter, qos)
+
+    def _miss_from_now(self, session: Session, state: SavedSession) -> None:
+        """Have messages stored for a session that is about to be away."""
+        self._miss_no_more(session.client_id)
+        if session.expiry_seconds and self._interest.is_asked:
+            for topic_filter, qos in _filters_of(state):
+                self._interest.miss(topic_filter, qos)
 
     def begin(self, session: Session) -> None:
         """Let the rows come by that a session has missed, within its limits, then all others."""
@@ -293,16 +300,13 @@ class Durables:
     def leave(self, session: Session, will: SavedWill | None) -> None:
         """Let a session be, saved, while its client is away; or end it where it has no time."""
         durable = _durable(session)
-        self._miss_no_more(session.client_id)
-        if session.expiry_seconds and self._interest.is_asked:
-            for saved in durable.owned.state.subscriptions:
-                self._interest.miss(TopicFilter.parse(saved.filter), saved.qos)
         del self.sessions[session.client_id]
         del self._rota[session]
         session.outbox.moved = None
         turn = Turn(session.client_id, lambda: self._save_last(turn, session, durable, will))
+        contain(partial(self._miss_from_now, session, durable.owned.state))
+        contain(partial(self.feeding.end, durable))
         try:
-            self.feeding.end(durable)
             # Now, for the outbox is about to forget what is in flight.
             durable.freeze()
         finally:
@@ -362,8 +366,8 @@ class Durables:
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
         """Delete a session that is away."""
         if self._interest.is_asked:
-            for saved in owned.state.subscriptions:
-                self._interest.forget(TopicFilter.parse(saved.filter), saved.qos)
+            for topic_filter, qos in _filters_of(owned.state):
+                self._interest.forget(topic_filter, qos)
         self.drop(owned, then)
 
     def load_interest(self) -> None:
@@ -490,6 +494,11 @@ def _end(turn: Turn, durable: Durable) -> None:
     """End the last turn of a connection."""
     durable.end()
     turn.end()
+
+
+def _filters_of(state: SavedSession) -> list[tuple[TopicFilter, int]]:
+    """Return the filters of a session, each with its QoS."""
+    return [(TopicFilter.parse(saved.filter), saved.qos) for saved in state.subscriptions]
 
 
 def _durable(session: Session) -> Durable:

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from siltstone.broker.feeding import Feeding
+from siltstone.broker.interest import Interest
 from siltstone.broker.storage_settings import StoreRule
 from siltstone.errors import OverloadedError, PoisonedError
+from siltstone.guard import contain
 from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.reason import Reason
+from siltstone.session.durable import Durable
+from siltstone.session.outbox import Outbox
 from siltstone.session.state import SavedReceived, SerialRange, ShardSerial
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
@@ -584,3 +589,75 @@ def test_a_save_that_fails_late_does_not_end_the_connection_that_came_since(
     session.durable.broken(PoisonedError("a sync failed"))
     desk.core.run()
     assert (again.take(), again.is_closed) == ([], False)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+class TestMistakes:
+    """Of ours, when a connection ends: its turn ends, and the client gets in again."""
+
+    @pytest.mark.parametrize("expiry", [0, 100])
+    @pytest.mark.parametrize("waits", [False, True])
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [
+            (Interest, "miss"),
+            (Feeding, "end"),
+            (Durable, "freeze"),
+            (Durable, "put_progress"),
+            (Durable, "close"),
+            (Durable, "end"),
+            (Outbox, "discard"),
+        ],
+    )
+    def test_nothing_is_left_of_the_session_in_memory(
+        self, owner: type, name: str, waits: bool, expiry: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rules = [StoreRule(filter="t", store="subscribed")]
+        with durable_desk(rules=rules, automatic=not waits) as desk:
+            core = desk.core
+            wire = desk.come()
+            wire.subscribe("t")
+            core.durables.sessions["s"].expiry_seconds = expiry
+            wire.send(message("u", "x", 1, 1))
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, fail)
+                # What the channel does.
+                contain(wire.drop)
+                core.settle()
+            desk.wait()
+            assert (core.durables.sessions, core.broker.registry.sessions) == ({}, {})
+            assert (core.broker.clients, core.broker.registry.subscription_count) == ({}, 0)
+            assert core.broker.is_settled
+            again = desk.come()
+            assert again.accepted is not None
+            lose(again)
+            desk.wait()
+            assert (core.durables.sessions, core.durables._rota) == ({}, {})  # noqa: SLF001
+
+    def test_what_was_saved_before_counts_where_the_last_state_cannot_be_had(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with durable_desk(automatic=False) as desk:
+            wire = desk.come()
+            wire.subscribe("t")
+            wire.send(message("t", "x", 2, 1))
+            desk.core.settle()
+            [answer, got_x] = wire.take()
+            assert isinstance(got_x, Publish)
+            before = desk.saved().inflight
+            wire.send(message("u", "waits", 1, 2))
+            with monkeypatch.context() as patched:
+                patched.setattr(Durable, "put_progress", fail)
+                contain(wire.drop)
+            # The outbox has forgotten by now what is in flight.
+            desk.core.settle()
+            assert (len(before), desk.saved().inflight) == (1, before)
+            assert desk.saved().unclean
+            again = desk.come()
+            assert [packet.packet_id for packet in again.take() if isinstance(packet, Publish)] == [
+                got_x.packet_id
+            ]
+            assert answer == PubRec(packet_id=1)
