@@ -25,7 +25,7 @@ from siltstone.broker.timers import Timers
 from siltstone.broker.turns import Turn, Turns
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.session.archive import SessionArchive
 from siltstone.session.backlog import Backlog
@@ -48,6 +48,7 @@ _SAVE_PARTS: Final = 8
 # Every session, moved or not, has a turn once in so many of those times: half a minute.
 _ROUND_PARTS: Final = 300
 _LOOK_SECONDS: Final = 1.0
+_MISTAKE: Final = "internal error: see the log of the broker"
 
 
 class Shell(Protocol):
@@ -275,8 +276,13 @@ class Durables:
                     durable.reader.age_max_us,
                     self._clock.now_us(),
                 ),
-                partial(self._measured, session),
+                partial(self._hear_measured, session),
             )
+
+    def _hear_measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
+        # A session without a feed would wait for ever.
+        mistake = OutcomeUnknownError(_MISTAKE)
+        contain_with(partial(self._measured, session), lag, partial(self._lost, session, mistake))
 
     def _measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
         if self.sessions.get(session.client_id) is not session:
@@ -397,8 +403,8 @@ class Durables:
             if error is not None:
                 self.tell(name, error)
             elif durable is not None:
-                durable()
-            then()
+                contain(durable)
+            contain(then)
 
         try:
             ticket = submit()
@@ -406,7 +412,7 @@ class Durables:
             done(exc)
             return
         if ticket is None:
-            then()
+            contain(then)
         else:
             ticket.on_done(lambda known: self._shell.soon_from_thread(partial(done, known.error)))
 
@@ -416,6 +422,7 @@ class Durables:
         """Save a part of the sessions that have moved, all within a second; and a few others, all
         within half a minute.
         """
+        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
         self._part = (self._part + 1) % _SAVE_PARTS
         part = self._moved[self._part]
         moved = part[:]
@@ -429,12 +436,11 @@ class Durables:
             session, _ = self._rota.popitem(last=False)
             self._rota[session] = None
             self.looks += 1
-            contain(_durable(session).save_passed)
-        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
+            contain_with(_save_passed, session)
 
     def _look(self) -> None:
-        self.turns.look()
         self._later(_LOOK_SECONDS, self._look)
+        self.turns.look()
 
     def _look_after(self, session: Session) -> None:
         durable = _durable(session)
@@ -468,8 +474,7 @@ class Durables:
                 answers.append(exc)
 
         def answer() -> None:
-            mistake = OutcomeUnknownError("internal error: see the log of the broker")
-            then(answers[0] if answers else mistake)
+            contain_with(then, answers[0] if answers else OutcomeUnknownError(_MISTAKE))
 
         self._shell.read_in_thread(partial(contain, ask), answer)
 
@@ -499,6 +504,10 @@ def _end(turn: Turn, durable: Durable) -> None:
 def _filters_of(state: SavedSession) -> list[tuple[TopicFilter, int]]:
     """Return the filters of a session, each with its QoS."""
     return [(TopicFilter.parse(saved.filter), saved.qos) for saved in state.subscriptions]
+
+
+def _save_passed(session: Session) -> None:
+    _durable(session).save_passed()
 
 
 def _durable(session: Session) -> Durable:

@@ -363,11 +363,11 @@ class Groups:
 
     def _save_busy(self) -> None:
         """Save what has moved of the groups that are at work."""
+        self._save_again()
         for group in list(self.busy):
             contain(partial(self._save, group))
             if not group.lending.has_lent():
-                del self.busy[group]
-        self._save_again()
+                self.busy.pop(group, None)
 
     def _save(self, group: Group) -> None:
         group.look()
@@ -379,11 +379,11 @@ class Groups:
 
     def _look(self) -> None:
         """Save what has moved, and lend on what stands still."""
+        self._again()
         now = self._durables.now()
         self._looks += 1
         for group in list(self.groups.values()):
             contain(partial(self._look_after, group, now))
-        self._again()
 
     def _look_after(self, group: Group, now: float) -> None:
         self._try_again(group)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from siltstone.broker.durables import Durables
 from siltstone.broker.feeding import Feeding
 from siltstone.broker.interest import Interest
 from siltstone.broker.storage_settings import StoreRule
@@ -661,3 +662,49 @@ class TestMistakes:
                 got_x.packet_id
             ]
             assert answer == PubRec(packet_id=1)
+
+    def test_when_others_are_looked_after_the_next_time_comes(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.come()
+        wire.subscribe("t")
+        core = desk.core
+        with monkeypatch.context() as patched:
+            patched.setattr(core.durables.turns, "look", fail)
+            patched.setattr(core.durables, "_rota", None)
+            patched.setattr(core.broker.subscriptions.groups, "groups", None)
+            patched.setattr(core.broker.subscriptions.groups, "busy", None)
+            desk.wait(2)
+        looks: list[str] = []
+        monkeypatch.setattr(core.durables.turns, "look", lambda: looks.append("turns"))
+        desk.publish("t", "1")
+        assert consume(wire) == messages("1")
+        desk.wait(2)
+        assert (len(looks), desk.saved().position) == (2, (ShardSerial(0, 1),))
+
+    def test_a_backlog_that_cannot_be_judged_ends_the_connection(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits = {"backlog_messages_max": 1, "backlog_policy": "drop-old"}
+        with durable_desk(sessions=limits) as desk:
+            wire = desk.come()
+            wire.subscribe("t")
+            lose(wire)
+            desk.publish("t", "1", "2")
+            with monkeypatch.context() as patched:
+                patched.setattr(Durables, "_measured", fail)
+                wire = desk.core.wire()
+                wire.connect("s", clean_start=False, session_expiry_interval=100)
+            assert (wire.is_closed, desk.core.broker.is_settled) == (True, True)
+            assert consume(desk.come()) == messages("2")
+
+    def test_what_follows_a_commit_is_done_though_the_count_of_sessions_fails(
+        self, desk: DurableDesk
+    ) -> None:
+        lose(desk.come())
+        owned = desk.core.archive.take("s")
+        assert owned is not None
+        done: list[str] = []
+        desk.core.durables.carry_out("s", owned.drop_later, lambda: done.append("then"), fail)
+        desk.core.run()
+        assert done == ["then"]
