@@ -88,8 +88,9 @@ class Group:
         """Take a member out; what it had is lent to the others, or waits for the next one."""
         self._groups.leave(self, outbox)
 
-    def replenish(self) -> None:
-        """Lend more where there is room."""
+    def replenish(self, outbox: Outbox) -> None:
+        """Lend more where there is room, after a member has acknowledged something."""
+        self.lending.pace_one(outbox, self._groups.now())
         self._groups.replenish(self)
 
     @property
@@ -104,7 +105,6 @@ class Group:
 
     def freed(self) -> int:
         """Return how many more rows the members could take, if it is worth telling; else 0."""
-        self.lending.pace(self._groups.now())
         return self.lending.freed()
 
     def lost(self, serials: int) -> None:
@@ -390,6 +390,7 @@ class Groups:
         self._save(group)
         if self._looks % _PASSED_LOOKS == 0 and group.keeper and group.progress.is_far():
             group.keeper.save()
+        group.lending.pace(now)
         group.lending.look_for_stalls(now, self._terms.loan_timeout)
         self._feeding.replenish(group)
 

@@ -202,7 +202,7 @@ class Requests:
         if self._session.durable is not None and durables is not None:
             durables.feeding.replenish(self._session.durable)
         for group in self._session.groups.values():
-            group.replenish()
+            group.replenish(self._session.outbox)
         if not self._replays or self._is_refilling:
             return
         self._is_refilling = self._broker.subscriptions.send_retained(
