@@ -37,7 +37,7 @@ from siltstone.broker.wills import Wills, batch_of, saved_will
 from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, StorageFullError
-from siltstone.guard import contain_with
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
@@ -53,6 +53,7 @@ from siltstone.topic.grammar import TopicFilter
 RETAIN: Final = 4
 # Of what happens with every message, the log hears so often.
 QUIET_SECONDS: Final = 1.0
+_MISTAKE: Final = "internal error: see the log of the broker"
 
 Act = Callable[[], None]
 
@@ -178,7 +179,7 @@ class Broker:
     def flush(self) -> None:
         """Write what this turn has for each client."""
         for outbox in self.ready.take():
-            contain_with(self._write_out, outbox)
+            contain_with(self._write_out, outbox, partial(self._end_broken, outbox))
 
     def _write_out(self, outbox: Outbox) -> None:
         """Write what an outbox has, then let it send what waits."""
@@ -192,6 +193,12 @@ class Broker:
             outbox.pump(self.shell.now())
         if outbox.refill is not None:
             outbox.refill()
+
+    def _end_broken(self, outbox: Outbox) -> None:
+        """End a connection to which something could not be written: what follows would not fit."""
+        peer = self.clients.get(outbox.client_id) if outbox.attached else None
+        if peer is not None:
+            contain(partial(peer.end, Reason.UNSPECIFIED_ERROR, _MISTAKE))
 
     def tick(self) -> None:
         """Do what is due."""
@@ -397,7 +404,7 @@ class Broker:
             settling.waits += self.store(batch, publisher, hears, exchanges)
             self.dispatch(batch, source)
         except BaseException:
-            settling.give_up(OutcomeUnknownError("internal error: see the log of the broker"))
+            settling.give_up(OutcomeUnknownError(_MISTAKE))
             raise
         settling.settled(None, None)
 

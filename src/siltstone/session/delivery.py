@@ -77,9 +77,9 @@ class Delivery:
         spilled = self.spilled
         return self.payload if spilled is None else spilled.read()
 
-    def load(self) -> None:
+    def have(self, payload: bytes) -> None:
         """Have the payload here from now on."""
-        self.payload = self.body()
+        self.payload = payload
         self.spilled = None
 
     def size(self) -> int:

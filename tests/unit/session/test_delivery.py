@@ -32,7 +32,7 @@ def test_a_payload_on_disk_takes_no_memory_until_it_is_loaded() -> None:
     small = delivery.size()
     delivery.spilled = Spilled(file, 2, 7)
     assert (delivery.body(), delivery.payload, delivery.size()) == (b"payload", b"", small)
-    delivery.load()
+    delivery.have(delivery.body())
     assert (delivery.payload, delivery.size()) == (b"payload", small + 7)
     assert delivery.body() is delivery.payload
 
