@@ -22,8 +22,8 @@ from heapq import heapify, heapreplace
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch, rows_by_time
-from siltstone.mqtt.publish import NO_EXPIRY, stored_properties, with_time_left
-from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of
+from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
+from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of, properties_of
 from siltstone.session.outbox import Outbox
 from siltstone.session.progress import Lane, Progress
 
@@ -326,7 +326,7 @@ class Lending:
 
     def _lend_row(self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int) -> None:
         serial = batch.serials[index]
-        properties = stored_properties(batch.properties[index]) if batch.properties else b""
+        properties = properties_of(batch, index)
         expires_at = NEVER
         left_us = left_us_of(properties, batch.came_us(index), wall_us)
         if left_us == 0:
