@@ -384,10 +384,6 @@ class Durables:
                 for away in self.archive.filters()
             )
 
-    def save(self, owned: OwnedSession, then: Act) -> None:
-        """Save a session that is away; call back when that is durable, or cannot be."""
-        self.carry_out(owned.client_id, owned.save_later, then)
-
     def carry_out(
         self,
         name: str,

@@ -211,7 +211,7 @@ class Entry:
             then()
 
         step = self._turn.step("its will to be stored", settle)
-        self._broker.publish_saved_will(owned.client_id, will, None, step)
+        self._broker.due_wills.publish_last(owned, will, step)
 
     def _drop(self, owned: OwnedSession) -> None:
         self._broker.subscriptions.forget(owned.client_id)
