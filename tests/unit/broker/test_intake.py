@@ -13,7 +13,7 @@ from siltstone.broker.taps import SettlePart
 from siltstone.database import Durability
 from siltstone.errors import DiskError, PoisonedError, UsageError
 from siltstone.guard import contain
-from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from siltstone.mqtt.packets import Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
@@ -655,7 +655,8 @@ class TestDoubtful:
         desk.core.broker.taps.add(bridge)
         wire = desk.come(version=V3)
         # PUBREL of another message makes each of them a batch of its own.
-        wire.send(*[message("t", "x", 2, 1, dup=True), PubRel(packet_id=9)] * 1000)
+        packets: list[Packet] = [message("t", "x", 2, 1, dup=True), PubRel(packet_id=9)]
+        wire.send(*packets * 1000)
         assert bridge.settle() == [b"x"]
         answers = wire.take()
         assert answers.count(PubComp(packet_id=9)) == 1000
