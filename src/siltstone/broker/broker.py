@@ -16,6 +16,7 @@ from siltstone.broker.access import Access, Identity
 from siltstone.broker.access_settings import AccessSettings
 from siltstone.broker.alarms import DISK, DISK_LOW, Alarms
 from siltstone.broker.bridge import Bridge, Producer, Settle
+from siltstone.broker.due_wills import DueWills
 from siltstone.broker.durables import Durables
 from siltstone.broker.interest import Interest
 from siltstone.broker.login_lanes import LoginLanes
@@ -32,12 +33,12 @@ from siltstone.broker.store_rules import NOTHING_STORED, StoreRules, asks_for_in
 from siltstone.broker.subscribing import Subscriptions
 from siltstone.broker.taps import SettlePart, Taps
 from siltstone.broker.throttle import Throttle
-from siltstone.broker.timers import Timers
+from siltstone.broker.timers import Timer, Timers
 from siltstone.broker.wills import Wills, batch_of, saved_will
 from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, StorageFullError
-from siltstone.guard import contain_with
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
@@ -53,6 +54,7 @@ from siltstone.topic.grammar import TopicFilter
 RETAIN: Final = 4
 # Of what happens with every message, the log hears so often.
 QUIET_SECONDS: Final = 1.0
+_MISTAKE: Final = "internal error: see the log of the broker"
 
 Act = Callable[[], None]
 
@@ -128,11 +130,7 @@ class Broker:
         self.interest = Interest(is_asked=asks_for_interest(rules))
         self.rules = StoreRules(rules, self.interest)
         self.bridge = Bridge(
-            database,
-            shell.soon,
-            shell.soon_from_thread,
-            lambda seconds, act: self.timers.at(shell.now() + seconds, act),
-            self.limits.pending_bytes_max,
+            database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max
         )
         self.wills = Wills(self.timers, self._publish_will)
         self.registry = Registry(
@@ -154,6 +152,7 @@ class Broker:
         self.login_lanes = LoginLanes(shell.soon)
         self.login_log = SparseLog(self.log, shell.now)
         self.taps = Taps()
+        self.due_wills = DueWills(self.taps, self._keep_will)
         # Who is connected, and who will be when the outcome of earlier publishes is known.
         self.clients: dict[str, Peer] = {}
         self.waiting: dict[str, Peer] = {}
@@ -172,13 +171,16 @@ class Broker:
         """What changes as long as the broker comes to rest: pending bytes, and turns that ended."""
         return self.bridge.pending_bytes, self.durables.turns.count if self.durables else 0
 
+    def _later(self, seconds: float, act: Act) -> Timer:
+        return self.timers.at(self.shell.now() + seconds, act)
+
     def _wake(self) -> None:
         self.shell.soon(self.flush)
 
     def flush(self) -> None:
         """Write what this turn has for each client."""
         for outbox in self.ready.take():
-            contain_with(self._write_out, outbox)
+            contain_with(self._write_out, outbox, partial(self._end_broken, outbox))
 
     def _write_out(self, outbox: Outbox) -> None:
         """Write what an outbox has, then let it send what waits."""
@@ -192,6 +194,12 @@ class Broker:
             outbox.pump(self.shell.now())
         if outbox.refill is not None:
             outbox.refill()
+
+    def _end_broken(self, outbox: Outbox) -> None:
+        """End a connection to which something could not be written: what follows would not fit."""
+        peer = self.clients.get(outbox.client_id) if outbox.attached else None
+        if peer is not None:
+            contain(partial(peer.end, Reason.UNSPECIFIED_ERROR, _MISTAKE))
 
     def tick(self) -> None:
         """Do what is due."""
@@ -216,6 +224,18 @@ class Broker:
         retained messages is taken back.
         """
         waits = self.taps.take(batch, publisher, settle)
+        return waits + self._append(batch, publisher, settle, exchanges, producer)
+
+    def _append(
+        self,
+        batch: PublishBatch,
+        publisher: bytes,
+        settle: SettlePart | None,
+        exchanges: list[Exchange],
+        producer: Producer | None,
+    ) -> int:
+        """Store a batch that the bridges have; return how often `settle` will be called."""
+        waits = 0
         for durability, part in self.rules.split(batch).items():
             if durability is None:
                 continue
@@ -386,20 +406,46 @@ class Broker:
         """Publish a will; `settle` hears once what became of it in the store."""
         batch = batch_of(will)
         publisher = client_id.encode()
-        exchanges: list[Exchange] = []
         settling = Settling(settle)
         try:
-            try:
-                _, _, exchanges = self.retain(batch, publisher, None)
-            except SiltstoneError as exc:
-                log(self.log, logging.WARNING, "will_not_retained", error=str(exc))
+            exchanges = self._retain_will(batch, publisher)
             hears = None if settle is None else settling.settled
             settling.waits += self.store(batch, publisher, hears, exchanges)
             self.dispatch(batch, source)
         except BaseException:
-            settling.give_up(OutcomeUnknownError("internal error: see the log of the broker"))
+            settling.give_up(OutcomeUnknownError(_MISTAKE))
             raise
         settling.settled(None, None)
+
+    def _keep_will(self, client_id: str, will: SavedWill, settle: Settle) -> None:
+        """Store a will that the bridges have, then send it to the subscribers: where it is not
+        stored it comes again.
+        """
+        batch = batch_of(will)
+        publisher = client_id.encode()
+
+        def stored(error: Exception | None) -> None:
+            try:
+                if error is None:
+                    self.dispatch(batch, None)
+            finally:
+                settle(error)
+
+        settling = Settling(stored)
+        try:
+            exchanges = self._retain_will(batch, publisher)
+            settling.waits += self._append(batch, publisher, settling.settled, exchanges, None)
+        except BaseException:
+            settling.give_up(OutcomeUnknownError(_MISTAKE))
+            raise
+        settling.settled(None, None)
+
+    def _retain_will(self, batch: PublishBatch, publisher: bytes) -> list[Exchange]:
+        try:
+            return self.retain(batch, publisher, None)[2]
+        except SiltstoneError as exc:
+            log(self.log, logging.WARNING, "will_not_retained", error=str(exc))
+            return []
 
     def leave(self, session: Session, will: Will | None) -> None:
         """Let a session wait for its client, which has gone; with a will if it said nothing."""

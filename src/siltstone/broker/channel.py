@@ -99,7 +99,7 @@ class Channel:
         if self._is_choked:
             self._is_choked = False
             self._client.unchoke()
-        self._client.resume_writing()
+        contain(self._client.resume_writing, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface
         contain(self._client.lost)

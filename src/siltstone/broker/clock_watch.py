@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from siltstone.broker.alarms import CLOCK, QUIET, Alarms
@@ -16,7 +17,7 @@ from siltstone.broker.broker import Broker
 from siltstone.broker.retained_deeds import STEP, until_stored
 from siltstone.clock import Clock, ClockState, GuardedClock
 from siltstone.directory import Store
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.errors import ClosedError, SiltstoneError, UsageError
 from siltstone.logs import log
 
 AHEAD: Final = (
@@ -120,7 +121,9 @@ class ClockWatch:
         clock = self._clock
         if not isinstance(clock, GuardedClock):
             return
-        watch_clock(self._broker.alarms, clock, self._store.newest_us())
+        # Of a store that is being closed nothing is known, and the alarm stays as it is.
+        with suppress(ClosedError):
+            watch_clock(self._broker.alarms, clock, self._store.newest_us())
         if clock.went_back and (self._returning is None or self._returning.done()):
             self._returning = asyncio.get_running_loop().create_task(self._return(clock))
         if clock.monotonic() - self._noted_at >= _NOTE_SECONDS:

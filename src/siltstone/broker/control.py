@@ -178,7 +178,7 @@ class Control:
             if owned.state.will is not None:
                 # [MQTT-3.1.3-9]: with its session ends the delay of its will.
                 told: asyncio.Future[Exception | None] = _future()
-                self._broker.publish_saved_will(client_id, owned.state.will, None, told.set_result)
+                self._broker.due_wills.publish_last(owned, owned.state.will, told.set_result)
                 await told
             done: asyncio.Future[None] = _future()
             self._broker.subscriptions.forget(client_id)

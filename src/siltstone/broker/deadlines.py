@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from siltstone.broker.due_wills import DueWills
 from siltstone.broker.durables import Durables, Found
 from siltstone.broker.groups import Groups
 from siltstone.broker.timers import Timers
@@ -20,10 +21,8 @@ from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
 from siltstone.session.archive import Due
 from siltstone.session.owned_session import OwnedSession
-from siltstone.session.state import SavedWill
 
 Act = Callable[[], None]
-Settle = Callable[[Exception | None], None]
 
 _LOOK_SECONDS: Final = 1.0
 # So many are dealt with between two looks.
@@ -40,12 +39,6 @@ class Shell(Protocol):
         """Do work that waits for the disk in a thread, then something on the loop."""
 
 
-class PublishWill(Protocol):
-    """Publishes the will of a client id; `settle` hears when it is stored, or cannot be."""
-
-    def __call__(self, client_id: str, will: SavedWill, source: None, settle: Settle) -> None: ...
-
-
 class Deadlines:
     """Looks for what is due, for ever."""
 
@@ -57,7 +50,7 @@ class Deadlines:
         shell: Shell,
         timers: Timers,
         clock: Clock,
-        publish_will: PublishWill,
+        wills: DueWills,
         ended: Callable[[str], None],
     ) -> None:
         self._durables = durables
@@ -65,7 +58,7 @@ class Deadlines:
         self._shell = shell
         self._timers = timers
         self._clock = clock
-        self._publish_will = publish_will
+        self._wills = wills
         self._ended = ended
         self._dealing: set[tuple[str, str]] = set()
         self._again()
@@ -120,7 +113,7 @@ class Deadlines:
         is_over = self._durables.is_expired(owned.state)
         if will is not None:
             step = turn.step("its will to be stored", partial(self._published, turn, owned))
-            self._publish_will(turn.client_id, will, None, step)
+            self._wills.publish(owned, will, step)
         elif is_over:
             self._drop(turn, owned)
         else:
@@ -134,8 +127,10 @@ class Deadlines:
         elif self._durables.is_expired(owned.state):
             self._drop(turn, owned)
         else:
+            known = partial(self._wills.forget, owned)
             owned.put_meta(will=None)
-            self._durables.save(owned, turn.step("its session to be saved", turn.end))
+            step = turn.step("its session to be saved", turn.end)
+            self._durables.carry_out(owned.client_id, owned.save_later, step, known)
 
     def _drop(self, turn: Turn, owned: OwnedSession) -> None:
         self._ended(turn.client_id)

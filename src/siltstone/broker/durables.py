@@ -25,7 +25,7 @@ from siltstone.broker.timers import Timers
 from siltstone.broker.turns import Turn, Turns
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.session.archive import SessionArchive
 from siltstone.session.backlog import Backlog
@@ -48,6 +48,7 @@ _SAVE_PARTS: Final = 8
 # Every session, moved or not, has a turn once in so many of those times: half a minute.
 _ROUND_PARTS: Final = 300
 _LOOK_SECONDS: Final = 1.0
+_MISTAKE: Final = "internal error: see the log of the broker"
 
 
 class Shell(Protocol):
@@ -206,11 +207,11 @@ class Durables:
             now=self._shell.now(),
             wall_us=self._clock.now_us(),
         )
+        missing = _filters_of(owned.state) if self._interest.is_asked else []
+        # Nothing refers to the session before this, and nothing fails from here on.
         session.durable = durable
-        if self._interest.is_asked:
-            self._missing[session.client_id] = [
-                (TopicFilter.parse(saved.filter), saved.qos) for saved in owned.state.subscriptions
-            ]
+        if missing:
+            self._missing[session.client_id] = missing
         session.received.packet_ids = durable.inbound.certain()
         self.sessions[session.client_id] = session
         self._rota[session] = None
@@ -245,6 +246,13 @@ class Durables:
         for topic_filter, qos in self._missing.pop(client_id, ()):
             self._interest.forget(topic_filter, qos)
 
+    def _miss_from_now(self, session: Session, state: SavedSession) -> None:
+        """Have messages stored for a session that is about to be away."""
+        self._miss_no_more(session.client_id)
+        if session.expiry_seconds and self._interest.is_asked:
+            for topic_filter, qos in _filters_of(state):
+                self._interest.miss(topic_filter, qos)
+
     def begin(self, session: Session) -> None:
         """Let the rows come by that a session has missed, within its limits, then all others."""
         durable = _durable(session)
@@ -268,8 +276,13 @@ class Durables:
                     durable.reader.age_max_us,
                     self._clock.now_us(),
                 ),
-                partial(self._measured, session),
+                partial(self._hear_measured, session),
             )
+
+    def _hear_measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
+        # A session without a feed would wait for ever.
+        mistake = OutcomeUnknownError(_MISTAKE)
+        contain_with(partial(self._measured, session), lag, partial(self._lost, session, mistake))
 
     def _measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
         if self.sessions.get(session.client_id) is not session:
@@ -293,16 +306,13 @@ class Durables:
     def leave(self, session: Session, will: SavedWill | None) -> None:
         """Let a session be, saved, while its client is away; or end it where it has no time."""
         durable = _durable(session)
-        self._miss_no_more(session.client_id)
-        if session.expiry_seconds and self._interest.is_asked:
-            for saved in durable.owned.state.subscriptions:
-                self._interest.miss(TopicFilter.parse(saved.filter), saved.qos)
         del self.sessions[session.client_id]
         del self._rota[session]
         session.outbox.moved = None
         turn = Turn(session.client_id, lambda: self._save_last(turn, session, durable, will))
+        contain(partial(self._miss_from_now, session, durable.owned.state))
+        contain(partial(self.feeding.end, durable))
         try:
-            self.feeding.end(durable)
             # Now, for the outbox is about to forget what is in flight.
             durable.freeze()
         finally:
@@ -362,8 +372,8 @@ class Durables:
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
         """Delete a session that is away."""
         if self._interest.is_asked:
-            for saved in owned.state.subscriptions:
-                self._interest.forget(TopicFilter.parse(saved.filter), saved.qos)
+            for topic_filter, qos in _filters_of(owned.state):
+                self._interest.forget(topic_filter, qos)
         self.drop(owned, then)
 
     def load_interest(self) -> None:
@@ -373,10 +383,6 @@ class Durables:
                 (TopicFilter.parse(away.filter), away.qos_max, away.count)
                 for away in self.archive.filters()
             )
-
-    def save(self, owned: OwnedSession, then: Act) -> None:
-        """Save a session that is away; call back when that is durable, or cannot be."""
-        self.carry_out(owned.client_id, owned.save_later, then)
 
     def carry_out(
         self,
@@ -393,8 +399,8 @@ class Durables:
             if error is not None:
                 self.tell(name, error)
             elif durable is not None:
-                durable()
-            then()
+                contain(durable)
+            contain(then)
 
         try:
             ticket = submit()
@@ -402,7 +408,7 @@ class Durables:
             done(exc)
             return
         if ticket is None:
-            then()
+            contain(then)
         else:
             ticket.on_done(lambda known: self._shell.soon_from_thread(partial(done, known.error)))
 
@@ -412,6 +418,7 @@ class Durables:
         """Save a part of the sessions that have moved, all within a second; and a few others, all
         within half a minute.
         """
+        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
         self._part = (self._part + 1) % _SAVE_PARTS
         part = self._moved[self._part]
         moved = part[:]
@@ -425,12 +432,11 @@ class Durables:
             session, _ = self._rota.popitem(last=False)
             self._rota[session] = None
             self.looks += 1
-            contain(_durable(session).save_passed)
-        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
+            contain_with(_save_passed, session)
 
     def _look(self) -> None:
-        self.turns.look()
         self._later(_LOOK_SECONDS, self._look)
+        self.turns.look()
 
     def _look_after(self, session: Session) -> None:
         durable = _durable(session)
@@ -464,8 +470,7 @@ class Durables:
                 answers.append(exc)
 
         def answer() -> None:
-            mistake = OutcomeUnknownError("internal error: see the log of the broker")
-            then(answers[0] if answers else mistake)
+            contain_with(then, answers[0] if answers else OutcomeUnknownError(_MISTAKE))
 
         self._shell.read_in_thread(partial(contain, ask), answer)
 
@@ -490,6 +495,15 @@ def _end(turn: Turn, durable: Durable) -> None:
     """End the last turn of a connection."""
     durable.end()
     turn.end()
+
+
+def _filters_of(state: SavedSession) -> list[tuple[TopicFilter, int]]:
+    """Return the filters of a session, each with its QoS."""
+    return [(TopicFilter.parse(saved.filter), saved.qos) for saved in state.subscriptions]
+
+
+def _save_passed(session: Session) -> None:
+    _durable(session).save_passed()
 
 
 def _durable(session: Session) -> Durable:

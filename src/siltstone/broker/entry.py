@@ -211,7 +211,7 @@ class Entry:
             then()
 
         step = self._turn.step("its will to be stored", settle)
-        self._broker.publish_saved_will(owned.client_id, will, None, step)
+        self._broker.due_wills.publish_last(owned, will, step)
 
     def _drop(self, owned: OwnedSession) -> None:
         self._broker.subscriptions.forget(owned.client_id)
@@ -261,7 +261,12 @@ class Entry:
         broker = self._broker
         session = broker.registry.create(self._terms.client_id, self._identity.user)
         session.expiry_seconds = self._terms.expiry_seconds
-        durable = self._durables.attach(session, owned, self._terms.window)
+        try:
+            durable = self._durables.attach(session, owned, self._terms.window)
+        except BaseException:
+            # The session is still away, and only the archive knows it.
+            broker.registry.forget(session)
+            raise
         self._joining = session, durable
         durable.when_lost = self._turn.step("its session to be saved", self._not_joined)
         owned.put_meta(

@@ -11,12 +11,14 @@ from functools import partial
 from typing import Protocol, cast
 
 from siltstone.clock import Clock
+from siltstone.errors import OutcomeUnknownError
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.dispatch import Dispatch
 from siltstone.feed.hub import FeedHub
 from siltstone.feed.pool import Feed, ReadJob, Source
 from siltstone.feed.position import FeedPosition
 from siltstone.feed.settings import FeedSettings
+from siltstone.guard import contain, contain_with
 from siltstone.topic.grammar import TopicFilter
 
 Act = Callable[[], None]
@@ -100,18 +102,43 @@ class Feeding:
         for feed, serials in dispatch.lost:
             consumer = _consumer_of(feed)
             if consumer is not None:
-                consumer.lost(serials)
+                contain_with(consumer.lost, serials)
         for feed, rows in dispatch.shares:
             consumer = _consumer_of(feed)
             if consumer is None:
                 continue
             if dispatch.error is not None:
-                consumer.broken(dispatch.error)
+                contain_with(consumer.broken, dispatch.error)
             elif not feed.removed:
-                consumer.receive(dispatch.batch, rows, now, wall_us)
-                freed = consumer.freed()
-                if freed:
-                    self.hub.grant(feed, freed)
+                contain(
+                    partial(self._hand_over, consumer, feed, dispatch.batch, rows, now, wall_us),
+                    partial(self._take_back, consumer, feed, dispatch.batch, rows),
+                )
+
+    def _hand_over(
+        self,
+        consumer: Consumer,
+        feed: Feed,
+        batch: FeedBatch,
+        rows: list[int] | None,
+        now: float,
+        wall_us: int,
+    ) -> None:
+        consumer.receive(batch, rows, now, wall_us)
+        freed = consumer.freed()
+        if freed:
+            self.hub.grant(feed, freed)
+
+    def _take_back(
+        self, consumer: Consumer, feed: Feed, batch: FeedBatch, rows: list[int] | None
+    ) -> None:
+        """End a feed whose consumer could not take its rows for a mistake of ours: they come by
+        again when it begins anew.
+        """
+        self.hub.remove(feed)
+        feed.places[batch.shard] = batch.serials[rows[0] if rows else 0]
+        mistake = OutcomeUnknownError("internal error: see the log of the broker")
+        contain_with(consumer.broken, mistake)
 
     def _read(self, job: ReadJob) -> None:
         self._shell.read_in_thread(job.run, partial(self.hub.finish, job))

@@ -88,8 +88,9 @@ class Group:
         """Take a member out; what it had is lent to the others, or waits for the next one."""
         self._groups.leave(self, outbox)
 
-    def replenish(self) -> None:
-        """Lend more where there is room."""
+    def replenish(self, outbox: Outbox) -> None:
+        """Lend more where there is room, after a member has acknowledged something."""
+        self.lending.pace_one(outbox, self._groups.now())
         self._groups.replenish(self)
 
     @property
@@ -104,7 +105,6 @@ class Group:
 
     def freed(self) -> int:
         """Return how many more rows the members could take, if it is worth telling; else 0."""
-        self.lending.pace(self._groups.now())
         return self.lending.freed()
 
     def lost(self, serials: int) -> None:
@@ -363,11 +363,11 @@ class Groups:
 
     def _save_busy(self) -> None:
         """Save what has moved of the groups that are at work."""
+        self._save_again()
         for group in list(self.busy):
             contain(partial(self._save, group))
             if not group.lending.has_lent():
-                del self.busy[group]
-        self._save_again()
+                self.busy.pop(group, None)
 
     def _save(self, group: Group) -> None:
         group.look()
@@ -379,17 +379,18 @@ class Groups:
 
     def _look(self) -> None:
         """Save what has moved, and lend on what stands still."""
+        self._again()
         now = self._durables.now()
         self._looks += 1
         for group in list(self.groups.values()):
             contain(partial(self._look_after, group, now))
-        self._again()
 
     def _look_after(self, group: Group, now: float) -> None:
         self._try_again(group)
         self._save(group)
         if self._looks % _PASSED_LOOKS == 0 and group.keeper and group.progress.is_far():
             group.keeper.save()
+        group.lending.pace(now)
         group.lending.look_for_stalls(now, self._terms.loan_timeout)
         self._feeding.replenish(group)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -25,7 +26,7 @@ from siltstone.broker.outlet import Owner
 from siltstone.broker.retained import Exchange
 from siltstone.broker.taps import SettlePart
 from siltstone.errors import SiltstoneError
-from siltstone.guard import contain, contain_with
+from siltstone.guard import contain
 from siltstone.mqtt.flow import (
     Receipt,
     Receipts,
@@ -73,7 +74,10 @@ class Intake:
         )
         # What waits until it is on disk which messages of QoS 2 these are.
         self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
-        # Whether a mistake of ours has ended the intake.
+        # What is done next for the first of them, and whether that has begun.
+        self._step: Callable[[], None] | None = None
+        self._is_stepping = False
+        # Whether nothing in the line will be taken.
         self._has_failed = False
 
     def release(self, packet_ids: list[int]) -> None:
@@ -110,10 +114,27 @@ class Intake:
             session.unsettled += 1
             self._owner.stop()
             if len(self._line) == 1:
-                contain_with(self._announce, batch, self._fail)
+                self._go_on_with(partial(self._announce, batch))
         else:
             self._take(session.received.take_new(batch), batch, receipt, None)
         self._backpressure.hold_back(len(batch.topics))
+
+    def _go_on_with(self, step: Callable[[], None]) -> None:
+        """Do the next step for what is first in the line. One that is named during another follows
+        it: a client may have thousands of batches in the line, and the stack has an end.
+        """
+        self._step = step
+        if not self._is_stepping:
+            contain(self._do_steps, self._fail)
+
+    def _do_steps(self) -> None:
+        self._is_stepping = True
+        try:
+            while self._step is not None and not self._has_failed:
+                step, self._step = self._step, None
+                step()
+        finally:
+            self._is_stepping = False
 
     def _announce(self, batch: PublishBatch) -> None:
         """Say on disk which messages of QoS 2 are about to be stored, and as what."""
@@ -121,25 +142,42 @@ class Intake:
         durable = session.durable
         assert durable is not None
         inbound = durable.inbound
+        received = session.received.packet_ids
         known: list[int] = []
         for index in find_flags(batch.flags, QOS2):
             packet_id = batch.packet_ids[index]
-            doubt = inbound.settle(packet_id)
-            if doubt is not None and self._broker.has_stored(
-                doubt, batch.topics[index], session.publisher
-            ):
-                session.received.packet_ids.add(packet_id)
-                inbound.keep(packet_id)
+            doubt = None if packet_id in received else inbound.doubt_of(packet_id)
+            if doubt is None:
+                continue
+            if self._broker.has_stored(doubt, batch.topics[index], session.publisher):
+                received.add(packet_id)
                 known.append(index)
+            else:
+                inbound.release([packet_id])
         fresh = session.received.take_new(batch)
-        expect = partial(self._expect, fresh)
         if known:
             told = pick(batch, known)
-            self._broker.taps.take_again(
-                told, session.publisher, partial(contain, expect, self._fail)
-            )
+            then = partial(self._hear_again, told, fresh)
+            self._broker.taps.take_again(told, session.publisher, then)
         else:
-            expect()
+            self._expect(fresh)
+
+    def _hear_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
+        """Go on when the bridges have what was stored before; or let the client send it again."""
+        self._go_on_with(partial(self._told_again, told, fresh, error))
+
+    def _told_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
+        durable = self._session.durable
+        assert durable is not None
+        if error is None:
+            durable.inbound.confirm(told.packet_ids)
+            self._expect(fresh)
+            return
+        # It stays doubtful. Refused, it would come as a new message, and be stored once more.
+        reason = reason_of(error)
+        self._tell_refused("publish_refused", told, list(range(len(told.topics))), reason)
+        self._forget_line()
+        self._hold(reason, "a message could not be kept for a bridge")
 
     def _expect(self, fresh: PublishBatch) -> None:
         """Save as what the new messages of QoS 2 will be stored, then take them."""
@@ -156,9 +194,9 @@ class Intake:
             else:
                 announced = part.packet_ids
                 producer = inbound.expect(announced)
-        then = partial(self._advance, fresh, producer, announced)
+        then = partial(self._go_on_with, partial(self._advance, fresh, producer, announced))
         if second.topics:
-            durable.save_received(partial(contain, then, self._fail))
+            durable.save_received(then)
         else:
             then()
 
@@ -166,8 +204,6 @@ class Intake:
         self, fresh: PublishBatch, producer: Producer | None, announced: list[int]
     ) -> None:
         """Take what was announced, then what is behind it as far as it need not be."""
-        if self._has_failed:
-            return
         if not self._is_as_announced(fresh, announced):
             self._expect(fresh)
             return
@@ -175,7 +211,7 @@ class Intake:
         while self._line:
             batch, _ = self._line[0]
             if find_flags(batch.flags, QOS2):
-                self._announce(batch)
+                self._go_on_with(partial(self._announce, batch))
                 return
             self._take_first(batch, None)
 
@@ -204,11 +240,15 @@ class Intake:
 
     def _fail(self) -> None:
         """End the connection after a mistake of ours: nothing that waits here will be taken."""
+        self._forget_line()
+        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
+
+    def _forget_line(self) -> None:
+        """Take nothing more of what waits; its outcome is that it was not taken."""
         self._has_failed = True
         while self._line:
             self._line.popleft()
             self._session.settled()
-        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
 
     def _take(
         self,

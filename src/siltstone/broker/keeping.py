@@ -10,18 +10,16 @@ from typing import Final
 from siltstone.broker.broker import Broker
 from siltstone.broker.clock_watch import ClockWatch
 from siltstone.broker.control import Control, ControlDesk, Deed, serve_control
-from siltstone.broker.deadlines import Deadlines, Settle
+from siltstone.broker.deadlines import Deadlines
 from siltstone.broker.durables import Durables
 from siltstone.broker.feeding import Feeding
 from siltstone.broker.groups import Groups, GroupTerms
 from siltstone.broker.reclaimer import Reclaimer
 from siltstone.broker.retained_deeds import RetainedDeeds
 from siltstone.broker.snapshots import Snapshots
-from siltstone.broker.wills import batch_of
 from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.directory import Store
-from siltstone.errors import OverloadedError
 from siltstone.feed.pool import Source
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
@@ -30,7 +28,6 @@ from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArc
 from siltstone.session.archive_keys import group_id
 from siltstone.session.delivered_source import DeliveredSource
 from siltstone.session.session import Session
-from siltstone.session.state import SavedWill
 
 _LOG: Final = logging.getLogger("siltstone.sessions")
 
@@ -107,22 +104,10 @@ def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: 
         shell=broker.shell,
         timers=broker.timers,
         clock=broker.clock,
-        publish_will=partial(_publish_due_will, broker),
+        wills=broker.due_wills,
         ended=broker.subscriptions.forget,
     )
     return durables
-
-
-def _publish_due_will(
-    broker: Broker, client_id: str, will: SavedWill, source: None, settle: Settle
-) -> None:
-    """Publish a will, or none of it while a bridge has no room: it stays due then, and a part that
-    was stored would be stored again.
-    """
-    if broker.taps.refused(batch_of(will), client_id.encode()):
-        settle(OverloadedError("the spool of a bridge is full"))
-    else:
-        broker.publish_saved_will(client_id, will, source, settle)
 
 
 def _end_session(broker: Broker, session: Session, error: Exception) -> None:

@@ -25,10 +25,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from siltstone.broker.durables import Durables
 from siltstone.broker.groups import Groups
 from siltstone.broker.pins import Pins
-from siltstone.broker.timers import Timers
+from siltstone.broker.timers import Timer, Timers
 from siltstone.clock import Clock
 from siltstone.database import Database
 from siltstone.errors import SiltstoneError
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.session.archive import SessionArchive
 from siltstone.session.archive_keys import group_id, group_parts
@@ -132,6 +133,7 @@ class Reclaimer:
         self._judged_us = 0
         self._known_at = pins.taken
         self._trouble = ""
+        self._timer: Timer | None = None
         self._again(_LOOK_SECONDS)
 
     def values(self) -> dict[bytes, str]:
@@ -145,9 +147,17 @@ class Reclaimer:
         }
 
     def _again(self, seconds: float) -> None:
-        self._timers.at(self._shell.now() + seconds, self._look)
+        # One look at a time, be it that a mistake came behind the call.
+        self._timers.cancel(self._timer)
+        self._timer = self._timers.at(self._shell.now() + seconds, self._look)
 
     def _look(self) -> None:
+        contain(self._look_now, self._try_later)
+
+    def _try_later(self) -> None:
+        self._again(_LOOK_SECONDS)
+
+    def _look_now(self) -> None:
         if not self._pins.is_free(self._pins.taken):
             self._again(_LOOK_SECONDS)
             return
@@ -329,7 +339,7 @@ class Reclaimer:
             if isinstance(answer, SiltstoneError):
                 self._fail(answer)
             else:
-                then(answer)
+                contain_with(then, answer, self._try_later)
 
         self._durables.ask(work, answered)
 

@@ -15,6 +15,7 @@ from siltstone.broker.router import Router
 from siltstone.broker.settings import Limits
 from siltstone.broker.slices import SLICE_LEVELS, slice_end
 from siltstone.broker.timers import Timer, Timers
+from siltstone.guard import contain, contain_with
 from siltstone.session.delivery import Budget
 from siltstone.session.outbox import Outbox, Ready
 from siltstone.session.session import NO_EXPIRY, Session
@@ -114,8 +115,8 @@ class Registry:
         ]
         for text in shared:
             # Now, for the groups take back what they have lent.
-            self.drop_route(session, text)
-        session.outbox.discard()
+            contain_with(partial(self.drop_route, session), text)
+        contain(session.outbox.discard)
         self._drop_routes(session)
 
     def _drop_routes(self, session: Session) -> None:
@@ -125,7 +126,7 @@ class Registry:
         following = islice(session.subscriptions.values(), SLICE_LEVELS)
         filters = [subscribed.subscription.filter for subscribed in following]
         for topic_filter in filters[: slice_end(filters)]:
-            self.drop_route(session, topic_filter.text)
+            contain_with(partial(self.drop_route, session), topic_filter.text)
         if session.subscriptions:
             self._soon(partial(self._drop_routes, session))
 

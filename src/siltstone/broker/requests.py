@@ -81,8 +81,12 @@ class Requests:
 
     def _later(self, following: Callable[[], None]) -> None:
         """Go on in a later turn. A mistake there ends the connection, which would wait for ever."""
+        self._broker.shell.soon(self._contained(following))
+
+    def _contained(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Return a callback that ends the connection where it raises: nobody else answers."""
         failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
-        self._broker.shell.soon(partial(contain, following, failed))
+        return partial(contain, act, failed)
 
     def begin(self, *, is_present: bool) -> None:
         """Go on with what an earlier connection has left unsent."""
@@ -138,10 +142,9 @@ class Requests:
         durables = self._broker.durables
         if self._session.durable is not None and durables is not None:
             durables.feed(self._session)
-            then = partial(self._subscribed, answer, replays)
-            self._session.durable.save(
-                partial(self._broker.subscriptions.when_kept, self._session, then)
-            )
+            then = self._contained(partial(self._subscribed, answer, replays))
+            kept = partial(self._broker.subscriptions.when_kept, self._session, then)
+            self._session.durable.save(self._contained(kept))
         else:
             self._subscribed(answer, replays)
 
@@ -180,7 +183,7 @@ class Requests:
         durables = self._broker.durables
         if self._session.durable is not None and durables is not None:
             durables.narrow(self._session)
-            self._session.durable.save(partial(self._answer, answer))
+            self._session.durable.save(self._contained(partial(self._answer, answer)))
         else:
             self._answer(answer)
 
@@ -202,14 +205,14 @@ class Requests:
         if self._session.durable is not None and durables is not None:
             durables.feeding.replenish(self._session.durable)
         for group in self._session.groups.values():
-            group.replenish()
+            group.replenish(self._session.outbox)
         if not self._replays or self._is_refilling:
             return
         self._is_refilling = self._broker.subscriptions.send_retained(
             self._session, self._replays, self._rights().may_receive
         )
         if self._is_refilling:
-            self._broker.shell.soon(self._refill_more)
+            self._later(self._refill_more)
 
     def _refill_more(self) -> None:
         self._is_refilling = False

@@ -24,6 +24,7 @@ from siltstone.broker.admission import Admission
 from siltstone.broker.broker import Act, Broker
 from siltstone.broker.channel import Channel
 from siltstone.broker.clock_watch import ClockWatch
+from siltstone.broker.contained import contain_async
 from siltstone.broker.descriptors import Shares, share_descriptors, tell_shares
 from siltstone.broker.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.door import Door, open_door, read_certificates
@@ -52,7 +53,7 @@ from siltstone.broker.tls import server_context
 from siltstone.broker.topic_logs import serve_topic_logs
 from siltstone.clock import Clock, SystemClock
 from siltstone.directory import Store, guarded_clock, open_store
-from siltstone.errors import CorruptionError, SiltstoneError
+from siltstone.errors import ClosedError, CorruptionError, SiltstoneError
 from siltstone.fs.posix import (
     PosixFileSystem,
     absolute_path,
@@ -60,7 +61,7 @@ from siltstone.fs.posix import (
     open_file_count,
     raise_file_limit,
 )
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.topiclog.server import TopicLogServer
 
@@ -299,7 +300,9 @@ class Server:
     def tell_failure(self) -> tuple[str, Exception] | None:
         """Return what has failed in the store, if anything did; the log hears of it once."""
         if self._failure is None:
-            self._failure = self._store.failure()
+            # A database that is being closed has nothing to tell; the others are asked again.
+            with suppress(ClosedError):
+                self._failure = self._store.failure()
             if self._failure is not None:
                 database, cause = self._failure
                 log(
@@ -432,26 +435,22 @@ class Server:
         return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker, watch: ClockWatch) -> None:
-        """Look after the disk, the clock and the retained messages."""
-        loop = asyncio.get_running_loop()
+        """Look after the disk, the clock and the retained messages. What goes wrong with one of
+        them keeps nobody from the others, and the broker goes on.
+        """
         retained = broker.retained
         while True:
             await asyncio.sleep(_UPKEEP_SECONDS)
-            if self.tell_failure() is not None:
-                self.stop()
+            contain(self._look_at_store)
             if self._disk is not None:
-                self._disk.look()
-            await watch.look()
-            retained.sweep(_SWEEP_BUDGET)
-            if not retained.needs_compaction():
-                continue
-            try:
-                with closing(retained.compact()) as steps:
-                    for step in steps:
-                        await loop.run_in_executor(None, step)
-                log(_LOG, logging.INFO, "retained_log_compacted", messages=len(retained))
-            except SiltstoneError as exc:
-                log(_LOG, logging.WARNING, "retained_log_compaction_failed", error=str(exc))
+                contain(self._disk.look)
+            await contain_async(watch.look)
+            contain_with(retained.sweep, _SWEEP_BUDGET)
+            await contain_async(partial(_compact, retained))
+
+    def _look_at_store(self) -> None:
+        if self.tell_failure() is not None:
+            self.stop()
 
     def _reload_soon(self, broker: Broker) -> None:
         task = asyncio.get_running_loop().create_task(self._reload(broker))
@@ -515,6 +514,20 @@ class Server:
         # The wills of those who were connected, and their sessions.
         timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
         await until_settled(broker, timeout)
+
+
+async def _compact(retained: RetainedMessages) -> None:
+    """Write the log of retained messages anew, if that is worth it."""
+    if not retained.needs_compaction():
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        with closing(retained.compact()) as steps:
+            for step in steps:
+                await loop.run_in_executor(None, step)
+        log(_LOG, logging.INFO, "retained_log_compacted", messages=len(retained))
+    except SiltstoneError as exc:
+        log(_LOG, logging.WARNING, "retained_log_compaction_failed", error=str(exc))
 
 
 def _spare_collector() -> None:

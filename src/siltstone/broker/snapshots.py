@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.capture import Capture
+from siltstone.broker.contained import contain_async
 from siltstone.broker.revival import Revival
 from siltstone.broker.snapshot_pace import LoopPace, ThreadPace
 from siltstone.broker.standstill import Standstill
@@ -122,11 +123,14 @@ class Snapshots:
                     await asyncio.wait_for(self._asked.wait(), seconds)
                 self._asked.clear()
                 continue
-            try:
-                # Shielded, for a thread that writes cannot be stopped half way.
-                await asyncio.shield(self.save(is_last=False))
-            except SiltstoneError as exc:
-                log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
+            await contain_async(self._save_due)
+
+    async def _save_due(self) -> None:
+        try:
+            # Shielded, for a thread that writes cannot be stopped half way.
+            await asyncio.shield(self.save(is_last=False))
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
 
     async def save(self, *, is_last: bool = True) -> Saved:
         """Write one, when no other is being written; the last one, and what it waits for, at once.

@@ -11,6 +11,7 @@ from typing import Final
 
 from siltstone.broker.alarms import ALARMS
 from siltstone.broker.broker import Broker
+from siltstone.guard import contain_with
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.version import __version__
 
@@ -61,10 +62,10 @@ class SysTopics:
         interval = self._broker.settings.sys_interval
         if interval == 0:
             return
-        self.publish(interval)
         while True:
+            # What cannot be told now is told the next time; the broker goes on.
+            contain_with(self.publish, interval)
             await asyncio.sleep(interval)
-            self.publish(interval)
 
     def publish(self, seconds: float) -> None:
         """Publish what has changed in the last seconds."""

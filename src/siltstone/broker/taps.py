@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from siltstone.broker.outcomes import Settling
+from siltstone.errors import OutcomeUnknownError, OverloadedError
 from siltstone.mqtt.publish import PublishBatch
 
 # Hears what became of a part of a batch.
@@ -49,17 +52,51 @@ class Taps:
             waits += tap.take(batch, publisher, settle)
         return waits
 
-    def take_again(self, batch: PublishBatch, publisher: bytes, then: Callable[[], None]) -> None:
+    def take_again(
+        self, batch: PublishBatch, publisher: bytes, then: Callable[[Exception | None], None]
+    ) -> None:
         """Give what is stored, and may have been missed because a crash came between; go on when
-        all have it.
+        all have it, or with the error of the first that has not.
         """
-        waits = 1
+        settling = Settling(then)
+        settling.waits += self.take(batch, publisher, settling.settled)
+        settling.settled(None, None)
 
-        def settled(_part: PublishBatch, _error: Exception | None) -> None:
-            nonlocal waits
-            waits -= 1
-            if waits == 0:
-                then()
+    def take_missing(
+        self,
+        batch: PublishBatch,
+        publisher: bytes,
+        had: set[int],
+        then: Callable[[Exception | None], None],
+    ) -> None:
+        """Give one message to those that do not have it yet, all or none of them; go on when all
+        have it, or with the error of the first that has not. `had` holds the numbers of those that
+        have it.
+        """
+        missing = [(number, tap) for number, tap in enumerate(self._taps) if number not in had]
+        if any(tap.refused(batch, publisher) for _, tap in missing):
+            then(OverloadedError("the spool of a bridge is full"))
+            return
+        settling = Settling(then)
+        try:
+            for number, tap in missing:
+                waits = tap.take(batch, publisher, partial(_took, settling, had, number))
+                settling.waits += waits
+                if waits == 0:
+                    had.add(number)
+        except BaseException:
+            settling.give_up(OutcomeUnknownError("internal error: see the log of the broker"))
+            raise
+        settling.settled(None, None)
 
-        waits += self.take(batch, publisher, settled)
-        settled(batch, None)
+
+def _took(
+    settling: Settling,
+    had: set[int],
+    number: int,
+    part: PublishBatch,
+    error: Exception | None,
+) -> None:
+    if error is None:
+        had.add(number)
+    settling.settled(part, error)

@@ -41,6 +41,9 @@ class FeedBatch:
         self.timestamps: list[int] = []
         self.publishers: list[bytes] = []
         self.properties: list[bytes] = []
+        # What readers have made of distinct properties, for those that come behind them. Two
+        # threads may do so at the same time: both make the same.
+        self.receivable: dict[bytes, bytes] = {}
         self.mixed = False
         self._numbers: list[int] = []
         self._stream_ids: list[int] = []

@@ -7,8 +7,16 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from siltstone.errors import CorruptionError
+from siltstone.feed.batch import FeedBatch
 from siltstone.fs.api import File
-from siltstone.mqtt.publish import NO_EXPIRY, PUBACK, PUBCOMP, expiry_of, with_time_left
+from siltstone.mqtt.publish import (
+    NO_EXPIRY,
+    PUBACK,
+    PUBCOMP,
+    expiry_of,
+    stored_properties,
+    with_time_left,
+)
 from siltstone.session.progress import Lane
 
 NEVER: Final = 0.0
@@ -77,9 +85,9 @@ class Delivery:
         spilled = self.spilled
         return self.payload if spilled is None else spilled.read()
 
-    def load(self) -> None:
+    def have(self, payload: bytes) -> None:
         """Have the payload here from now on."""
-        self.payload = self.body()
+        self.payload = payload
         self.spilled = None
 
     def size(self) -> int:
@@ -93,6 +101,24 @@ class Budget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used = 0
+
+
+def properties_of(batch: FeedBatch, index: int) -> bytes:
+    """Return the properties of a row as its receivers may have them.
+
+    They were checked when they were stored, but not by version 0.1.0. So each distinct value of a
+    batch is looked at once, however many rows and sessions have it.
+    """
+    if not batch.properties:
+        return b""
+    stored = batch.properties[index]
+    if not stored:
+        return stored
+    known = batch.receivable.get(stored)
+    if known is None:
+        known = stored_properties(stored)
+        batch.receivable[stored] = known
+    return known
 
 
 def left_us_of(properties: bytes, arrived_us: int, wall_us: int) -> int:

@@ -77,6 +77,8 @@ class Durable:
         # The time of the wall when the owner's own time began.
         self._epoch_us = 0
         self._is_frozen = False
+        # Whether that failed.
+        self._is_torn = False
         # Whether a save could not be made, and who hears of it before the client is let in.
         self.is_lost = False
         self.when_lost: Callable[[Exception], None] | None = None
@@ -140,16 +142,20 @@ class Durable:
 
     def is_doubtful(self) -> bool:
         """Tell whether rows are left that may have been sent when the broker stopped without a
-        word.
+        word, or that what is in flight could not be handed to the last save.
         """
-        return any(lane.position() < lane.doubtful_until for lane in self.progress.lanes.values())
+        return self._is_torn or any(
+            lane.position() < lane.doubtful_until for lane in self.progress.lanes.values()
+        )
 
     def freeze(self) -> None:
         """Hand everything as it is now to the next save, and look at the outbox no more."""
+        # Should this fail, what was saved before counts: the outbox is about to forget all.
+        self._is_frozen = self._is_torn = True
         # What waits and is in no store is saved by its packet id.
         self.outbox.number_waiting()
         self.put_progress()
-        self._is_frozen = True
+        self._is_torn = False
 
     def position(self) -> dict[int, int]:
         """Return the first row of each shard that is not done."""

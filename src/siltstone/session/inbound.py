@@ -33,19 +33,27 @@ class Inbound:
         """Return the packet ids of the messages that are stored."""
         return set(self._records) - self._doubtful
 
-    def settle(self, packet_id: int) -> tuple[str, int] | None:
+    def doubt_of(self, packet_id: int) -> tuple[str, int] | None:
         """Return by whom and as what a doubtful message was to be stored; None if it is none.
 
-        It is doubtful no longer: the caller finds out, and says `expect` if it was not stored.
+        It stays doubtful until the caller has found out and says `confirm`, or `release` if it was
+        not stored.
         """
         if packet_id not in self._doubtful:
             return None
-        self._doubtful.discard(packet_id)
-        record = self._records.pop(packet_id)
+        record = self._records[packet_id]
         return self._name(record.producer), record.sequence
 
+    def confirm(self, packet_ids: Iterable[int]) -> None:
+        """Take note of doubtful messages that are stored; those that were released meanwhile have
+        ended.
+        """
+        for packet_id in self._doubtful.intersection(packet_ids):
+            self._doubtful.discard(packet_id)
+            self.keep(packet_id)
+
     def keep(self, packet_id: int) -> None:
-        """Take note of a message that is stored, or that nobody stores."""
+        """Take note of a message that nobody stores."""
         self._records[packet_id] = SavedReceived(packet_id)
 
     def expect(self, packet_ids: Iterable[int]) -> tuple[str, int]:

@@ -10,8 +10,7 @@ from typing import Final, cast
 from siltstone.feed.batch import FeedBatch
 from siltstone.feed.pool import Source
 from siltstone.feed.settings import FeedSettings
-from siltstone.mqtt.publish import stored_properties
-from siltstone.session.delivery import left_us_of
+from siltstone.session.delivery import left_us_of, properties_of
 from siltstone.session.state import NOT_STORED, SavedGroup, SavedSession, SerialRange, ShardSerial
 from siltstone.session.wish import Wish
 from siltstone.topic.grammar import TopicFilter
@@ -234,5 +233,4 @@ def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
 
 
 def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
-    properties = stored_properties(batch.properties[index]) if batch.properties else b""
-    return left_us_of(properties, batch.came_us(index), now_us) == 0
+    return left_us_of(properties_of(batch, index), batch.came_us(index), now_us) == 0

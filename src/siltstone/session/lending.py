@@ -22,8 +22,8 @@ from heapq import heapify, heapreplace
 from typing import Final
 
 from siltstone.feed.batch import FeedBatch, rows_by_time
-from siltstone.mqtt.publish import NO_EXPIRY, stored_properties, with_time_left
-from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of
+from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
+from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of, properties_of
 from siltstone.session.outbox import Outbox
 from siltstone.session.progress import Lane, Progress
 
@@ -165,6 +165,11 @@ class Lending:
         self.strategy = strategy
         self.progress = progress
         self.members: list[Member] = []
+        self._by_outbox: dict[Outbox, Member] = {}
+        # Who can be lent something; empty where that is to be found out anew.
+        self._able: list[Member] = []
+        # How many rows may be on their way to all members.
+        self._credit = 0
         self.expired = 0
         # Rows that nobody may read.
         self.unreadable = 0
@@ -180,21 +185,25 @@ class Lending:
     def join(self, member: Member, now: float) -> None:
         """Add a member, or put its new subscription in place of its former one."""
         member.seen_at = now
-        for index, known in enumerate(self.members):
-            if known.outbox is member.outbox:
-                self.members[index] = member
-                member.follow(known)
-                # What it has of a key is not acknowledged yet: what follows must follow it.
-                for key in [key for key, keeper in self._keys.items() if keeper is known]:
-                    self._keys[key] = member
-                return
+        self._able = []
+        known = self._by_outbox.get(member.outbox)
+        self._by_outbox[member.outbox] = member
+        if known is not None:
+            self.members[self.members.index(known)] = member
+            member.follow(known)
+            self._credit += member.credit - known.credit
+            # What it has of a key is not acknowledged yet: what follows must follow it.
+            for key in [key for key, keeper in self._keys.items() if keeper is known]:
+                self._keys[key] = member
+            return
         if self.strategy == LEAST_LOADED:
             member.begin_slowly()
+        self._credit += member.credit
         self.members.append(member)
 
     def credit(self) -> int:
         """Return how many rows may be on their way to all members."""
-        return sum([member.credit for member in self.members])
+        return self._credit
 
     def begin(self) -> int:
         """Return how many rows may come by beside those that are lent, to begin a feed with."""
@@ -213,14 +222,14 @@ class Lending:
         The deliveries of its outbox are its own from now on: their end means nothing here.
         [MQTT-4.8.2-4], [MQTT-4.8.2-5]: one of QoS 2 that has begun goes to nobody else.
         """
-        for member in self.members:
-            if member.outbox is outbox:
-                self.members.remove(member)
-                self._forget_keys(member)
-                self._debt += member.credit
-                break
-        else:
+        member = self._by_outbox.pop(outbox, None)
+        if member is None:
             return []
+        self.members.remove(member)
+        self._able = []
+        self._forget_keys(member)
+        self._credit -= member.credit
+        self._debt += member.credit
         revoked: list[Delivery] = []
         for delivery in outbox.take_rows(self.progress):
             if _has_begun(delivery):
@@ -255,7 +264,18 @@ class Lending:
         """Lend each member as much as fits it, by how fast it has acknowledged."""
         if self.strategy == LEAST_LOADED:
             for member in self.members:
-                self._debt -= member.learn(now)
+                self._lend_more(member.learn(now))
+
+    def pace_one(self, outbox: Outbox, now: float) -> None:
+        """Do so for one member, which has acknowledged something."""
+        member = self._by_outbox.get(outbox)
+        if member is not None and self.strategy == LEAST_LOADED:
+            self._lend_more(member.learn(now))
+
+    def _lend_more(self, rows: int) -> None:
+        """Take note that a member may have so many rows more."""
+        self._credit += rows
+        self._debt -= rows
 
     def look_for_stalls(self, now: float, timeout: float) -> int:
         """Lend on what members have had for too long without acknowledging anything; return how
@@ -267,12 +287,15 @@ class Lending:
             if acks != member.seen_acks or member.load() == 0:
                 member.seen_acks = acks
                 member.seen_at = now
-                member.stalled = False
+                if member.stalled:
+                    member.stalled = False
+                    self._able = []
                 continue
             if self.strategy == LEAST_LOADED:
-                self._debt -= member.insist()
+                self._lend_more(member.insist())
             if not member.stalled and now - member.seen_at > timeout and len(self._takers()) > 1:
                 member.stalled = True
+                self._able = []
                 self._forget_keys(member)
                 revoked = self._revoke(member.outbox)
                 count += len(revoked)
@@ -303,7 +326,7 @@ class Lending:
 
     def _lend_row(self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int) -> None:
         serial = batch.serials[index]
-        properties = stored_properties(batch.properties[index]) if batch.properties else b""
+        properties = properties_of(batch, index)
         expires_at = NEVER
         left_us = left_us_of(properties, batch.came_us(index), wall_us)
         if left_us == 0:
@@ -386,8 +409,10 @@ class Lending:
 
     def _takers(self) -> list[Member]:
         """Return who can be lent something: everybody, where all have stalled."""
-        takers = [member for member in self.members if not member.stalled]
-        return takers or self.members
+        if not self._able:
+            able = [member for member in self.members if not member.stalled]
+            self._able = able or list(self.members)
+        return self._able
 
     def _forget_keys(self, member: Member) -> None:
         self._keys = {key: known for key, known in self._keys.items() if known is not member}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Final, cast
 
 from siltstone.feed.batch import FeedBatch, rows_by_time
-from siltstone.mqtt.publish import NO_EXPIRY, stored_properties, with_time_left
+from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
 from siltstone.session.backlog import Backlog
-from siltstone.session.delivery import DUP, NEVER, Delivery, left_us_of
+from siltstone.session.delivery import DUP, NEVER, Delivery, left_us_of, properties_of
 from siltstone.session.outbox import Outbox
 from siltstone.session.progress import Lane, Progress
 from siltstone.session.wish import Wish
@@ -176,7 +176,7 @@ class Reader:
         else:
             self.progress.freed += 1
             return None
-        properties = stored_properties(batch.properties[index]) if batch.properties else b""
+        properties = properties_of(batch, index)
         expires_at = NEVER
         left_us = left_us_of(properties, batch.came_us(index), wall_us)
         if left_us != NO_EXPIRY:

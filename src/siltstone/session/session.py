@@ -24,8 +24,8 @@ class Group(Protocol):
     def leave(self, outbox: Outbox) -> None:
         """Take the session out; what it had is lent to others."""
 
-    def replenish(self) -> None:
-        """Lend more where there is room."""
+    def replenish(self, outbox: Outbox) -> None:
+        """Lend more where there is room, after the session has acknowledged something."""
 
 
 class Session:

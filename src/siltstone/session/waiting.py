@@ -32,11 +32,15 @@ class Waiting:
         return self._queue[0].flags
 
     def pop(self) -> Delivery:
-        """Take the message whose turn is next."""
-        delivery = self._queue.popleft()
+        """Take the message whose turn is next.
+
+        Raises: what keeps its payload from being read; it waits on then.
+        """
+        delivery = self._queue[0]
+        payload = delivery.body()
+        self._queue.popleft()
         self._uncount(delivery)
-        if delivery.spilled is not None:
-            delivery.load()
+        delivery.have(payload)
         return delivery
 
     def add_row(self, delivery: Delivery) -> None:
@@ -96,18 +100,16 @@ class Waiting:
         return taken
 
     def take_others(self) -> list[Delivery]:
-        """Take out what is no row of the store; return it, in order."""
-        kept: deque[Delivery] = deque()
-        taken: list[Delivery] = []
-        for delivery in self._queue:
-            if delivery.lane is None:
-                taken.append(delivery)
-                self._uncount(delivery)
-                if delivery.spilled is not None:
-                    delivery.load()
-            else:
-                kept.append(delivery)
-        self._queue = kept
+        """Take out what is no row of the store; return it, in order.
+
+        Raises: what keeps a payload from being read; all of them wait on then.
+        """
+        taken = [delivery for delivery in self._queue if delivery.lane is None]
+        payloads = [delivery.body() for delivery in taken]
+        self._queue = deque([delivery for delivery in self._queue if delivery.lane is not None])
+        for index in range(len(taken)):
+            self._uncount(taken[index])
+            taken[index].have(payloads[index])
         return taken
 
     def remove(self, unwanted: set[Delivery]) -> None:

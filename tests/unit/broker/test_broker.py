@@ -13,11 +13,14 @@ from siltstone.broker.acl import Acl
 from siltstone.broker.storage_settings import StoreRule
 from siltstone.broker.taps import SettlePart
 from siltstone.errors import OutcomeUnknownError, PoisonedError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.guard import contain
 from siltstone.mqtt.encode import encode
-from siltstone.mqtt.packets import Connect, Disconnect, PingReq, PubAck, Publish, Will
+from siltstone.mqtt.packets import Connect, Disconnect, PingReq, PingResp, PubAck, Publish, Will
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
+from siltstone.session.delivery import Spilled
 from siltstone.session.state import SavedWill
 from tests.support.broker_core import V5, Core, FailingTap, message, over_quota
 from tests.support.durable_desk import durable_desk, lose
@@ -108,9 +111,47 @@ class TestFlushing:
         for payload in "xy":
             publisher.publish("t", payload)
         both = [message("t", "x"), message("t", "y")]
-        assert [wire.take() for wire in wires] == [both, [], both]
-        contained = "internal_error"
-        assert [record.message for record in caplog.records] == [contained, contained]
+        first, failed, last = [wire.take() for wire in wires]
+        assert (first, last) == (both, both)
+        # It has missed bytes in the middle of what it is sent.
+        assert [type(packet) for packet in failed] == [Disconnect]
+        assert [wire.is_closed for wire in wires] == [False, True, False]
+        assert [record.message for record in caplog.records] == ["internal_error"]
+
+    def test_a_message_that_cannot_be_loaded_ends_the_connection_and_comes_on_the_next(
+        self,
+    ) -> None:
+        core = Core()
+        fields: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 100}
+        wire = core.connect("c", receive_maximum=1, **fields)
+        wire.subscribe("a", qos=1)
+        publisher = core.connect("p")
+        publisher.send(message("a", "1", 1, 1), message("a", "2", 1, 2))
+        [first] = wire.take()
+        assert isinstance(first, Publish)
+        [waits] = core.broker.registry.sessions["c"].outbox.waiting()
+        file = MemoryFileSystem().create(PurePath("/payloads"))
+        waits.payload, waits.spilled = b"", Spilled(file, 0, 1)
+        contain(lambda: wire.send(PubAck(packet_id=first.packet_id)), wire.drop)
+        core.run()
+        assert wire.is_closed
+        file.write(b"2")
+        [again] = core.connect("c", **fields).take()
+        assert isinstance(again, Publish)
+        assert again.payload == b"2"
+
+    def test_what_cannot_be_taken_in_a_later_turn_ends_the_connection_too(self) -> None:
+        core = Core()
+        wire = core.connect("c")
+        outbox = core.broker.registry.sessions["c"].outbox
+
+        def fail() -> None:
+            raise RuntimeError("on purpose")
+
+        outbox.refill = fail
+        wire.send(PingReq())
+        assert [type(packet) for packet in wire.take()] == [PingResp, Disconnect]
+        assert (wire.is_closed, core.broker.clients) == (True, {})
 
 
 class TestStoring:

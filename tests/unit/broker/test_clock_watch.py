@@ -19,6 +19,8 @@ from siltstone.broker.clock_watch import (
 )
 from siltstone.broker.control import Control, ControlDesk
 from siltstone.clock import GuardedClock, ManualClock, Sighting
+from siltstone.directory import Store
+from siltstone.errors import ClosedError
 from siltstone.store.rows import Row
 from tests.support.builders import NAME
 from tests.support.durable_core import DurableCore
@@ -169,6 +171,24 @@ def test_the_time_is_noted_every_minute(watched: Watched) -> None:
     after = core.store.last_seen()
     assert after is not None
     assert (after.time_us, after == before) == (core.clock.now_us(), False)
+
+
+def test_a_store_that_is_being_closed_leaves_the_alarm_as_it_is(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: Store) -> dict[str, int]:
+        raise ClosedError("the database is closed")
+
+    watched.core.disk.clock.jump(3 * DAY)
+    asyncio.run(watched.watch.look())
+    assert watched.core.broker.alarms.text(CLOCK) == AHEAD
+    watched.core.disk.clock.advance(60)
+    monkeypatch.setattr(Store, "newest_us", closed)
+    asyncio.run(watched.watch.look())
+    assert watched.core.broker.alarms.text(CLOCK) == AHEAD
+    seen = watched.core.store.last_seen()
+    assert seen is not None
+    assert seen.time_us == watched.core.guarded.now_us()
 
 
 def test_a_broker_that_believes_its_clock_has_nothing_to_confirm() -> None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import PurePath
 
 import pytest
 
 from siltstone.broker.taps import SettlePart
-from siltstone.errors import OverloadedError
+from siltstone.errors import DiskError, OverloadedError
 from siltstone.mqtt.packets import Disconnect
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from siltstone.session.owned_session import OwnedSession
-from tests.support.broker_core import V3, Wire, over_quota
+from tests.support.broker_core import V3, FailingTap, Wire, over_quota
 from tests.support.durable_desk import (
     VERSIONS,
     DurableDesk,
     Got,
     consume,
     durable_desk,
+    got,
     leave,
     lose,
     will,
@@ -45,6 +48,133 @@ class FullTap:
             settle(batch, OverloadedError("full"))
             return 1
         return 0
+
+
+class Bridge:
+    """Has what it is given, unless its disk fails."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.taken: list[bytes] = []
+        self._later: list[Callable[[], None]] = []
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        return []
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        assert settle is not None
+        error = DiskError(PurePath("/spool"), "write", "scripted", errno=5) if self.fails else None
+        if error is None:
+            self.taken += batch.payloads
+        self._later.append(partial(settle, batch, error))
+        return 1
+
+    def settle(self) -> None:
+        while self._later:
+            self._later.pop(0)()
+
+
+def bridged_desk(desk: DurableDesk, count: int) -> list[Bridge]:
+    """Add bridges to a broker."""
+    bridges = [Bridge() for _ in range(count)]
+    for bridge in bridges:
+        desk.core.broker.taps.add(bridge)
+    return bridges
+
+
+def wait(desk: DurableDesk, bridges: list[Bridge], seconds: int = 5) -> None:
+    """Let time pass, and bridges answer."""
+    for _ in range(seconds * 10):
+        desk.core.advance(0.1)
+        for bridge in bridges:
+            bridge.settle()
+        desk.core.run()
+
+
+class TestBridged:
+    """Wills that bridges get as well: whoever has one is not given it again."""
+
+    @pytest.mark.parametrize("failing", [0, 1])
+    def test_while_a_spool_fails_it_is_neither_stored_nor_sent_nor_given_to_others_again(
+        self, desk: DurableDesk, failing: int
+    ) -> None:
+        bridges = bridged_desk(desk, 2)
+        watcher = desk.core.connect("watcher")
+        watcher.subscribe("will", qos=0)
+        bridges[failing].fails = True
+        lose(desk.come(will=will(delay=1)))
+        wait(desk, bridges)
+        assert desk.saved().will is not None
+        assert (desk.core.stored(), watcher.take()) == ([], [])
+        assert bridges[1 - failing].taken == [b"gone"]
+        bridges[failing].fails = False
+        wait(desk, bridges)
+        assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+        assert got(watcher.take()) == [Got("gone", 0)]
+        assert [bridge.taken for bridge in bridges] == [[b"gone"]] * 2
+
+    def test_while_the_store_refuses_it_it_is_bridged_and_sent_once(self) -> None:
+        with durable_desk(automatic=False) as desk:
+            bridges = bridged_desk(desk, 1)
+            watcher = desk.core.connect("watcher")
+            watcher.subscribe("will", qos=0)
+            lose(desk.come(will=will(delay=1)))
+            for _ in range(3):
+                wait(desk, bridges, 2)
+                desk.core.settle(over_quota())
+            assert watcher.take() == []
+            wait(desk, bridges, 2)
+            desk.core.settle()
+            assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+            assert got(watcher.take()) == [Got("gone", 0)]
+            assert bridges[0].taken == [b"gone"]
+
+    @pytest.mark.parametrize("expiry", [2, 100])
+    @pytest.mark.parametrize("name", ["save_later", "drop_later"])
+    def test_while_its_session_cannot_be_saved_or_deleted_it_is_not_published_again(
+        self, desk: DurableDesk, name: str, expiry: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: OwnedSession) -> None:
+            raise over_quota()
+
+        bridges = bridged_desk(desk, 1)
+        lose(desk.come(will=will(delay=1), session_expiry_interval=expiry))
+        with monkeypatch.context() as patched:
+            patched.setattr(OwnedSession, name, fail)
+            wait(desk, bridges)
+        wait(desk, bridges)
+        assert (desk.core.stored(), bridges[0].taken) == ([b"gone"], [b"gone"])
+        saved = desk.core.peek("s")
+        assert (saved is None) if expiry == 2 else (saved is not None and saved.will is None)
+
+    def test_who_comes_back_while_a_spool_fails_has_it_stored_once(self, desk: DurableDesk) -> None:
+        bridges = bridged_desk(desk, 2)
+        bridges[1].fails = True
+        lose(desk.come(will=will(delay=1)))
+        wait(desk, bridges)
+        wire = desk.core.wire()
+        wire.connect("s", clean_start=False, session_expiry_interval=100)
+        wait(desk, bridges, 1)
+        wire.take()
+        assert wire.accepted is not None
+        bridges[1].fails = False
+        wait(desk, bridges)
+        assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+        assert [bridge.taken for bridge in bridges] == [[b"gone"], []]
+
+    def test_the_next_will_of_the_same_client_is_another(self, desk: DurableDesk) -> None:
+        bridges = bridged_desk(desk, 1)
+        for _ in range(2):
+            lose(desk.come(will=will(delay=1)))
+            wait(desk, bridges)
+        assert desk.core.stored() == bridges[0].taken == [b"gone"] * 2
+
+    def test_a_mistake_in_a_bridge_leaves_it_due(self, desk: DurableDesk) -> None:
+        desk.core.broker.taps.add(FailingTap())
+        lose(desk.come(will=will(delay=1)))
+        desk.wait(3)
+        assert (desk.core.stored(), desk.core.broker.is_settled) == ([], True)
+        assert desk.saved().will is not None
 
 
 class TestExpiry:

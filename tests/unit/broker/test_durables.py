@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from siltstone.broker.durables import Durables
+from siltstone.broker.feeding import Feeding
+from siltstone.broker.interest import Interest
 from siltstone.broker.storage_settings import StoreRule
 from siltstone.errors import OverloadedError, PoisonedError
+from siltstone.guard import contain
 from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.reason import Reason
+from siltstone.session.durable import Durable
+from siltstone.session.outbox import Outbox
 from siltstone.session.state import SavedReceived, SerialRange, ShardSerial
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
@@ -584,3 +590,121 @@ def test_a_save_that_fails_late_does_not_end_the_connection_that_came_since(
     session.durable.broken(PoisonedError("a sync failed"))
     desk.core.run()
     assert (again.take(), again.is_closed) == ([], False)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+class TestMistakes:
+    """Of ours, when a connection ends: its turn ends, and the client gets in again."""
+
+    @pytest.mark.parametrize("expiry", [0, 100])
+    @pytest.mark.parametrize("waits", [False, True])
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [
+            (Interest, "miss"),
+            (Feeding, "end"),
+            (Durable, "freeze"),
+            (Durable, "put_progress"),
+            (Durable, "close"),
+            (Durable, "end"),
+            (Outbox, "discard"),
+        ],
+    )
+    def test_nothing_is_left_of_the_session_in_memory(
+        self, owner: type, name: str, waits: bool, expiry: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rules = [StoreRule(filter="t", store="subscribed")]
+        with durable_desk(rules=rules, automatic=not waits) as desk:
+            core = desk.core
+            wire = desk.come()
+            wire.subscribe("t")
+            core.durables.sessions["s"].expiry_seconds = expiry
+            wire.send(message("u", "x", 1, 1))
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, fail)
+                # What the channel does.
+                contain(wire.drop)
+                core.settle()
+            desk.wait()
+            assert (core.durables.sessions, core.broker.registry.sessions) == ({}, {})
+            assert (core.broker.clients, core.broker.registry.subscription_count) == ({}, 0)
+            assert core.broker.is_settled
+            again = desk.come()
+            assert again.accepted is not None
+            lose(again)
+            desk.wait()
+            assert (core.durables.sessions, core.durables._rota) == ({}, {})  # noqa: SLF001
+
+    def test_what_was_saved_before_counts_where_the_last_state_cannot_be_had(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with durable_desk(automatic=False) as desk:
+            wire = desk.come()
+            wire.subscribe("t")
+            wire.send(message("t", "x", 2, 1))
+            desk.core.settle()
+            [answer, got_x] = wire.take()
+            assert isinstance(got_x, Publish)
+            before = desk.saved().inflight
+            wire.send(message("u", "waits", 1, 2))
+            with monkeypatch.context() as patched:
+                patched.setattr(Durable, "put_progress", fail)
+                contain(wire.drop)
+            # The outbox has forgotten by now what is in flight.
+            desk.core.settle()
+            assert (len(before), desk.saved().inflight) == (1, before)
+            assert desk.saved().unclean
+            again = desk.come()
+            assert [packet.packet_id for packet in again.take() if isinstance(packet, Publish)] == [
+                got_x.packet_id
+            ]
+            assert answer == PubRec(packet_id=1)
+
+    def test_when_others_are_looked_after_the_next_time_comes(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.come()
+        wire.subscribe("t")
+        core = desk.core
+        with monkeypatch.context() as patched:
+            patched.setattr(core.durables.turns, "look", fail)
+            patched.setattr(core.durables, "_rota", None)
+            patched.setattr(core.broker.subscriptions.groups, "groups", None)
+            patched.setattr(core.broker.subscriptions.groups, "busy", None)
+            desk.wait(2)
+        looks: list[str] = []
+        monkeypatch.setattr(core.durables.turns, "look", lambda: looks.append("turns"))
+        desk.publish("t", "1")
+        assert consume(wire) == messages("1")
+        desk.wait(2)
+        assert (len(looks), desk.saved().position) == (2, (ShardSerial(0, 1),))
+
+    def test_a_backlog_that_cannot_be_judged_ends_the_connection(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits = {"backlog_messages_max": 1, "backlog_policy": "drop-old"}
+        with durable_desk(sessions=limits) as desk:
+            wire = desk.come()
+            wire.subscribe("t")
+            lose(wire)
+            desk.publish("t", "1", "2")
+            with monkeypatch.context() as patched:
+                patched.setattr(Durables, "_measured", fail)
+                wire = desk.core.wire()
+                wire.connect("s", clean_start=False, session_expiry_interval=100)
+            assert (wire.is_closed, desk.core.broker.is_settled) == (True, True)
+            assert consume(desk.come()) == messages("2")
+
+    def test_what_follows_a_commit_is_done_though_the_count_of_sessions_fails(
+        self, desk: DurableDesk
+    ) -> None:
+        lose(desk.come())
+        owned = desk.core.archive.take("s")
+        assert owned is not None
+        done: list[str] = []
+        desk.core.durables.carry_out("s", owned.drop_later, lambda: done.append("then"), fail)
+        desk.core.run()
+        assert done == ["then"]

@@ -14,6 +14,7 @@ from siltstone.mqtt.packets import ConnAck, Connect, Disconnect
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
+from siltstone.session.durable import Durable
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_desk import (
     VERSIONS,
@@ -470,6 +471,23 @@ class TestMistakes:
             assert (answer.reason, wire.is_closed) == (Reason.SERVER_UNAVAILABLE, True)
         assert desk.core.broker.is_settled
         assert desk.come().accepted is not None
+
+    @pytest.mark.parametrize("name", ["restore", "save"])
+    def test_where_a_session_is_joined_nothing_is_left_of_it_in_memory(
+        self, desk: DurableDesk, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leave(desk.come())
+        core = desk.core
+        with monkeypatch.context() as patched:
+            patched.setattr(Durable, name, fail)
+            wire = core.wire()
+            wire.connect("s", clean_start=False, session_expiry_interval=100)
+            assert wire.is_closed
+        assert (core.broker.registry.sessions, core.durables.sessions) == ({}, {})
+        assert (len(core.broker.registry), core.broker.is_settled) == (1, True)
+        again = desk.come()
+        assert again.accepted is not None
+        assert again.accepted.session_present
 
     @pytest.mark.parametrize("expiry", [0, 100])
     @pytest.mark.parametrize("when", ["before", "behind"])

@@ -115,3 +115,29 @@ def test_who_waits_for_rows_that_cannot_be_read_is_told() -> None:
     taker = Taker()
     desk.begin(taker, "a")
     assert (taker.errors, taker.serials) == ([error], [])
+
+
+class FailingTaker(Taker):
+    """Meets a mistake of ours with the rows that it is told to fail for."""
+
+    def __init__(self, serial: int) -> None:
+        super().__init__()
+        self.fails_at = serial
+
+    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+        if self.fails_at in batch.serials:
+            raise RuntimeError("on purpose")
+        super().receive(batch, rows, now, wall_us)
+
+
+def test_a_mistake_with_the_rows_of_one_leaves_the_others_theirs_and_they_come_again() -> None:
+    desk = Desk("a", "a")
+    failing, other = FailingTaker(3), Taker()
+    desk.begin(failing, "a")
+    desk.begin(other, "#")
+    desk.commit("b", "a", "a")
+    desk.commit("a")
+    assert (other.serials, other.errors) == ([0, 1, 2, 3, 4, 5], [])
+    assert (failing.serials, len(failing.errors)) == ([0, 1], 1)
+    assert failing.feed is not None
+    assert (failing.feed.removed, failing.feed.place(0)) == (True, 3)

@@ -9,10 +9,11 @@ import pytest
 from siltstone.broker.access import Access
 from siltstone.broker.acl import Acl
 from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.taps import SettlePart
 from siltstone.database import Durability
-from siltstone.errors import PoisonedError, UsageError
+from siltstone.errors import DiskError, PoisonedError, UsageError
 from siltstone.guard import contain
-from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from siltstone.mqtt.packets import Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
@@ -562,6 +563,106 @@ class TestUnreleased:
             {1: PubAck, 2: PubRec}[qos]
         ]
         assert desk.core.stored() == [b"x", b"x"][: 3 - qos]
+
+
+class Spooling:
+    """A bridge that says when told what became of messages."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[PublishBatch, SettlePart]] = []
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        return []
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        assert settle is not None
+        self.waiting.append((batch, settle))
+        return 1
+
+    def settle(self, error: Exception | None = None) -> list[bytes]:
+        """Tell the outcome of what came first; return what that is."""
+        batch, settle = self.waiting.pop(0)
+        settle(batch, error)
+        return batch.payloads
+
+
+class TestDoubtful:
+    """QoS 2 of which a crash left open whether bridges have it."""
+
+    @pytest.fixture
+    def desk(self) -> Iterator[DurableDesk]:
+        with durable_desk() as made:
+            assert made.come().publish("t", "x", 2, 1) == [PubRec(packet_id=1)]
+            made.crash()
+            yield made
+
+    @pytest.mark.parametrize("version", [V3, V5])
+    def test_one_that_a_bridge_cannot_keep_is_not_acknowledged_and_bridged_when_it_comes_again(
+        self, desk: DurableDesk, version: Version
+    ) -> None:
+        bridge = Spooling()
+        desk.core.broker.taps.add(bridge)
+        wire = desk.come(version=version)
+        again = message("t", "x", 2, 1, dup=True)
+        wire.send(again, message("t", "y", 2, 2))
+        assert bridge.settle(DiskError(PurePath("/spool"), "write", "scripted", errno=5)) == [b"x"]
+        assert (wire.take(), wire.is_reading) == ([], False)
+        assert desk.core.broker.statistics.publishes_refused == 1
+        desk.wait(10)
+        assert (wire.is_closed, desk.core.broker.is_settled) == (True, True)
+        wire = desk.come(version=version)
+        wire.send(again)
+        assert bridge.settle() == [b"x"]
+        assert (wire.take(), bridge.waiting) == ([PubRec(packet_id=1)], [])
+        assert desk.core.stored() == [b"x"]
+
+    def test_one_that_is_being_bridged_is_bridged_again_after_one_more_crash(
+        self, desk: DurableDesk
+    ) -> None:
+        desk.core.broker.taps.add(Spooling())
+        wire = desk.come()
+        # What is saved for the sake of the second holds what was received too.
+        wire.send(message("t", "x", 2, 1, dup=True), PubRel(packet_id=9))
+        desk.core.run()
+        desk.crash()
+        bridge = Spooling()
+        desk.core.broker.taps.add(bridge)
+        wire = desk.come()
+        wire.send(message("t", "x", 2, 1, dup=True))
+        assert bridge.settle() == [b"x"]
+        assert wire.take() == [PubRec(packet_id=1)]
+
+    def test_one_that_comes_twice_at_once_is_bridged_once(self, desk: DurableDesk) -> None:
+        bridge = Spooling()
+        desk.core.broker.taps.add(bridge)
+        wire = desk.come()
+        wire.send(*[message("t", "x", 2, 1, dup=True)] * 2)
+        assert (bridge.settle(), bridge.waiting) == ([b"x"], [])
+        assert wire.take() == [PubRec(packet_id=1)] * 2
+
+    def test_one_that_is_released_while_it_is_bridged_is_not_kept(self, desk: DurableDesk) -> None:
+        bridge = Spooling()
+        desk.core.broker.taps.add(bridge)
+        wire = desk.come()
+        wire.send(message("t", "x", 2, 1, dup=True), PubRel(packet_id=1))
+        assert bridge.settle() == [b"x"]
+        assert wire.take() == [PubRec(packet_id=1), PubComp(packet_id=1)]
+        lose(wire)
+        assert desk.saved().received == ()
+
+    def test_hundreds_of_repeated_batches_behind_one_are_answered(self, desk: DurableDesk) -> None:
+        bridge = Spooling()
+        desk.core.broker.taps.add(bridge)
+        wire = desk.come(version=V3)
+        # PUBREL of another message makes each of them a batch of its own.
+        packets: list[Packet] = [message("t", "x", 2, 1, dup=True), PubRel(packet_id=9)]
+        wire.send(*packets * 1000)
+        assert bridge.settle() == [b"x"]
+        answers = wire.take()
+        assert answers.count(PubComp(packet_id=9)) == 1000
+        assert answers.count(PubRec(packet_id=1)) == 1000
+        lose(wire)
+        assert desk.core.broker.is_settled
 
 
 def sent_twice(desk: DurableDesk) -> Wire:

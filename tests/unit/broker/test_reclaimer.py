@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from siltstone.broker.durables import Durables
+from siltstone.broker.feeding import Feeding
+from siltstone.broker.groups import Groups
+from siltstone.broker.pins import Pins
 from siltstone.broker.reclaimer import QUIET_SECONDS, Reclaimer
 from siltstone.broker.storage_settings import StoreRule
+from siltstone.session.archive import SessionArchive
 from siltstone.session.moving import find_place, move_session
 from siltstone.store.marks import write_tiered
 from siltstone.store.retention import RECLAIM_SEAL_BYTES
@@ -266,3 +271,40 @@ def test_what_cannot_be_read_is_told_once_and_drops_nothing(
         assert seal(desk) == ["0/1"]
         told = [each.getMessage() for each in caplog.records]
         assert told.count("reclaim_failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Pins, "is_free"),
+        (Durables, "ask"),
+        (Feeding, "ends"),
+        (Groups, "places"),
+        (SessionArchive, "sessions_before"),
+        (SessionArchive, "peek"),
+        (Reclaimer, "_hold"),
+        (Reclaimer, "_dropped"),
+    ],
+)
+def test_a_mistake_of_ours_ends_one_look_and_not_those_behind_it(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with durable_desk(reclaim="delivered") as desk:
+        wire = desk.come()
+        wire.subscribe("t", qos=1)
+        leave(wire)
+        desk.publish("u", "1")
+        desk.core.real.seal()
+        looks = 0
+
+        def fail(*_: object) -> None:
+            nonlocal looks
+            looks += 1
+            raise RuntimeError("on purpose")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fail)
+            desk.wait(PASSES)
+        assert 1 <= looks <= PASSES
+        desk.wait(PASSES)
+        assert sealed(desk) == []

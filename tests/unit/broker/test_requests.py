@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from siltstone.broker.slices import SLICE_LEVELS
+from siltstone.guard import contain
 from siltstone.mqtt.packets import (
     Disconnect,
     Packet,
@@ -17,7 +20,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.reason import Reason
 from siltstone.topic.grammar import TopicFilter
-from tests.support.broker_core import V3
+from tests.support.broker_core import V3, Wire
 from tests.support.durable_desk import (
     DurableDesk,
     Got,
@@ -259,3 +262,104 @@ class TestRetained:
         assert got(wire.subscribe("r/#", qos=1)) == [Got("0")]
         lose(wire)
         assert consume(desk.come()) == [Got("0", dup=True), Got("1"), Got("2")]
+
+
+class TestMistakes:
+    """Of ours, with one slice of many filters or behind it: the client is told, and comes again."""
+
+    MANY = tuple(f"t/{number}" for number in range(2 * SLICE_LEVELS))
+
+    def fail_at(
+        self, patched: pytest.MonkeyPatch, owner: object, name: str, number: int
+    ) -> list[str]:
+        """Let a method fail when it is called for this time; return where its calls are noted."""
+        real = getattr(owner, name)
+        calls: list[str] = []
+
+        def called(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) == number:
+                raise RuntimeError("on purpose")
+            return real(*args, **options)
+
+        patched.setattr(owner, name, called)
+        return calls
+
+    def see_the_end(self, desk: DurableDesk, wire: Wire) -> None:
+        """See that a client was told, and that it gets what it asks for when it comes again."""
+        [last] = wire.take()
+        assert isinstance(last, Disconnect)
+        assert (last.reason, wire.is_closed) == (Reason.UNSPECIFIED_ERROR, True)
+        core = desk.core
+        assert (core.broker.is_settled, core.broker.clients) == (True, {})
+        again = desk.come(clean_start=True)
+        assert again.exchange(subscribe("t/1")) == [GRANTED]
+        desk.publish("t/1", "x")
+        assert news(again) == [Got("x")]
+
+    @pytest.mark.parametrize("kind", ["subscribe", "unsubscribe"])
+    @pytest.mark.parametrize("number", [2, 4])
+    def test_in_a_later_slice(
+        self, desk: DurableDesk, kind: str, number: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.come()
+        with monkeypatch.context() as patched:
+            calls = self.fail_at(patched, desk.core.broker.subscriptions, kind, number)
+            wire.send(subscribe(*self.MANY) if kind == "subscribe" else unsubscribe(*self.MANY))
+            desk.core.run()
+            assert len(calls) == number
+        self.see_the_end(desk, wire)
+
+    def test_in_the_first_slice(self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+        wire = desk.come()
+        with monkeypatch.context() as patched:
+            self.fail_at(patched, desk.core.broker.subscriptions, "subscribe", 1)
+            # What the channel does.
+            contain(lambda: wire.send(subscribe(*self.MANY)), wire.drop)
+            desk.core.run()
+        assert (wire.is_closed, desk.core.broker.is_settled) == (True, True)
+        assert desk.come().exchange(subscribe("t/1")) == [GRANTED]
+
+    def test_with_what_an_earlier_connection_has_subscribed_to(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.come()
+        wire.send(subscribe(*self.MANY))
+        wire.take()
+        lose(wire)
+        with monkeypatch.context() as patched:
+            self.fail_at(patched, desk.core.broker.subscriptions, "restore", 2)
+            wire = desk.core.wire()
+            wire.connect("s", clean_start=False, session_expiry_interval=100)
+            assert wire.is_closed
+        assert desk.core.broker.is_settled
+        assert desk.come().accepted is not None
+
+    @pytest.mark.parametrize("name", ["when_kept", "send_retained"])
+    def test_when_the_subscription_is_kept(
+        self, desk: DurableDesk, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        desk.publish("t/1", "retained", retain=True)
+        wire = desk.come()
+        with monkeypatch.context() as patched:
+            self.fail_at(patched, desk.core.broker.subscriptions, name, 1)
+            wire.send(subscribe("t/1"))
+            desk.core.run()
+        assert (wire.is_closed, desk.core.broker.clients) == (True, {})
+        assert isinstance(wire.take()[-1], Disconnect)
+
+    def test_with_retained_messages_of_a_later_turn(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(5):
+            desk.publish(f"t/{number}", "x", retain=True)
+        wire = desk.come()
+        with monkeypatch.context() as patched:
+            patched.setattr(desk.core.broker.subscriptions, "send_retained", lambda *_: True)
+            wire.send(subscribe("t/+"))
+            while desk.core.broker.clients and not wire.has_news:
+                desk.core.shell.acts.popleft()()
+                desk.core.flush_commits()
+            self.fail_at(patched, desk.core.broker.subscriptions, "send_retained", 1)
+            desk.core.run()
+        assert (wire.is_closed, desk.core.broker.clients) == (True, {})

@@ -17,14 +17,16 @@ import pytest
 from siltstone.broker import server as server_module
 from siltstone.broker.access import Access
 from siltstone.broker.channel import Channel
+from siltstone.broker.clock_watch import ClockWatch
 from siltstone.broker.listeners import Listener
 from siltstone.broker.retained import RetainedMessages
 from siltstone.broker.server import EarlySignals, LoopShell, Server, run_server
 from siltstone.broker.settings import BrokerSettings, ListenerSettings
 from siltstone.broker.storage_settings import SessionSettings
+from siltstone.broker.sys_topics import SysTopics
 from siltstone.clock import GuardedClock
 from siltstone.directory import Store
-from siltstone.errors import OverloadedError, SiltstoneError, UsageError
+from siltstone.errors import ClosedError, OverloadedError, SiltstoneError, UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Packet, Will
 from siltstone.store.opening import RecoveryReport
@@ -407,6 +409,42 @@ class TestUpkeep:
         assert self.swept(monkeypatch, fail) == ["swept 1000", "begun", "ended"]
         warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert warnings == ["retained_log_compaction_failed"]
+
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [
+            (Shelf, "failure"),
+            (ClockWatch, "look"),
+            (RetainedMessages, "sweep"),
+            (RetainedMessages, "needs_compaction"),
+            (SysTopics, "publish"),
+        ],
+    )
+    @pytest.mark.parametrize("error", [ClosedError("the store is closed"), ValueError("ours")])
+    def test_what_fails_once_ends_neither_the_broker_nor_the_looks_that_follow(
+        self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception
+    ) -> None:
+        real = getattr(owner, name)
+        calls: list[str] = []
+
+        def called(*args: Any) -> Any:
+            calls.append(name)
+            # The clock is looked at once before the broker has started.
+            if len(calls) == 2:
+                raise error
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, called)
+        monkeypatch.setattr(server_module, "_UPKEEP_SECONDS", 0)
+
+        async def play(desk: Desk) -> None:
+            task = await desk.started()
+            await until(lambda: len(calls) > 4 or task.done())
+            assert not task.done()
+            desk.server.stop()
+            await task
+
+        asyncio.run(play(Desk(monkeypatch, sys_interval=0.001)))
 
 
 class TestStarting:

@@ -33,7 +33,7 @@ from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.packets import Disconnect
 from siltstone.snapshot.contents import BoundedContents
-from siltstone.snapshot.keeper import list_snapshots, name_of
+from siltstone.snapshot.keeper import Saved, list_snapshots, name_of
 from siltstone.snapshot.loader import verify_snapshot
 from siltstone.snapshot.records import Record
 from siltstone.store.settings import DatabaseSettings
@@ -171,6 +171,30 @@ def test_one_that_fails_is_told_and_the_next_is_tried(caplog: pytest.LogCaptureF
 
     asyncio.run(scenario())
     assert [record.message for record in caplog.records][:1] == ["snapshot_failed"]
+
+
+def test_a_mistake_of_ours_ends_one_and_not_those_that_follow() -> None:
+    async def scenario() -> None:
+        office = Office()
+        save = office.snapshots._save  # noqa: SLF001 - fails once
+        failures = [ValueError("ours")]
+
+        async def fail_once(*, is_last: bool) -> Saved:
+            if failures:
+                raise failures.pop()
+            return await save(is_last=is_last)
+
+        office.snapshots._save = fail_once  # type: ignore[method-assign] # noqa: SLF001
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await office.until(lambda: not failures)
+        office.snapshots.ask()
+        await office.until(lambda: office.ended == 1)
+        assert not running.done()
+        running.cancel()
+        office.snapshots.close()
+
+    asyncio.run(scenario())
 
 
 def test_the_last_one_must_not_fail() -> None:

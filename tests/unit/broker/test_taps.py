@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from siltstone.broker.taps import SettlePart, Taps
+from siltstone.errors import OverloadedError
 from siltstone.mqtt.publish import PublishBatch
 from tests.support.links import batch_of
 
@@ -48,12 +49,26 @@ def test_what_one_of_them_has_no_room_for_is_refused() -> None:
 
 def test_what_may_have_been_missed_is_given_again_before_it_goes_on() -> None:
     taps, one, other = Taps(), OneTap(), OneTap()
-    calls: list[str] = []
-    taps.take_again(BATCH, b"c", lambda: calls.append("nobody"))
+    heard: list[Exception | None] = []
+    taps.take_again(BATCH, b"c", heard.append)
+    assert heard == [None]
     taps.add(one)
     taps.add(other)
-    taps.take_again(BATCH, b"c", lambda: calls.append("all"))
+    taps.take_again(BATCH, b"c", heard.append)
     one.settles[0](BATCH, None)
-    assert calls == ["nobody"]
+    assert heard == [None]
     other.settles[0](BATCH, None)
-    assert calls == ["nobody", "all"]
+    assert heard == [None, None]
+
+
+def test_what_one_cannot_take_again_is_told() -> None:
+    taps, one, other = Taps(), OneTap(), OneTap()
+    taps.add(one)
+    taps.add(other)
+    heard: list[Exception | None] = []
+    taps.take_again(BATCH, b"c", heard.append)
+    error = OverloadedError("scripted")
+    one.settles[0](BATCH, error)
+    assert heard == []
+    other.settles[0](BATCH, None)
+    assert heard == [error]

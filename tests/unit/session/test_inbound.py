@@ -39,12 +39,27 @@ class TestDoubt:
         producer = before.expect([5])
         inbound = Inbound("c", before.records())
         assert inbound.certain() == set()
-        assert inbound.settle(5) == producer
-        assert (inbound.settle(5), inbound.records()) == (None, ())
+        assert inbound.doubt_of(5) == producer
+        assert (inbound.doubt_of(5), inbound.records()) == (producer, before.records())
+
+    def test_one_that_turns_out_to_be_stored_is_doubtful_no_longer(self) -> None:
+        before = Inbound("c", [])
+        before.expect([5, 6])
+        inbound = Inbound("c", before.records())
+        inbound.release([6])
+        inbound.confirm([5, 6])
+        assert (inbound.doubt_of(5), inbound.records()) == (None, (SavedReceived(5),))
+
+    def test_one_that_was_not_stored_is_forgotten(self) -> None:
+        before = Inbound("c", [])
+        before.expect([5])
+        inbound = Inbound("c", before.records())
+        inbound.release([5])
+        assert (inbound.doubt_of(5), inbound.records()) == (None, ())
 
     def test_one_that_is_stored_is_not(self) -> None:
         inbound = Inbound("c", [SavedReceived(5)])
-        assert (inbound.certain(), inbound.settle(5)) == ({5}, None)
+        assert (inbound.certain(), inbound.doubt_of(5)) == ({5}, None)
 
     def test_one_whose_outcome_is_known_at_the_end_is_not(self) -> None:
         before = Inbound("c", [])
@@ -78,4 +93,4 @@ class TestDoubt:
         name, sequence = before.expect([5])
         before.doubt()
         inbound = Inbound("c", before.records(settled=True))
-        assert (inbound.certain(), inbound.settle(5)) == ({3}, (name, sequence))
+        assert (inbound.certain(), inbound.doubt_of(5)) == ({3}, (name, sequence))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -358,6 +359,7 @@ class Simulated:
         number = min(self._busy_until, key=lambda each: self._busy_until[each])
         self.now = max(self.now, self._busy_until.pop(number))
         self.counts[number] += len(acknowledge(self.members[number], 1))
+        self.lending.pace_one(self.members[number].outbox, self.now)
         self._begin_work()
         return True
 
@@ -372,7 +374,6 @@ class Simulated:
                 self.come(count)
             if not self.step():
                 return self.now
-            self.lending.pace(self.now)
             self._credit += self.lending.freed()
 
 
@@ -441,3 +442,53 @@ def test_one_that_acknowledges_many_at_once_gets_as_many_in_time() -> None:
         lending.look_for_stalls(float(second) + 0.9, 60.0)
         credit = lending.freed()
     assert lent == [4, 8, 16, 32, 64, 128, 256, 512]
+
+
+class Counted(list[Member]):
+    """Members, and how often somebody went through all of them."""
+
+    def __init__(self, members: list[Member]) -> None:
+        super().__init__(members)
+        self.rounds = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        self.rounds += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("strategy", [LEAST_LOADED, ROUND_ROBIN, RANDOM, STICKY, STICKY_TOPIC])
+def test_an_acknowledgement_and_a_row_cost_the_same_whatever_the_number_of_members(
+    strategy: str,
+) -> None:
+    members = [member_of(outbox_of(), credit=10) for _ in range(50)]
+    lending = lending_of(strategy, *members)
+    counted = lending.members = Counted(lending.members)
+    lending.receive(rows_of(0, [b"%d" % number for number in range(100)]), None, 0.0, 0)
+    assert counted.rounds <= 4
+    counted.rounds = 0
+    for member in members:
+        acknowledge(member, 100)
+        lending.pace_one(member.outbox, 0.001)
+        lending.freed()
+    assert counted.rounds == 0
+
+
+@pytest.mark.parametrize("strategy", [LEAST_LOADED, ROUND_ROBIN])
+def test_the_credit_of_all_is_that_of_each(strategy: str) -> None:
+    outboxes = [outbox_of() for _ in range(4)]
+    members = [member_of(outbox, credit=10) for outbox in outboxes]
+    lending = lending_of(strategy, *members)
+    serial = 0
+    for second in range(20):
+        count = lending.credit()
+        lending.receive(rows_of(serial, [b"t"] * count), None, float(second), 0)
+        serial += count
+        for number, outbox in enumerate(outboxes[:3]):
+            acknowledge(members[number], 3)
+            lending.pace_one(outbox, second + 0.01)
+        if second == 10:
+            lending.leave(outboxes[0], 10.0)
+        if second == 15:
+            lending.join(member_of(outboxes[1], credit=3), 15.0)
+        lending.look_for_stalls(second + 0.5, 2.0)
+        assert lending.credit() == sum(member.credit for member in lending.members)

@@ -145,6 +145,20 @@ class TestWanting:
         assert desk.values(rows(2, topic="b")) == []
 
 
+def test_sessions_share_what_was_made_of_the_properties_of_a_row() -> None:
+    batch = rows(1, 1)
+    # A topic alias that version 0.1.0 has stored, before a content type.
+    batch.properties = [b"\x23\x00\x01\x03\x00\x01t", b"\x23\x00\x01\x03\x00\x01" + b"t"]
+    found: list[bytes] = []
+    for _ in range(2):
+        desk = Desk()
+        desk.want()
+        desk.reader.receive(batch, None, NOW, WALL_US)
+        found += [delivery.properties for delivery in desk.outbox.deliveries()]
+    assert found == [b"\x03\x00\x01t"] * 4
+    assert len({id(properties) for properties in found}) == 1
+
+
 class TestLost:
     def test_all_that_was_lost_is_told_with_the_next_message_that_is_acknowledged(self) -> None:
         desk = Desk()

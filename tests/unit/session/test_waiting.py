@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+import pytest
+
+from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.session.delivery import Budget, Delivery, Spilled
 from siltstone.session.progress import Progress
@@ -49,6 +52,27 @@ def test_payloads_on_disk_are_loaded_when_they_leave_and_counts_come_out_even() 
     assert waiting.pop().payload == b"first"
     assert [delivery.payload for delivery in waiting.take_others()] == [b"second"]
     assert budget.used == 0
+
+
+def test_a_message_whose_payload_cannot_be_read_waits_on() -> None:
+    budget = Budget(100 * SIZE)
+    waiting = queue(budget=budget)
+    broken = on_disk(b"broken")
+    waiting.add_row(one(b"first"))
+    waiting.add_row(on_disk(b"second"))
+    waiting.add_row(broken)
+    used = budget.used
+    whole, broken.spilled = broken.spilled, Spilled(MemoryFileSystem().create(PurePath("/p")), 0, 6)
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+        waiting.take_others()
+    assert (len(waiting), budget.used) == (3, used)
+    assert [waiting.pop().payload for _ in range(2)] == [b"first", b"second"]
+    used = budget.used
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+        waiting.pop()
+    assert (waiting.messages(), budget.used) == ([broken], used)
+    broken.spilled = whole
+    assert (waiting.pop().payload, budget.used) == (b"broken", 0)
 
 
 class TestLimits:
