@@ -12,7 +12,7 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 import siltstone
 from bench.workload import VALUE, columns, run_producers, scratch, settings, topics
-from siltstone.database import Durability
+from siltstone.store.database import Durability
 
 SECONDS = 5.0
 BATCH = 1000

@@ -15,14 +15,14 @@ from rich.table import Table
 import siltstone
 from bench.workload import scratch
 from siltstone.clock import SystemClock
-from siltstone.session.archive import ARCHIVE_NAME, SessionArchive
-from siltstone.session.owned_session import OwnedSession
-from siltstone.session.state import (
+from siltstone.session.archive.owned.session import OwnedSession
+from siltstone.session.archive.records import (
     SavedInflight,
     SavedSession,
     SavedSubscription,
     ShardSerial,
 )
+from siltstone.session.archive.store import ARCHIVE_NAME, SessionArchive
 
 SESSIONS = 100_000
 GATHERED = 1_000

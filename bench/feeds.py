@@ -16,13 +16,13 @@ from rich.table import Table
 import siltstone
 from bench.workload import columns, fill, scratch, settings, topics
 from siltstone import Database
-from siltstone.feed.batch import FeedBatch
-from siltstone.feed.dispatch import Dispatch
-from siltstone.feed.hub import FeedHub
-from siltstone.feed.pool import ReadJob
-from siltstone.feed.position import START, FeedPosition
-from siltstone.feed.reader import FeedRead
-from siltstone.feed.settings import FeedSettings
+from siltstone.store.feed.dispatch import Dispatch
+from siltstone.store.feed.hub import FeedHub
+from siltstone.store.feed.pool import ReadJob
+from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.reader import FeedRead
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
 DEVICES = 1000

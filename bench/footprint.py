@@ -11,7 +11,7 @@ from rich.table import Table
 
 import siltstone
 from bench.workload import TOPIC_BYTES, VALUE, fill, scratch, settings, topics
-from siltstone.segment.index import SUMMARY_BYTES, decode_summary
+from siltstone.store.segment.index import SUMMARY_BYTES, decode_summary
 
 
 def disk_overhead(path: Path) -> float:

@@ -26,9 +26,9 @@ from rich.table import Table
 import siltstone
 from bench.workload import scratch
 from siltstone import Columns, DatabaseSettings
-from siltstone.bulk.offsets import bounds_of
 from siltstone.pipeline import count, lake_table, start_session, table
 from siltstone.pipeline.jobs.tier import tier
+from siltstone.scan.offsets import bounds_of
 from siltstone.version import __version__, form
 
 ROWS, ROWS_FULL = 2_000_000, 20_000_000

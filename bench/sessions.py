@@ -28,9 +28,9 @@ from bench.broker.loads import MOSQUITTO, NATS, OURS, missing_peers
 from bench.peers import Peer, PeerError, mosquitto, nats, raise_file_limit, siltstone
 from bench.workload import scratch
 from siltstone.clock import SystemClock
-from siltstone.directory import open_store
-from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
-from siltstone.session.state import SavedSession, SavedSubscription
+from siltstone.session.archive.records import SavedSession, SavedSubscription
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.directory import open_store
 from siltstone.version import __version__, form
 
 Start = Callable[[Path], AbstractContextManager[Peer]]

@@ -31,8 +31,8 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Publish
 from siltstone.mqtt.wire import Version
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.records import (
     QueuedMessage,
     Record,
     RetainedMessage,
@@ -192,7 +192,7 @@ def row(name: str, times: list[float], note: str = "") -> str:
 
 def measure(sessions: int, rounds: int, retained_mib: int, data: Path) -> None:
     """Print the table."""
-    keeper = Keeper(
+    keeper = SnapshotDirectory(
         PosixFileSystem(), SystemClock(), PurePath(data / "snapshots"), PurePath(data / "q")
     )
     began = time.perf_counter()

@@ -20,11 +20,11 @@ from typing import Any, cast
 
 import uvloop
 
-from siltstone.directory import open_store
-from siltstone.segment.room import Room
-from siltstone.store.block_log import Run
-from siltstone.store.outcome import Outcome, Ticket
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.directory import open_store
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.block_log import BlockRun
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topiclog.log import TopicLogs, open_topic_logs
 from siltstone.topiclog.server import TopicLogServer
 
@@ -39,7 +39,7 @@ class MemoryLog:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self._firsts: list[int] = []
-        self._runs: list[Run] = []
+        self._runs: list[BlockRun] = []
         self._end = 0
 
     def open(self) -> None:
@@ -61,7 +61,7 @@ class MemoryLog:
         count = len(offsets) // 4 - 1
         ends = memoryview(array("i", offsets))
         self._firsts.append(self._end)
-        self._runs.append(Run(first_offset=self._end, offsets=ends, data=data))
+        self._runs.append(BlockRun(first_offset=self._end, offsets=ends, data=data))
         ticket = Ticket(count, 1, waits=True)
         outcome = Outcome(
             duplicate=False,
@@ -81,7 +81,7 @@ class MemoryLog:
     def length(self, offset: int) -> int:
         raise NotImplementedError
 
-    def read(self, offset: int, *, bytes_max: int, rows_max: int = 0) -> list[Run]:  # noqa: ARG002
+    def read(self, offset: int, *, bytes_max: int, rows_max: int = 0) -> list[BlockRun]:  # noqa: ARG002
         place = bisect_right(self._firsts, offset) - 1
         return self._runs[place : place + 1] if offset < self._end else []
 

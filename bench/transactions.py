@@ -17,10 +17,10 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 import siltstone
 from bench.workload import VALUE, scratch, topics
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.ticket import CommitTicket
-from siltstone.tx.transaction import Transaction
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
 
 SECONDS = 3.0
 THREADS = 8

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Final
 
 from siltstone import Columns, Database, DatabaseSettings
-from siltstone.database import Durability
+from siltstone.store.database import Durability
 
 TOPIC_BYTES: Final = 30
 VALUE: Final = b"v" * 100

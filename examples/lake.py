@@ -13,7 +13,7 @@ from rich.console import Console
 
 from examples.plant import SENSOR_DEVICE, SENSOR_KIND
 from examples.story import Points
-from siltstone.cli.output import add_row, table
+from siltstone.cli.output.output import add_row, table
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNT_PAUSE_SECONDS = 0.5

@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
+from siltstone.cli.mqtt.running import run_until_signal
 from siltstone.client.client import Client
 from siltstone.client.outgoing import Publication
-from siltstone.client.running import run_until_signal
-from siltstone.client.session import NO_WISHES, ClientSession, Wishes
+from siltstone.client.session import NO_WISHES, ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import TcpTarget
 from siltstone.clock import SystemClock
@@ -69,7 +69,7 @@ class PlantClient:
         *,
         window: int = WINDOW,
         keep_session: bool = False,
-        wishes: Wishes = NO_WISHES,
+        wishes: WantedSubscriptions = NO_WISHES,
         deliver: Callable[[PublishBatch], int] | None = None,
         wanted: Callable[[], None] | None = None,
     ) -> None:
@@ -147,10 +147,10 @@ async def run_probe(port: int) -> None:
     await probe.client.run()
 
 
-def dashboard_wishes() -> Wishes:
+def dashboard_wishes() -> WantedSubscriptions:
     """Return the subscription of the dashboard."""
     wanted = Subscription(filter=TopicFilter.parse(DASHBOARD_FILTER), qos=1)
-    return Wishes(subscriptions=(wanted,))
+    return WantedSubscriptions(subscriptions=(wanted,))
 
 
 async def subscribe(port: int) -> None:

@@ -13,10 +13,13 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from siltstone.directory import VERSION
-from siltstone.segment import frame as frame_module
-from siltstone.segment.body import index_width
-from siltstone.segment.frame import (
+from siltstone.store.directory import VERSION
+from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.opening import identity_of
+from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.segment import frame as frame_module
+from siltstone.store.segment.body import index_width
+from siltstone.store.segment.frame import (
     EDGES,
     HEADER,
     MAGIC,
@@ -28,14 +31,11 @@ from siltstone.segment.frame import (
     decode_header,
     head_matches,
 )
-from siltstone.segment.index import SUMMARY_BYTES, SegmentIndex, encode_index
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES, segment_path
-from siltstone.segment.sift import index_path
-from siltstone.store.cook import Call, Cook
-from siltstone.store.iterator import StreamIterator, StreamRef
-from siltstone.store.manifest import MANIFEST, RESERVE, Manifest, SlabId, SlabRecord, SlabState
-from siltstone.store.opening import identity_of
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.segment.index import SUMMARY_BYTES, SegmentIndex, encode_index
+from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, segment_path
+from siltstone.store.segment.sift import index_path
+from siltstone.store.slab.manifest import MANIFEST, RESERVE, Manifest, SlabId, SlabRecord, SlabState
+from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topic.edges import edge_id
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure

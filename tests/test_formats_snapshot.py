@@ -10,9 +10,9 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from siltstone.snapshot.codec import FIELDS
-from siltstone.snapshot.records import Record
-from siltstone.snapshot.stream import BODY_BYTES_MAX, PART_BYTES, VERSION
+from siltstone.snapshot.format.codec import FIELDS
+from siltstone.snapshot.format.records import Record
+from siltstone.snapshot.format.stream import BODY_BYTES_MAX, PART_BYTES, VERSION
 from siltstone.snapshot.writer import CONTENT_BYTES_MAX
 from tests.support.snapshots import bytes_of, opened, queued, records_in, retained, session
 

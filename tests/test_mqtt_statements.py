@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Core
 

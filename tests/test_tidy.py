@@ -16,17 +16,21 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "siltstone"
 UNIT = ROOT / "tests" / "unit"
 
-FUNCTION_LINES_MAX = 60
+ENTRIES_MAX = 12
 # Where everything is caught, once each: a thread, a connection, or the code of others ends there.
 BROAD_HANDLERS: dict[str, str] = {
-    "broker/access.py": "a hook is others' code: what it raises refuses the client",
+    "broker/access/access.py": "a hook is others' code: what it raises refuses the client",
     "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
-    "store/outcome.py": "a callback is others' code: the shard's thread goes on",
-    "store/shard.py": "a mistake of ours ends one shard, and leaves nobody waiting",
+    "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
+    "store/log/write/shard.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }
 TEXT_BYTES_MAX = 2_000_000
 
 BANNED_MODULE_NAMES = {"base", "common", "helpers", "utils"}
+# Pictures; the glossary has the noun that a reader knows.
+PICTURES = re.compile(
+    r"(?:Again|Arrears|Birth|Crowd|Deeds|Desk|Door|Errands?|Farewell|Gate|Keeping|Lanes?|Newcomers?|Sight|Wish(?:es)?)(?![a-z])"
+)
 BANNED_CLASS_SUFFIXES = ("Handler", "Manager", "Service")
 
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root)/")
@@ -98,15 +102,46 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or bool(caught & {"Exception", "BaseException"})
 
 
-def test_every_function_fits_a_screen() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
-        for path in python_files("src")
-        for node in nodes(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or node.lineno) - node.lineno >= FUNCTION_LINES_MAX
+def test_a_package_can_be_seen_at_a_glance() -> None:
+    entries = {
+        package: sorted(
+            path.name
+            for path in (SOURCE / package).iterdir()
+            if path.name not in {"__init__.py", "__pycache__"}
+        )
+        for package in packages(SOURCE, "*.py") - {"."}
+    }
+    assert {name: found for name, found in entries.items() if len(found) > ENTRIES_MAX} == {}
+
+
+def test_the_architecture_has_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Packages")[1]
+    named = set(re.findall(r"`([\w/]+)`", text))
+    rooms = {package for package in packages(SOURCE, "*.py") if package.count("/") < 1} - {"."}
+    inner = {f"store/{path.stem}" for path in (SOURCE / "store").iterdir()} - {
+        "store/__init__",
+        "store/__pycache__",
+    }
+    assert rooms | inner <= named
+
+
+def test_the_architecture_has_the_layers_that_are_checked() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Packages")[1]
+    rows = [
+        re.findall(r"`([\w/]+)`", row.split("|")[1])
+        for row in re.findall("^\\|.*", text, re.MULTILINE)
     ]
-    assert long == []
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    for contract in (contract for contract in contracts if contract["type"] == "layers"):
+        (container,) = contract["containers"]
+        prefix = container.removeprefix("siltstone").removeprefix(".")
+        layers = [
+            {f"{prefix}/{name.strip()}".lstrip("/") for name in layer.split("|")}
+            for layer in contract["layers"]
+        ]
+        first = rows.index(sorted(layers[0]))
+        assert [set(row) for row in rows[first : first + len(layers)]] == layers
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
@@ -126,6 +161,21 @@ def test_no_class_has_a_name_that_says_nothing() -> None:
         if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_CLASS_SUFFIXES)
     ]
     assert named == []
+
+
+def test_no_class_or_module_has_a_picture_for_a_name() -> None:
+    classes = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in python_files("src")
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef) and PICTURES.search(node.name)
+    ]
+    modules = [
+        path
+        for path in source_modules()
+        if PICTURES.search(Path(path).stem.title().replace("_", ""))
+    ]
+    assert classes + modules == []
 
 
 def test_every_sub_package_has_an_empty_init() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from siltstone.segment.frame import APART, PLACE, ROOM
+from siltstone.store.segment.frame import APART, PLACE, ROOM
 from siltstone.topiclog.protocol import (
     HEADER,
     Kind,

@@ -23,9 +23,9 @@ LOGGING: Final = {"log": (1, 2), "report": (0, 1), "tell": (0, 1)}
 METHODS: Final = {"warning": "warning", "error": "error", "exception": "error"}
 # Module -> its functions that pass an event on; the event is written where they are called.
 PASSES_ON: Final = {
-    "broker/client.py": "report",
-    "broker/intake.py": "_tell_refused",
-    "broker/sparse_log.py": "tell",
+    "broker/connect/connection.py": "report",
+    "broker/publish/receive.py": "_tell_refused",
+    "broker/control/sparse_log.py": "tell",
 }
 CLIENT_FACTS: Final = ("client_id", "address", "user", "reason", "text")
 # Facts that a call passes on, so that they do not stand beside the event.

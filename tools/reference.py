@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import typer
 
-from siltstone.cli.config import reference_text
-from siltstone.cli.help import examples, paragraphs
 from siltstone.cli.main import build
+from siltstone.cli.mqtt.config import reference_text
+from siltstone.cli.output.help import examples, paragraphs
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "docs" / "reference"

@@ -1,5 +1,5 @@
 """Found by Spark itself, which looks for modules named so: `format("siltstone")` just works."""
 
-from siltstone.pipeline.source import SiltstoneSource as DefaultSource
+from siltstone.pipeline.source.source import SiltstoneSource as DefaultSource
 
 __all__ = ["DefaultSource"]

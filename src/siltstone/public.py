@@ -1,8 +1,5 @@
 """The public names of the package, and nothing else."""
 
-from siltstone.database import Database, Read
-from siltstone.directory import Store
-from siltstone.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
 from siltstone.errors import (
     ClosedError,
     ConflictError,
@@ -25,26 +22,29 @@ from siltstone.errors import (
     Unmet,
     UsageError,
 )
-from siltstone.feed.position import FeedPosition
-from siltstone.feed.reader import FeedRead, FeedReader
 from siltstone.flight.connection import Connection, connect
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.store.info import Hole, SlabInfo, StreamInfo
-from siltstone.store.iterator import StreamIterator, StreamRef
-from siltstone.store.manifest import SlabId
-from siltstone.store.outcome import Ticket
-from siltstone.store.partition import Columns
-from siltstone.store.rows import COLUMNS, SCHEMA, Batch, Row
-from siltstone.store.scan import Status
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database, Read
+from siltstone.store.directory import Store
+from siltstone.store.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.reader import FeedRead, FeedReader
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.log.info import Hole, SlabInfo, StreamInfo
+from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, Batch, Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.log.write.partition import Columns
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.iterator import KeyIterator, KeyRead
+from siltstone.store.tx.operations import COMMIT_SERIAL, LATEST, MONOTONIC, count_in
+from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS, OwnedMap, OwnedMaps
+from siltstone.store.tx.retry import Committed
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
+from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
-from siltstone.tx.iterator import KeyIterator, KeyRead
-from siltstone.tx.operations import COMMIT_SERIAL, LATEST, MONOTONIC, count_in
-from siltstone.tx.owned_map import OWNED_MAP_SETTINGS, OwnedMap, OwnedMaps
-from siltstone.tx.retry import Committed
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.ticket import CommitTicket
-from siltstone.tx.transaction import Transaction
 
 __all__ = [
     "COLUMNS",

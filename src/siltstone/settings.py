@@ -23,8 +23,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from siltstone.broker.setting_types import expectation
-from siltstone.broker.settings import BrokerSettings
+from siltstone.broker.settings.broker import BrokerSettings
+from siltstone.broker.settings.kinds import expectation
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem

@@ -14,6 +14,6 @@ def form() -> str:
 
     All hot modules are compiled or none is, so one of them speaks for the rest.
     """
-    spec = find_spec("siltstone.segment.frame")
+    spec = find_spec("siltstone.store.segment.frame")
     compiled = spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
     return "compiled" if compiled else "pure Python"

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from siltstone.broker.slices import SLICE_LEVELS
+from siltstone.broker.deliver.slices import SLICE_LEVELS
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     Auth,

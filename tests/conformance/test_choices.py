@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.mqtt.packets import (
     ConnAck,
     PingReq,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.mqtt.packets import (
     Disconnect,
     Packet,
@@ -27,7 +27,7 @@ from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PUBACK
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
-from siltstone.session.delivery import NEVER
+from siltstone.session.sending.delivery import NEVER
 from siltstone.topic.grammar import TopicFilter
 from tests.conformance.versions import both_versions, kept
 from tests.support.broker_core import V3, V5, Core, Wire, message, over_quota

@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.access import Access
-from siltstone.broker.acl import Acl
+from siltstone.broker.access.access import Access
+from siltstone.broker.access.acl import Acl
 from siltstone.errors import PoisonedError, UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import PubAck, Publish, PubRec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from tests.conformance.versions import both_versions, in_v5, told

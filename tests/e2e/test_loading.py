@@ -49,21 +49,26 @@ def test_the_version_is_told_without_any_command() -> None:
     command = "from siltstone.cli.main import execute; assert execute(['--version']) == 0"
     modules = loaded_by(command)
     assert "siltstone.cli.main" in modules
-    assert not modules & {"pyarrow", "siltstone.cli.pub", "siltstone.cli.db", "siltstone.database"}
+    assert not modules & {
+        "pyarrow",
+        "siltstone.cli.mqtt.pub",
+        "siltstone.cli.store.db",
+        "siltstone.store.database",
+    }
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "import siltstone.cli.main, siltstone.cli.pub",
-        "import siltstone.cli.main, siltstone.cli.sub",
+        "import siltstone.cli.main, siltstone.cli.mqtt.pub",
+        "import siltstone.cli.main, siltstone.cli.mqtt.sub",
         "import siltstone; hasattr(siltstone, '__warningregistry__')",
     ],
 )
 def test_the_store_is_not_loaded_for_those_who_do_not_use_it(statement: str) -> None:
     modules = loaded_by(statement)
     assert "siltstone" in modules
-    assert not modules & {"pyarrow", "numpy", "siltstone.database", "siltstone.public"}
+    assert not modules & {"pyarrow", "numpy", "siltstone.store.database", "siltstone.public"}
 
 
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not there to be loaded")

@@ -9,17 +9,17 @@ from itertools import count
 import pytest
 
 from siltstone.clock import GuardedClock, ManualClock, Sighting
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import PoisonedError, UsageError
-from siltstone.feed.reader import FeedReader
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories
-from siltstone.store.findings import Finding
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.feed.reader import FeedReader
 from siltstone.store.last_seen import read_last_seen, write_last_seen
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
-from siltstone.store.verify import verify_database
+from siltstone.store.log.check.findings import Finding
+from siltstone.store.log.check.verify import verify_database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.builders import NAME, PATH, World, read_rows, settings_of
 from tests.support.durable_core import DurableCore
 from tests.support.durable_desk import DurableDesk, consume, leave, will

@@ -10,15 +10,15 @@ import pytest
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import remove_tree
-from siltstone.segment.frame import HEADER_BYTES
-from siltstone.segment.index import SUMMARY_BYTES
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES
-from siltstone.segment.sift import index_path
-from siltstone.store.findings import Finding
-from siltstone.store.manifest import MANIFEST
-from siltstone.store.outcome import Outcome
-from siltstone.store.producers import producer_key
-from siltstone.store.rows import Row
+from siltstone.store.log.check.findings import Finding
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.segment.frame import HEADER_BYTES
+from siltstone.store.segment.index import SUMMARY_BYTES
+from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES
+from siltstone.store.segment.sift import index_path
+from siltstone.store.slab.manifest import MANIFEST
+from siltstone.store.writer.producers import producer_key
+from siltstone.store.writer.ticket import Outcome
 from tests.support.builders import World, begun, call_on, read_rows, reopened, slab_place
 from tests.support.damage import (
     CURRENT,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import PoisonedError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import (
     NAME,
     NOW_US,

@@ -8,11 +8,11 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.database import Database, Read
 from siltstone.errors import CorruptionError
-from siltstone.store.iterator import StreamIterator
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
+from siltstone.store.database import Database, Read
+from siltstone.store.log.iterator import StreamIterator
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
 from tests.support.builders import World, read_rows
 from tests.support.damage import CURRENT, DATABASE, SEALED, flip, frames_of
 

@@ -12,14 +12,14 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import SlabDroppedError
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NAME, PATH, World, as_given, read_rows
 
 DOOMED, KEPT = SlabId(0, 1), SlabId(0, 2)

@@ -15,8 +15,6 @@ from typing import Any, get_args
 
 import pytest
 
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import (
     DiskError,
     InvalidTopicError,
@@ -28,8 +26,10 @@ from siltstone.errors import (
 )
 from siltstone.fs.faulty import Change, Fault, FaultyFileSystem, NameChange, Operation
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import HELD, NAME, PATH, SEGMENT_BYTES, World, as_given
 from tests.support.reading import check_everything
 

@@ -17,7 +17,7 @@ from random import Random
 import pytest
 
 import siltstone
-from siltstone.database import Database
+from siltstone.store.database import Database
 from tests.support.following import NAME, SETTINGS, batches_in
 from tests.support.reading import check_everything, read_rows
 

@@ -15,11 +15,11 @@ from typing import Final
 
 import pytest
 
-from siltstone.database import Database
 from siltstone.errors import PoisonedError
 from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem, scripted_error
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import World, as_given
 from tests.support.reading import check_everything
 

@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 
 import siltstone
 from siltstone.clock import ManualClock
-from siltstone.database import Database
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.lake.delta import add_files, ensure_table, last_batch
@@ -22,7 +21,8 @@ from siltstone.pipeline.lake.files import (
     write_file,
 )
 from siltstone.pipeline.lake.rules import Rule
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.lake import DATABASE, lake_of, tier_all
 

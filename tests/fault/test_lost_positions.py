@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from siltstone.cli.main import execute
-from siltstone.directory import COMMITS, Store
 from siltstone.errors import CorruptionError, DiskError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.rocks import open_read_only
-from siltstone.kv.witness import WITNESS
-from siltstone.tx.verify import verify_keyvalue
+from siltstone.store.directory import COMMITS, Store
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.rocks import open_read_only
+from siltstone.store.kv.witness import WITNESS
+from siltstone.store.tx.verify import verify_keyvalue
 
 REASON = ".reason.txt"
 FS = PosixFileSystem()

@@ -12,10 +12,10 @@ import pytest
 import siltstone
 from siltstone.errors import CorruptionError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.findings import Finding
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
-from siltstone.store.verify import VerifyReport, verify_database
+from siltstone.store.log.check.findings import Finding
+from siltstone.store.log.check.verify import VerifyReport, verify_database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topiclog.client import TopicLogClient
 from tests.support.broker_process import run_command
 from tests.support.builders import read_topics

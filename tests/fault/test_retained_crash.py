@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.broker import retained
-from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
-from siltstone.broker.settings import Limits
-from siltstone.database import Database
-from siltstone.directory import Store
+from siltstone.broker.retained import messages as retained
+from siltstone.broker.retained.log import LOG_NAME, LOG_SETTINGS
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.settings.broker import Limits
 from siltstone.errors import PoisonedError, QuotaExceededError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.mqtt.publish import NO_EXPIRY
-from siltstone.store.outcome import Ticket
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import World, settings_of
 

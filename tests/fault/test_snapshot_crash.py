@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SiltstoneError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
-from siltstone.kv.memory import MemoryEngine
-from siltstone.snapshot.keeper import link_target, name_of
-from siltstone.snapshot.records import Record
+from siltstone.snapshot.directory import link_target, name_of
+from siltstone.snapshot.format.records import Record
 from siltstone.snapshot.restore import restore_directory
+from siltstone.store.directory import Store
+from siltstone.store.kv.memory import MemoryEngine
 from tests.support.snapshots import (
     DIRECTORY,
     QUARANTINE,

@@ -12,17 +12,19 @@ import pytest
 from siltstone.clock import SystemClock
 from siltstone.errors import LockedError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.snapshot.contents import ContentsInMemory
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import SessionState
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.records import SessionState
 from tests.support.broker_process import clean_environment
 from tests.support.snapshot_saver import numbered
 from tests.support.snapshots import ListSink
 
 
-def keeper_in(directory: Path) -> Keeper:
+def keeper_in(directory: Path) -> SnapshotDirectory:
     root = PurePath(directory)
-    return Keeper(PosixFileSystem(), SystemClock(), root / "snapshots", root / "quarantine")
+    return SnapshotDirectory(
+        PosixFileSystem(), SystemClock(), root / "snapshots", root / "quarantine"
+    )
 
 
 def saver(directory: Path) -> subprocess.Popen[bytes]:

@@ -12,11 +12,11 @@ from random import Random
 
 import pyarrow as pa
 
-from siltstone.bulk.columns import Given, rows_of
-from siltstone.bulk.staging import WriteBatch
 from siltstone.errors import SiltstoneError
 from siltstone.flight.target import DirectoryTarget
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.scan.ingest.columns import Given, rows_of
+from siltstone.scan.ingest.staging import WriteBatch
 from tests.support.builders import NAME, PATH, World
 
 ROWS = [(f"t/{number % 3}", b"%d" % number) for number in range(6)]

@@ -7,14 +7,14 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.directory import Store
 from siltstone.errors import OutcomeUnknownError, PoisonedError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.kv.faulty import FaultyEngine, WriteFault
-from siltstone.kv.memory import MemoryEngine
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.directory import Store
+from siltstone.store.kv.faulty import FaultyEngine, WriteFault
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.settings import DatabaseSettings
 
 DATA = PurePath("/data")
 

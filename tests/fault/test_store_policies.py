@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.storage_settings import SessionSettings, StoreRule
-from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.control.sys_topics import SysTopics
+from siltstone.broker.settings.storage import SessionSettings, StoreRule
 from siltstone.mqtt.packets import Disconnect, PubAck, Unsubscribe
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Wire, message

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.newcomers import publish_rows
-from siltstone.bulk.attributes import decode as decode_attributes
-from siltstone.link.entries import decode_entry
+from siltstone.bridge.entries import decode_entry
+from siltstone.broker.publish.external_rows import publish_rows
 from siltstone.mqtt.packets import Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import encode_publishes
 from siltstone.mqtt.wire import Version
-from siltstone.session.state import SavedMessage
-from siltstone.session.state_codec import decode_message, encode_message
-from siltstone.snapshot.records import QueuedMessage, RetainedMessage, SessionState
-from siltstone.store.partition import Columns
+from siltstone.scan.columns.properties import decode as decode_attributes
+from siltstone.session.archive.codec import decode_message, encode_message
+from siltstone.session.archive.records import SavedMessage
+from siltstone.snapshot.format.records import QueuedMessage, RetainedMessage, SessionState
+from siltstone.store.log.write.partition import Columns
 from tests.support.broker_core import NOW_US, V3, V5
 from tests.support.durable_core import DurableCore
 from tests.support.group_core import NEVER, come, join, make_core, taken

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import siltstone
-from siltstone.database import Database
 from siltstone.errors import DiskError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.rows import Row
-from siltstone.store.verify import verify_database
+from siltstone.store.database import Database
+from siltstone.store.log.check.verify import verify_database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.lake import DATABASE, tier_all, tiered_rows, tiering
 from tests.support.pipeline import stored_rows

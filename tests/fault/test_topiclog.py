@@ -16,13 +16,13 @@ from random import Random
 import pytest
 
 import siltstone
-from siltstone.database import Database
 from siltstone.errors import CorruptionError, NotFoundError, PoisonedError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.mqtt.reason import Reason
-from siltstone.store.block_log import BlockLog, BlockLogs
-from siltstone.store.verify import verify_database
+from siltstone.store.database import Database
+from siltstone.store.log.check.verify import verify_database
+from siltstone.store.shard.block_log import BlockLog, BlockLogs
 from siltstone.topiclog.client import TopicLogClient
 from siltstone.topiclog.log import DATABASE
 from tests.fault.test_odd_entries import kinds, make_odd

@@ -10,9 +10,9 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.segment.segment import segment_path
-from siltstone.store.rows import Row
-from siltstone.store.slab import Slab
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.slab import Slab
+from siltstone.store.segment.segment import segment_path
 from tests.support.builders import World, begun, call_on, read_topics, reopened, slab_place
 from tests.support.damage import (
     DATABASE,

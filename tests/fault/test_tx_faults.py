@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
-from siltstone.kv.api import Changes
-from siltstone.tx.operations import COMMIT_SERIAL
-from siltstone.tx.retry import Committed
-from siltstone.tx.transaction import Transaction
+from siltstone.store.kv.api import Changes
+from siltstone.store.tx.operations import COMMIT_SERIAL
+from siltstone.store.tx.retry import Committed
+from siltstone.store.tx.transaction import Transaction
 from tests.support.tx_builders import World
 
 STEPS = 12

@@ -15,9 +15,9 @@ import pytest
 
 import siltstone
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.rocks import RocksEngine
-from siltstone.tx.verify import verify_keyvalue
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.rocks import RocksEngine
+from siltstone.store.tx.verify import verify_keyvalue
 from tests.support.tx_writer import ACCOUNTS, NAME, START, transfer
 
 ROOT = Path(__file__).parent.parent.parent

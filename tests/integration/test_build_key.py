@@ -29,10 +29,10 @@ build["BuildAllOrNone"]._keep(SimpleNamespace(build_lib="lib"), [Path("lib/made.
 assert Path("build/compiled/made.so").is_file()
 print(build["is_kept"]())
 """
-COMPILED = "src/siltstone/store/cook.py"
+COMPILED = "src/siltstone/store/log/write/cook.py"
 # Its constants are copied into the modules that import it.
 IMPORTED = "src/siltstone/errors.py"
-OTHERS = ("src/siltstone/cli/clock.py", "README.md")
+OTHERS = ("src/siltstone/cli/store/clock.py", "README.md")
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from random import Random
 import pytest
 
 from siltstone.clock import SystemClock
-from siltstone.directory import open_store
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Disconnect, Publish, Subscribe, Subscription
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.wire import Version
-from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
-from siltstone.session.state import NEVER_EXPIRES
+from siltstone.session.archive.records import NEVER_EXPIRES
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.directory import open_store
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_process import MIB, BrokerProcess, broker_process
 from tests.support.mqtt_socket import MqttSocket

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.broker.settings import BrokerSettings, ListenerSettings
-from siltstone.cli.config import reference_text
+from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
+from siltstone.cli.mqtt.config import reference_text
 from siltstone.settings import load_settings
 
 ROOT = Path(__file__).parent.parent.parent

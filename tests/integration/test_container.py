@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from siltstone.broker.settings import BrokerSettings
+from siltstone.broker.settings.broker import BrokerSettings
 from tests.support.broker_process import COMMAND, BrokerProcess, Listener, clean_environment
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import json
 import socket
 from pathlib import Path
 
-from siltstone.broker.control import CONTROL
+from siltstone.broker.control.socket import CONTROL
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     Connect,

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 import siltstone
 from siltstone import DatabaseSettings, Row
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.verify import verify_database
+from siltstone.store.log.check.verify import verify_database
 
 
 def test_what_a_cut_takes_is_told_and_its_serials_are_not_used_again(tmp_path: Path) -> None:

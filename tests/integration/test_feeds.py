@@ -16,7 +16,7 @@ from random import Random
 
 import siltstone
 from siltstone import Database, DatabaseSettings, Row
-from siltstone.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, FeedPosition
 
 PRODUCERS = 4
 BATCHES = 40

@@ -12,11 +12,6 @@ from pyarrow import flight
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import siltstone
-from siltstone.bulk.columns import Given, rows_of
-from siltstone.bulk.offsets import Offsets
-from siltstone.bulk.options import ReadOptions
-from siltstone.bulk.schema import SCHEMA
-from siltstone.bulk.staging import WriteBatch
 from siltstone.errors import (
     InvalidTopicError,
     LockedError,
@@ -31,10 +26,15 @@ from siltstone.flight.origin import NodeOrigin
 from siltstone.flight.target import DirectoryTarget
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import Publish
-from siltstone.pipeline.schema import spark_schema
-from siltstone.pipeline.stream_reader import SiltstoneStreamReader
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.pipeline.source.schema import spark_schema
+from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
+from siltstone.scan.columns.schema import SCHEMA
+from siltstone.scan.ingest.columns import Given, rows_of
+from siltstone.scan.ingest.staging import WriteBatch
+from siltstone.scan.offsets import Offsets
+from siltstone.scan.options import ReadOptions
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.broker_process import (
     BrokerProcess,
     Settings,

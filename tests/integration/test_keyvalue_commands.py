@@ -10,7 +10,7 @@ import pytest
 import siltstone
 from siltstone.cli.main import execute
 from siltstone.clock import SystemClock
-from siltstone.session.archive import ARCHIVE_NAME, SessionArchive
+from siltstone.session.archive.store import ARCHIVE_NAME, SessionArchive
 from tests.support.archive_builders import WHOLE, away
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.memory import MemoryEngine
-from siltstone.store.manifest import SlabId
-from siltstone.tx.catalog import family_of
-from siltstone.tx.settings import KeyValueSettings
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.tx.catalog import family_of
+from siltstone.store.tx.settings import KeyValueSettings
 from tests.support.tx_builders import World
 
 

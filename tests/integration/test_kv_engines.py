@@ -14,10 +14,10 @@ import pytest
 
 from siltstone.errors import CorruptionError, LockedError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
-from siltstone.kv.rocks import RocksEngine
-from siltstone.kv.wal import check_logs
-from siltstone.kv.witness import WITNESS
+from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine
+from siltstone.store.kv.rocks import RocksEngine
+from siltstone.store.kv.wal import check_logs
+from siltstone.store.kv.witness import WITNESS
 from tests.support import kv_suite
 from tests.support.kv_suite import changes_of
 
@@ -62,7 +62,8 @@ def test_a_second_opening_is_refused_here_and_in_another_process(tmp_path: Path)
         RocksEngine(tmp_path)
     assert str(caught.value) == text
     program = (
-        "import sys; from pathlib import PurePath; from siltstone.kv.rocks import RocksEngine\n"
+        "import sys; from pathlib import PurePath\n"
+        "from siltstone.store.kv.rocks import RocksEngine\n"
         "RocksEngine(PurePath(sys.argv[1]))"
     )
     done = subprocess.run(

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.store.iterator import StreamIterator, StreamRef
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
-from siltstone.tx.iterator import KeyIterator
-from siltstone.tx.settings import KeyValueSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.tx.iterator import KeyIterator
+from siltstone.store.tx.settings import KeyValueSettings
 from tests.support.builders import settings_of
 
 NOW_US = 1_700_000_000_000_000

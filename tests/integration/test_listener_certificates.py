@@ -14,8 +14,8 @@ from typing import cast
 
 import pytest
 
-from siltstone.broker.settings import Limits, ListenerSettings
-from siltstone.broker.tls import server_context
+from siltstone.broker.listen.tls import server_context
+from siltstone.broker.settings.broker import Limits, ListenerSettings
 from siltstone.errors import UsageError
 from tests.support.certificates import Authority, CertificateFiles, encrypt_key
 from tests.support.echo import (

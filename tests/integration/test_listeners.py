@@ -19,7 +19,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from siltstone.broker.settings import Limits, ListenerSettings
+from siltstone.broker.settings.broker import Limits, ListenerSettings
 from tests.support.echo import (
     LOOP_NAMES,
     LOOPS,

@@ -7,9 +7,9 @@ from stat import S_IMODE
 
 import pytest
 
-from siltstone.broker.passwords import parse_passwords
+from siltstone.broker.access.passwords import parse_passwords
 from siltstone.cli.main import execute
-from siltstone.cli.passwd import PrivateFileSystem
+from siltstone.cli.mqtt.passwd import PrivateFileSystem
 from siltstone.fs.publish import replace_file
 
 

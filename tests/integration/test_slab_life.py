@@ -8,14 +8,14 @@ from threading import Barrier, Thread
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import QuotaExceededError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.info import SlabInfo
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.info import SlabInfo
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.builders import NOW_US, as_given, read_rows
 from tests.support.reading import check_everything
 

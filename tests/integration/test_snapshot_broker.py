@@ -13,7 +13,7 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import PubAck, Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.wire import Version
-from siltstone.snapshot.keeper import list_snapshots, name_of
+from siltstone.snapshot.directory import list_snapshots, name_of
 from tests.support.broker_process import broker_process, run_command
 from tests.support.mqtt_socket import MqttSocket
 

@@ -16,8 +16,8 @@ from siltstone.clock import SystemClock
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import PubAck, Publish
 from siltstone.mqtt.properties import Properties
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import Record
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.records import Record
 from tests.support.broker_process import Settings, broker_process, clean_environment
 from tests.support.mqtt_socket import MqttSocket
 from tests.support.snapshots import queued, session
@@ -60,7 +60,9 @@ def fill(data: Path, count: int, size_bytes: int) -> None:
     records: list[Record] = [replace(session("c"), last_active_us=now_us, expiry_seconds=3600)]
     waiting = (queued("a", os.urandom(16) * (size_bytes // 16)) for _ in range(count))
     with siltstone.open(data):
-        keeper = Keeper(PosixFileSystem(), SystemClock(), data / "snapshots", data / "quarantine")
+        keeper = SnapshotDirectory(
+            PosixFileSystem(), SystemClock(), data / "snapshots", data / "quarantine"
+        )
         keeper.save(chain(records, waiting), source="broker")
         keeper.close()
 

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from siltstone.errors import FencedError, OutcomeUnknownError, SiltstoneError
-from siltstone.session.archive import AwayFilter
-from siltstone.session.archive_check import archive_problems
-from siltstone.session.archive_index import expires_at_us, will_at_us
-from siltstone.session.owned_session import OwnedSession
-from siltstone.session.state import (
+from siltstone.session.archive.check import archive_problems
+from siltstone.session.archive.index import expires_at_us, will_at_us
+from siltstone.session.archive.owned.session import OwnedSession
+from siltstone.session.archive.records import (
     NEVER_EXPIRES,
     SavedMessage,
     SavedReceived,
@@ -28,7 +27,8 @@ from siltstone.session.state import (
     SavedWill,
     ShardSerial,
 )
-from siltstone.tx.ticket import CommitTicket
+from siltstone.session.archive.store import AwayFilter
+from siltstone.store.tx.commit.ticket import CommitTicket
 from tests.support.archive_builders import SECOND_US, ArchiveWorld
 from tests.support.tx_model import held
 

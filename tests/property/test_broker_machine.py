@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import OverloadedError, PoisonedError
 from tests.support.broker_core import V3, V5, Core, over_quota
 from tests.support.broker_device import Device, Link, Terms

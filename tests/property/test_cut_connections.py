@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     ConnAck,

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from siltstone.broker.storage_settings import StoreRule
-from siltstone.feed.batch import FeedBatch
-from siltstone.session.state import SavedSession
+from siltstone.broker.settings.storage import StoreRule
+from siltstone.session.archive.records import SavedSession
+from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.broker_core import V3, V5
 from tests.support.broker_device import Terms
 from tests.support.broker_model import NEVER, Wish

@@ -24,17 +24,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from siltstone.database import Database
-from siltstone.directory import Store
-from siltstone.feed.batch import FeedBatch
-from siltstone.feed.dispatch import Dispatch
-from siltstone.feed.hub import FeedHub
-from siltstone.feed.pool import ReadJob
-from siltstone.feed.position import START, FeedPosition
-from siltstone.feed.settings import FeedSettings
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
-from siltstone.store.settings import COMPRESSIONS, DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.feed.dispatch import Dispatch
+from siltstone.store.feed.hub import FeedHub
+from siltstone.store.feed.pool import ReadJob
+from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import COMPRESSIONS, DatabaseSettings
 from tests.support.builders import NAME, SEGMENT_BYTES, World
 from tests.support.feed_model import FeedTruth, ModelFeed
 

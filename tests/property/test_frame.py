@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
-from siltstone.segment.body import StreamRows
-from siltstone.segment.frame import (
+from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.read.pieces import SCHEMA, Batch, Piece, Row
+from siltstone.store.log.write.cook import Call, Cook, Cooked
+from siltstone.store.segment.body import StreamRows
+from siltstone.store.segment.frame import (
     EDGES,
     LZ4,
     PLAIN,
@@ -23,12 +26,9 @@ from siltstone.segment.frame import (
     crc_matches,
     decode_header,
 )
-from siltstone.segment.index import SegmentIndex, decode_index, encode_index
-from siltstone.store.cook import Call, Cook, Cooked
-from siltstone.store.iterator import StreamIterator, StreamRef
-from siltstone.store.manifest import Manifest, SlabId, SlabRecord, SlabState
-from siltstone.store.rows import SCHEMA, Batch, Piece, Row
-from siltstone.store.settings import COMPRESSIONS, SHARD_KEYS, DatabaseSettings
+from siltstone.store.segment.index import SegmentIndex, decode_index, encode_index
+from siltstone.store.slab.manifest import Manifest, SlabId, SlabRecord, SlabState
+from siltstone.store.slab.settings import COMPRESSIONS, SHARD_KEYS, DatabaseSettings
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Stream, Structure
 from tests.support.frames import (

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from siltstone.session.durable.progress import Progress
 from siltstone.session.lending import (
     LEAST_LOADED,
     RANDOM,
@@ -14,7 +15,6 @@ from siltstone.session.lending import (
     STICKY_TOPIC,
     Lending,
 )
-from siltstone.session.progress import Progress
 from tests.support.lent_rows import acknowledge, member_of, outbox_of, rows_of
 
 STRATEGIES = (LEAST_LOADED, ROUND_ROBIN, RANDOM, STICKY, STICKY_TOPIC)

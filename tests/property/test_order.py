@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.mqtt.packets import Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from tests.support.broker_core import Wire, message
 from tests.support.durable_desk import DurableDesk, durable_desk

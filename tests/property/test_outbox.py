@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL, publish_size
 from siltstone.mqtt.wire import Version
-from siltstone.session.delivery import NEVER, Budget, Delivery
-from siltstone.session.outbox import Outbox, Ready
+from siltstone.session.sending.delivery import NEVER, Budget, Delivery
+from siltstone.session.sending.outbox import Outbox, Ready
 from tests.support.packets import V5, Ack, Message, Raw
 from tests.support.receiver import PLENTY, Receiver
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.bulk.decode import decode_payload
 from siltstone.pipeline.lake.fields import KINDS, Field
 from siltstone.pipeline.lake.payloads import decode_rows
+from siltstone.scan.columns.payloads import decode_payload
 
 LEAVES: dict[str, pa.DataType] = {
     "decimal": pa.decimal128(10, 2),

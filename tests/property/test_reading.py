@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.database import Database
-from siltstone.store.manifest import SlabId
-from siltstone.store.partition import shard_of
-from siltstone.store.rows import COLUMNS, Row
-from siltstone.store.scan import Status
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import COLUMNS, Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.log.write.partition import shard_of
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NOW_US, World, drain, naive_match, read_rows
 
 WORDS = st.sampled_from(["", "a", "ä.*", "$x"])

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from siltstone.session.moving import find_place, move_group
+from siltstone.session.archive.move import find_place, move_group
 from tests.property.test_durable_sessions import DurableMachine
 from tests.property.test_share_groups import GroupMachine
 from tests.support.durable_core import DurableCore

@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from siltstone.broker.router import Router
-from siltstone.broker.shares import LEAST_LOADED, RANDOM, ROUND_ROBIN, STICKY, Subscriber
+from siltstone.broker.deliver.router import Router
+from siltstone.broker.deliver.shares import LEAST_LOADED, RANDOM, ROUND_ROBIN, STICKY, Subscriber
 from siltstone.mqtt.publish import PUBACK, PUBREC, PublishBatch
-from siltstone.session.outbox import Outbox
+from siltstone.session.sending.outbox import Outbox
 from siltstone.topic.grammar import TopicFilter
 from tests.support.packets import Message
 from tests.support.receiver import Receiver, make_outbox

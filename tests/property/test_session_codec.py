@@ -6,18 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
-from siltstone.session.archive_keys import word
-from siltstone.session.state import (
-    SavedGroup,
-    SavedInflight,
-    SavedMessage,
-    SavedReceived,
-    SavedSession,
-    SavedSubscription,
-    SerialRange,
-    ShardSerial,
-)
-from siltstone.session.state_codec import (
+from siltstone.session.archive.codec import (
     SavedProgress,
     decode_group,
     decode_message,
@@ -31,6 +20,17 @@ from siltstone.session.state_codec import (
     encode_received,
     encode_session,
     encode_subscription,
+)
+from siltstone.session.archive.keys import word
+from siltstone.session.archive.records import (
+    SavedGroup,
+    SavedInflight,
+    SavedMessage,
+    SavedReceived,
+    SavedSession,
+    SavedSubscription,
+    SerialRange,
+    ShardSerial,
 )
 from siltstone.topic.grammar import check_topic
 from tests.support import archive_builders as build

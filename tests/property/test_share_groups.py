@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from siltstone.mqtt.packets import Packet, PubRel, Subscribe, Subscription, Unsubscribe
-from siltstone.session.moving import find_place, move_group
+from siltstone.session.archive.move import find_place, move_group
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import message
 from tests.support.durable_core import DurableCore

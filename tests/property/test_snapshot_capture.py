@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.broker.capture import Capture
+from siltstone.broker.snapshots.capture import Capture
 from siltstone.mqtt.packets import (
     Disconnect,
     PubAck,
@@ -17,7 +17,7 @@ from siltstone.mqtt.packets import (
     PubRel,
     Unsubscribe,
 )
-from siltstone.snapshot.records import Record, RetainedMessage, SessionState
+from siltstone.snapshot.format.records import Record, RetainedMessage, SessionState
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Wire
 from tests.support.memory_core import MemoryCore

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.snapshot.format.records import QueuedMessage, Record, RetainedMessage, WaitingWill
 from siltstone.snapshot.loader import verify_snapshot
-from siltstone.snapshot.records import QueuedMessage, Record, RetainedMessage, WaitingWill
 from tests.support.snapshots import bytes_of, opened, records_in, states
 
 

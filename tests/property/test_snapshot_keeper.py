@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from siltstone.errors import LockedError, SiltstoneError
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
-from siltstone.snapshot.contents import ContentsInMemory
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import Record, SessionState
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.records import Record, SessionState
 from tests.support.snapshots import DIRECTORY, ListSink, keeper_on, names_in, session
 
 # Each step of a save and of a load, by the end of the path that it is done to.
@@ -44,7 +44,7 @@ class Snapshots(RuleBasedStateMachine):
         super().__init__()
         self.memory = MemoryFileSystem()
         self.fs = FaultyFileSystem(self.memory)
-        self.keeper: Keeper | None = None
+        self.keeper: SnapshotDirectory | None = None
         self.number = 0
         # What a load may give: the last that was saved, and what was tried after it.
         self.possible: set[int] = {0}

@@ -25,13 +25,13 @@ from hypothesis.stateful import (
 )
 
 from siltstone.clock import ManualClock
-from siltstone.database import Database, Durability
-from siltstone.directory import Store
 from siltstone.errors import InvalidTopicError, OutcomeUnknownError, PoisonedError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
-from siltstone.store.settings import COMPRESSIONS, SHARD_KEYS, DatabaseSettings
+from siltstone.store.database import Database, Durability
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import COMPRESSIONS, SHARD_KEYS, DatabaseSettings
 from tests.support.reading import check_everything, check_filter
 from tests.support.store_model import Follower, StoreModel
 

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from siltstone.errors import ExistsError, NotFoundError
-from siltstone.segment.room import Room
-from siltstone.store.block_log import BlockLog
-from siltstone.store.verify import verify_database
+from siltstone.store.log.check.verify import verify_database
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.block_log import BlockLog
 from siltstone.topiclog.log import DATABASE, TopicLogs, open_topic_logs
 from tests.support.builders import PATH
 from tests.support.topiclog import SMALL, LogWorld, all_values, append, fill, taken

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 
 from siltstone.clock import ManualClock
 from siltstone.errors import ConflictError, PreconditionError, SiltstoneError, UsageError
-from siltstone.kv.memory import MemoryEngine
-from siltstone.tx.operations import LATEST, MONOTONIC
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.transaction import Transaction
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.tx.operations import LATEST, MONOTONIC
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
 from tests.support.tx_builders import problems_in
 from tests.support.tx_model import END, Model, ModelRead, ModelTransaction, held, opened, selected
 

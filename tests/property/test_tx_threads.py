@@ -15,10 +15,10 @@ import pytest
 
 from siltstone.clock import SystemClock
 from siltstone.errors import ConflictError
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.rocks import RocksEngine
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.transaction import Transaction
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.rocks import RocksEngine
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
 from tests.support.tx_model import matching
 
 THREADS = 6

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.database import Database
-from siltstone.pipeline.session import start_session
+from siltstone.pipeline.spark.session import start_session
+from siltstone.store.database import Database
 from tests.support.builders import settings_of
 
 # Compiling less and collecting simply: what runs is short.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import siltstone
-from siltstone.store.rows import Row
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.flight import served
 from tests.support.rows import rows_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.database import Database
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "pipeline.md").read_text(
     "utf-8"

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.broker_process import run_command
 from tests.support.certificates import Authority
 from tests.support.documents import ROOT, RUNS, blocks, following, install_command, pages
@@ -114,7 +114,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
     shutil.copytree(template, directory)
     monkeypatch.chdir(directory)
     # One Spark for all pages: commands and examples find the one that runs, and leave it.
-    monkeypatch.setattr("siltstone.pipeline.session.start_session", lambda **_: spark)
+    monkeypatch.setattr("siltstone.pipeline.spark.session.start_session", lambda **_: spark)
     monkeypatch.setattr("siltstone.pipeline.start_session", lambda **_: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     with following(directory, {"spark": spark}) as reader:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.bulk.node import Node
-from siltstone.database import Database
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.scan.node import Node
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NOW_US, World
 from tests.support.flight import served
 from tests.support.pipeline import batch_rows, by_place, rows_in, stored_rows, stream_of

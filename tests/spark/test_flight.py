@@ -12,16 +12,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.bulk.node import Node
-from siltstone.bulk.schema import COLUMNS
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import UsageError
 from siltstone.pipeline import table
 from siltstone.pipeline.jobs.learn import learn
 from siltstone.pipeline.jobs.replay import ReplaySettings, replay
 from siltstone.pipeline.sql import make_views, run
-from siltstone.store.rows import Row
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.scan.node import Node
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.documents import blocks
 from tests.support.flight import served

@@ -19,11 +19,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.bulk.offsets import Loss
 from siltstone.cli.main import execute
 from siltstone.clock import ManualClock, SystemClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline import lake_table
@@ -33,8 +30,11 @@ from siltstone.pipeline.jobs.learn import learn
 from siltstone.pipeline.jobs.project import write_project
 from siltstone.pipeline.jobs.replay import ReplaySettings, replay
 from siltstone.pipeline.jobs.rollup import RollupSettings, rollup, stream_rollup
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.scan.offsets import Loss
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NOW_US, settings_of
 from tests.support.lake import lake_of, tables_of, tier_all
 from tests.support.rows import rows_of

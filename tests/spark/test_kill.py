@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.bulk.schema import COLUMNS
-from siltstone.database import Database
-from siltstone.store.rows import Row
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.pipeline import by_place, stored_rows
 from tests.support.stream_driver import run_queries
 

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.database import Database
 from siltstone.pipeline.lake.rules import read_rules
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.lake import lake_of, tier_all
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "lake.md").read_text("utf-8")

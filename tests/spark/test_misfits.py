@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import siltstone
-from siltstone.database import Database
 from siltstone.pipeline import table
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.lake import read_table, tier_all
 

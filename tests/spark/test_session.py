@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 from pyspark.sql import SparkSession
 
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.java import Java, probe
-from siltstone.pipeline.session import make_scratch, start_session
+from siltstone.pipeline.spark.java import Java, probe
+from siltstone.pipeline.spark.session import make_scratch, start_session
 
 
 def test_the_script_drops_one_flag_and_hides_spark_from_the_driver_alone(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
 import siltstone
-from siltstone.database import Database
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.rows import rows_of
 

@@ -14,11 +14,11 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import Row as SparkSqlRow
 
-from siltstone.bulk.schema import COLUMNS
-from siltstone.database import Database
-from siltstone.pipeline.schema import spark_schema
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.pipeline.source.schema import spark_schema
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.broker_process import clean_environment
 from tests.support.pipeline import SparkRow, by_place, stored_rows
 
@@ -37,7 +37,7 @@ ROWS = [
 # What a worker does to plan a read.
 PLAN = """\
 import sys
-import siltstone.pipeline.source
+import siltstone.pipeline.source.source
 from siltstone.pipeline import explain
 print(explain(sys.argv[1]).frames_read, "frames, pandas:", "pandas" in sys.modules)
 """

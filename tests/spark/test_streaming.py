@@ -11,9 +11,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import siltstone
-from siltstone.database import Database
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import settings_of
 from tests.support.pipeline import stored_rows
 

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import siltstone
-from siltstone.bulk.schema import COLUMNS
-from siltstone.database import Database
 from siltstone.errors import (
     CorruptionError,
     LockedError,
@@ -38,7 +36,9 @@ from siltstone.pipeline.lake.files import partition_schema
 from siltstone.pipeline.lake.names import WINDOW_COLUMNS
 from siltstone.pipeline.lake.rules import read_rules
 from siltstone.pipeline.sql import make_views, run
-from siltstone.store.rows import Row
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
 from tests.support.lake import lake_of, read_table, tables_of, tier_all, tiered_rows, tiering
 from tests.support.pipeline import by_place, plain, stored_rows

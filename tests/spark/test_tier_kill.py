@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.cli.main import execute
-from siltstone.database import Database
-from siltstone.store.rows import Row
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.broker_process import COMMAND, clean_environment
 from tests.support.lake import lake_of
 

@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 from hypothesis import strategies as st
 
-from siltstone.session.archive import ARCHIVE_SETTINGS, SessionArchive
-from siltstone.session.state import (
+from siltstone.session.archive.records import (
     NEVER_EXPIRES,
     NOT_STORED,
     RELEASED,
@@ -21,7 +20,8 @@ from siltstone.session.state import (
     SerialRange,
     ShardSerial,
 )
-from siltstone.store.identity import DatabaseIdentity
+from siltstone.session.archive.store import ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.slab.identity import DatabaseIdentity
 from tests.support.tx_builders import World
 
 SECOND_US = 1_000_000

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from siltstone.broker.access import Access, Credentials
-from siltstone.broker.access_settings import AccessSettings
+from siltstone.broker.access.access import Access, Credentials
 from siltstone.broker.broker import Broker
-from siltstone.broker.client import Client
-from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.settings import BrokerSettings, Limits
-from siltstone.broker.storage_settings import SessionSettings, ShareSettings, Storage, StoreRule
+from siltstone.broker.connect.connection import ClientConnection
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.settings.access import AccessSettings
+from siltstone.broker.settings.broker import BrokerSettings, Limits
+from siltstone.broker.settings.storage import SessionSettings, ShareSettings, Storage, StoreRule
 from siltstone.clock import ManualClock
-from siltstone.database import Database, Durability
 from siltstone.errors import QuotaExceededError
 from siltstone.mqtt.decode import decode
 from siltstone.mqtt.encode import encode
@@ -35,9 +34,10 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.wire import Reader, Version
-from siltstone.store.outcome import Outcome, Ticket
-from siltstone.store.partition import Columns, columns_of
-from siltstone.store.rows import Row
+from siltstone.store.database import Database, Durability
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.write.partition import Columns, columns_of
+from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topic.grammar import TopicFilter
 
 V3, V5 = Version.V3_1_1, Version.V5
@@ -255,7 +255,7 @@ _CONNECT_FIELDS: Final = frozenset(Connect.__dataclass_fields__)
 
 
 class Wire:
-    """One connection from the client's side, and the outlet of its `Client`."""
+    """One connection from the client's side, and the outlet of its `ClientConnection`."""
 
     def __init__(self, core: Core, version: Version, address: str) -> None:
         self.core = core
@@ -268,7 +268,7 @@ class Wire:
         self.accepted: ConnAck | None = None
         self._unread = bytearray()
         self._written = bytearray()
-        self.client = Client(core.broker, self)
+        self.client = ClientConnection(core.broker, self)
 
     # What the broker asks of it.
 

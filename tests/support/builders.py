@@ -13,21 +13,21 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from siltstone.clock import ManualClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories
-from siltstone.segment.chain import SlabIdentity
-from siltstone.store.committer import Committer
-from siltstone.store.cook import Call
-from siltstone.store.iterator import StreamIterator
-from siltstone.store.manifest import SlabRecord, SlabState
-from siltstone.store.opening import RecoveryReport, begin_slab, reopen_slab
-from siltstone.store.producers import ProducerTable
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.iterator import StreamIterator
+from siltstone.store.log.opening import RecoveryReport, begin_slab, reopen_slab
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.log.write.committer import Committer
+from siltstone.store.log.write.cook import Call
+from siltstone.store.segment.chain import SlabIdentity
+from siltstone.store.slab.manifest import SlabRecord, SlabState
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
 from tests.support.rows import rows_of
 

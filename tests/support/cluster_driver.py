@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from siltstone.pipeline.jobs.audit import audit
 from siltstone.pipeline.jobs.tier import Runner, TaskFailure, TierJob, TierSettings, run_task
 from siltstone.pipeline.lake.files import WriteTask, Written
-from siltstone.pipeline.session import start_session
+from siltstone.pipeline.spark.session import start_session
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = {

@@ -12,8 +12,8 @@ import pytest
 
 from siltstone.cli.main import execute
 from siltstone.clock import ManualClock
-from siltstone.directory import Store
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.directory import Store
 
 DATA = PurePath("/data")
 START_US = 1_700_000_000_000_000
@@ -55,10 +55,10 @@ class CommandLine:
         self.clock = ManualClock(START_US)
         self._monkeypatch = monkeypatch
         self._capsys = capsys
-        for module in ("siltstone.directory", "siltstone.cli.verify"):
+        for module in ("siltstone.store.directory", "siltstone.cli.store.verify"):
             monkeypatch.setattr(f"{module}.PosixFileSystem", lambda **_: self.fs)
-        monkeypatch.setattr("siltstone.directory.SystemClock", lambda: self.clock)
-        monkeypatch.setattr("siltstone.cli.read.SystemClock", lambda: self.clock)
+        monkeypatch.setattr("siltstone.store.directory.SystemClock", lambda: self.clock)
+        monkeypatch.setattr("siltstone.cli.store.read.SystemClock", lambda: self.clock)
         monkeypatch.setenv("SILTSTONE_DATA", str(DATA))
 
     def __call__(self, *args: str, stdin: bytes = b"", terminal: bool = False) -> Outcome:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.segment.segment import open_segment, segment_path
-from siltstone.store.findings import Finding
-from siltstone.store.rows import Row
-from siltstone.store.verify import VerifyReport, verify_database
+from siltstone.store.log.check.findings import Finding
+from siltstone.store.log.check.verify import VerifyReport, verify_database
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.segment.segment import open_segment, segment_path
 from tests.support.builders import NAME, PATH, World, read_rows
 
 DATABASE: Final = PATH / "data" / NAME

@@ -13,21 +13,21 @@ from random import Random
 from threading import Event, Thread
 from typing import Any, Final
 
-from siltstone.broker.access import Access
+from siltstone.broker.access.access import Access
 from siltstone.broker.broker import Broker
-from siltstone.broker.durables import Durables
-from siltstone.broker.keeping import begin_keeping, begin_reclaiming, begin_run
-from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
+from siltstone.broker.retained.log import LOG_NAME, LOG_SETTINGS
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.sessions.durables import Durables
+from siltstone.broker.sessions.startup import begin_keeping, begin_reclaiming, begin_run
 from siltstone.clock import Clock, GuardedClock, ManualClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import DiskError, SiltstoneError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.kv.memory import MemoryEngine
-from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
-from siltstone.session.delivered_source import DeliveredSource
-from siltstone.session.state import SavedSession
+from siltstone.session.archive.records import SavedSession
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.durable.delivered_source import DeliveredSource
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.kv.memory import MemoryEngine
 from tests.support.broker_core import NOW_US, OPEN, Core, ScriptedDatabase
 from tests.support.builders import NAME, PATH, settings_of
 from tests.support.reading import read_rows

@@ -17,7 +17,7 @@ from siltstone.mqtt.packets import (
     Will,
 )
 from siltstone.mqtt.properties import Properties
-from siltstone.session.state import SavedSession
+from siltstone.session.archive.records import SavedSession
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
 

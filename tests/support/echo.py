@@ -15,11 +15,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidHandshake
 from websockets.typing import Subprotocol
 
-from siltstone.broker import listeners
-from siltstone.broker.listeners import Listener, open_listener
-from siltstone.broker.settings import Limits, ListenerSettings
-from siltstone.broker.tls import certificate_user
-from siltstone.broker.websocket import WebSocketProtocol
+from siltstone.broker.listen import sockets as listeners
+from siltstone.broker.listen.sockets import Listener, open_listener
+from siltstone.broker.listen.tls import certificate_user
+from siltstone.broker.listen.websocket import WebSocketProtocol
+from siltstone.broker.settings.broker import Limits, ListenerSettings
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from tests.support.certificates import CertificateFiles

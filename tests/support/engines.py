@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from siltstone.kv.memory import MemoryEngine
+from siltstone.store.kv.memory import MemoryEngine
 
 
 class Engines:

@@ -12,9 +12,9 @@ from pathlib import Path, PurePath
 from siltstone.broker import server
 from siltstone.cli.main import execute
 from siltstone.clock import Clock
-from siltstone.directory import Store
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.store.directory import Store
 
 COMMAND = (sys.executable, "-m", "tests.support.faulty_broker")
 TRIGGER = "fail"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from siltstone.errors import SiltstoneError
-from siltstone.feed.batch import FeedBatch
-from siltstone.feed.dispatch import Dispatch
-from siltstone.feed.hub import FeedHub
-from siltstone.feed.pool import Feed, Found, ReadJob
-from siltstone.feed.position import START, FeedPosition
-from siltstone.feed.settings import FeedSettings
+from siltstone.store.feed.dispatch import Dispatch
+from siltstone.store.feed.hub import FeedHub
+from siltstone.store.feed.pool import Feed, Found, ReadJob
+from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
 

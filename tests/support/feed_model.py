@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from siltstone.database import Database
-from siltstone.feed.dispatch import Dispatch
-from siltstone.feed.hub import FeedHub
-from siltstone.feed.pool import Feed
-from siltstone.feed.position import FeedPosition
-from siltstone.store.manifest import SlabId
-from siltstone.store.partition import shard_of
-from siltstone.store.rows import QOS_MASK, RETAIN, Row
+from siltstone.store.database import Database
+from siltstone.store.feed.dispatch import Dispatch
+from siltstone.store.feed.hub import FeedHub
+from siltstone.store.feed.pool import Feed
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, Row
+from siltstone.store.log.write.partition import shard_of
+from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import naive_match
 

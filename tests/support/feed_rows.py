@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from siltstone.feed.batch import FeedBatch
+from siltstone.store.feed.rows.batch import FeedBatch
 
 WALL_US: Final = 1_000_000_000
 

@@ -10,7 +10,7 @@ import resource
 import sys
 
 import siltstone
-from siltstone.store.block_log import BlockLog
+from siltstone.store.shard.block_log import BlockLog
 from siltstone.topiclog.log import open_topic_logs
 from tests.support.topiclog import SMALL, all_values, append
 

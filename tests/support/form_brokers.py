@@ -11,10 +11,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
-from siltstone.broker.admission import Admission
-from siltstone.broker.channel import Channel
-from siltstone.broker.settings import ListenerSettings
-from siltstone.broker.storage_settings import StoreRule
+from siltstone.broker.listen.admission import Admission
+from siltstone.broker.listen.transport import ClientTransport
+from siltstone.broker.settings.broker import ListenerSettings
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import SiltstoneError
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.wire import encode_variable
@@ -260,8 +260,8 @@ def channel(rng: Random) -> Any:
     core = Core(write_buffer_max=4096, packet_size_max=4096, **LIMITS)
     tap = _Tap()
     core.broker.taps.add(tap)
-    closed: list[Channel] = []
-    made = Channel(
+    closed: list[ClientTransport] = []
+    made = ClientTransport(
         cast("asyncio.AbstractEventLoop", _Loop()),
         core.broker,
         ListenerSettings(),

@@ -6,11 +6,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from siltstone.feed.batch import FeedBatch, committed_batch, rows_by_name, rows_by_time
-from siltstone.feed.decode import load_pieces, serials_of, streams_of
-from siltstone.kv import keys as kv_keys
-from siltstone.segment.frame import PLAIN, ZSTD, crc_matches, decode_header, head_matches
-from siltstone.snapshot.records import (
+from siltstone.snapshot.format.records import (
     Handshakes,
     QueuedMessage,
     Record,
@@ -19,13 +15,17 @@ from siltstone.snapshot.records import (
     SubscriptionState,
     WaitingWill,
 )
-from siltstone.store.cook import Call, Cook
-from siltstone.store.manifest import SlabId
-from siltstone.store.rows import Piece
+from siltstone.store.feed.rows.batch import FeedBatch, committed_batch, rows_by_name, rows_by_time
+from siltstone.store.feed.rows.decode import load_pieces, serials_of, streams_of
+from siltstone.store.kv import keys as kv_keys
+from siltstone.store.log.read.pieces import Piece
+from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.segment.frame import PLAIN, ZSTD, crc_matches, decode_header, head_matches
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 from siltstone.topic.structure import Structure
-from siltstone.tx.conflicts import ReadRange, RecentWrites
 from tests.support.form_packets import attempt, changed
 from tests.support.frames import (
     NOW_US,

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.segment.body import StreamRows, directory_of, encode_rows, encode_state
-from siltstone.segment.chain import state_header
-from siltstone.segment.frame import PLAIN, ROWS, FrameHeader, decode_header, encode_frame
-from siltstone.segment.segment import Segment, SegmentHeader
-from siltstone.segment.view import FrameView, compress, open_frame
-from siltstone.segment.writer import SegmentWriter, create_segment
-from siltstone.store.cook import Cooked
+from siltstone.store.log.write.cook import Cooked
+from siltstone.store.segment.body import StreamRows, directory_of, encode_rows, encode_state
+from siltstone.store.segment.chain import state_header
+from siltstone.store.segment.frame import PLAIN, ROWS, FrameHeader, decode_header, encode_frame
+from siltstone.store.segment.segment import Segment, SegmentHeader
+from siltstone.store.segment.view import FrameView, compress, open_frame
+from siltstone.store.segment.writer import SegmentWriter, create_segment
 
 SEED: Final = 0x5EEDF00D
 SLAB: Final = PurePath("/slab")

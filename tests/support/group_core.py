@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from siltstone.broker.groups import Groups
+from siltstone.broker.sessions.groups import StoredShareGroups
 from siltstone.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.wire import Version
-from siltstone.session.state import SavedGroup
+from siltstone.session.archive.records import SavedGroup
 from tests.support.broker_core import V5, Wire
 from tests.support.durable_core import DurableCore
 
@@ -33,7 +33,7 @@ def make_core(**others: Any) -> DurableCore:
     return DurableCore(**(defaults | others))
 
 
-def groups_of(core: DurableCore) -> Groups:
+def groups_of(core: DurableCore) -> StoredShareGroups:
     groups = core.broker.subscriptions.groups
     assert groups is not None
     return groups

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from siltstone.errors import ClosedError, ExistsError, NotFoundError
-from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine
+from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine
 
 Reopen = Callable[[Engine], Engine]
 

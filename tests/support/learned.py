@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from siltstone.segment.chain import SlabIdentity
-from siltstone.store.cook import Call, Cook
-from siltstone.store.findings import Expected
-from siltstone.store.manifest import SlabRecord, SlabState
+from siltstone.store.log.check.findings import Expected
+from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.segment.chain import SlabIdentity
+from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.topic.structure import Placement, Structure
 from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from siltstone.feed.batch import FeedBatch
 from siltstone.mqtt.publish import PUBACK
 from siltstone.session.lending import Member
-from siltstone.session.outbox import Outbox
+from siltstone.session.sending.outbox import Outbox
+from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.receiver import make_outbox
 
 V5 = 5

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import TypeVar
 
+from siltstone.bridge.settings import LinkTopic
+from siltstone.bridge.threads import Threads
 from siltstone.fs.api import FileSystem
-from siltstone.link.settings import LinkTopic
-from siltstone.link.threads import Threads
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Spool, ensure
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from siltstone.broker.access import Access
+from siltstone.broker.access.access import Access
 from siltstone.broker.broker import Broker
-from siltstone.broker.capture import Capture
-from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.revival import Revival
-from siltstone.snapshot.records import Record
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.snapshots.capture import Capture
+from siltstone.broker.snapshots.load import SnapshotLoad
+from siltstone.snapshot.format.records import Record
 from tests.support.broker_core import OPEN, Core
 
 
@@ -36,7 +36,7 @@ class MemoryCore(Core):
 
     def load(self, records: Iterable[Record]) -> None:
         """Take the state that another one had."""
-        revival = Revival(self.broker)
+        revival = SnapshotLoad(self.broker)
         for record in records:
             revival.apply(record)
         revival.finish()

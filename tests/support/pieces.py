@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from siltstone.store.rows import Piece, Row
-from siltstone.store.scan import Span
-from siltstone.store.selection import FramePlace, Run, RunReader
+from siltstone.store.log.read.pieces import Piece, Row
+from siltstone.store.log.read.scan import Span
+from siltstone.store.log.read.selection import FramePlace, FrameRun, RunReader
 from tests.support.builders import NAME, PATH, World
 from tests.support.rows import rows_of
 
 
-def run_of(place: FramePlace, **changes: Any) -> Run:
+def run_of(place: FramePlace, **changes: Any) -> FrameRun:
     """Return the run that reads all of a frame."""
-    run = Run(
+    run = FrameRun(
         slab=place.slab,
         base_serial=place.base_serial,
         position=place.position,

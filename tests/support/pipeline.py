@@ -10,15 +10,15 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
-from siltstone.bulk.attributes import decode
-from siltstone.bulk.options import ReadOptions
-from siltstone.bulk.schema import COLUMNS
-from siltstone.database import Database
 from siltstone.fs.api import FileSystem
-from siltstone.pipeline.reader import SiltstoneReader
-from siltstone.pipeline.schema import arrow_schema, spark_schema
-from siltstone.pipeline.stream_reader import SiltstoneStreamReader
-from siltstone.store.rows import Row
+from siltstone.pipeline.source.reader import SiltstoneReader
+from siltstone.pipeline.source.schema import arrow_schema, spark_schema
+from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
+from siltstone.scan.columns.properties import decode
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.scan.options import ReadOptions
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import PATH, World
 from tests.support.rows import rows_of
 

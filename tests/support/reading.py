@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from siltstone.database import Database
-from siltstone.store.iterator import StreamRef
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
+from siltstone.store.database import Database
+from siltstone.store.log.iterator import StreamRef
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
 from tests.support.builders import naive_match
 from tests.support.rows import ROW_COLUMNS, rows_of
 

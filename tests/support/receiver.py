@@ -6,8 +6,8 @@ from typing import Any
 
 from siltstone.mqtt.splitter import PacketSplitter
 from siltstone.mqtt.wire import Version
-from siltstone.session.delivery import Budget
-from siltstone.session.outbox import Outbox, Ready
+from siltstone.session.sending.delivery import Budget
+from siltstone.session.sending.outbox import Outbox, Ready
 from tests.support.packets import V5, Ack, Message, Raw, Refused, flat
 
 PACKET_SIZE_MAX = 1 << 28

@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from siltstone.store.rows import Row
+from siltstone.store.log.read.pieces import Row
 
 # The columns of a record batch, in the order of the fields of a row.
 ROW_COLUMNS: Final = tuple(name.removesuffix("_us") for name in Row._fields)

@@ -8,12 +8,12 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError
 from siltstone.fs.publish import create_directories
-from siltstone.kv.memory import MemoryEngine
-from siltstone.session.archive import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
-from siltstone.store.rows import Row
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.directory import Store
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NAME, settings_of
 from tests.support.command_line import DATA, CommandLine
 from tests.support.engines import Engines
@@ -28,8 +28,8 @@ class SessionCommands:
         defaults = Store.__init__.__kwdefaults__
         assert defaults is not None
         monkeypatch.setitem(defaults, "open_engine", self._engines.open_writing)
-        monkeypatch.setattr("siltstone.cli.sessions.open_engine", self._open_reading)
-        for module in ("siltstone.cli.sessions", "siltstone.cli.groups"):
+        monkeypatch.setattr("siltstone.cli.sessions.sessions.open_engine", self._open_reading)
+        for module in ("siltstone.cli.sessions.sessions", "siltstone.cli.sessions.groups"):
             monkeypatch.setattr(f"{module}.SystemClock", lambda: siltstone.clock)
 
     def _open_reading(self, path: PurePath) -> MemoryEngine:

@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from siltstone.fs.publish import create_directories, replace_file
-from siltstone.store.birth import create_slabs
-from siltstone.store.manifest import MANIFEST, Manifest
-from siltstone.store.outcome import Ticket
-from siltstone.store.slabs import WritableSlabs
+from siltstone.store.log.first_slab import create_slabs
+from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.slab.manifest import MANIFEST, Manifest
+from siltstone.store.writer.ticket import Ticket
 from tests.support.builders import NAME, World, call_on, settings_of
 
 HOME = PurePath("/data/db")

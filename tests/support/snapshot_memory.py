@@ -12,9 +12,9 @@ from pathlib import PurePath
 from random import Random
 
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.snapshot.contents import ContentsInFile
+from siltstone.snapshot.format.contents import ContentsInFile
+from siltstone.snapshot.format.records import QueuedMessage, Record
 from siltstone.snapshot.loader import load_snapshot
-from siltstone.snapshot.records import QueuedMessage, Record
 from siltstone.snapshot.writer import publish_snapshot
 from tests.support.snapshots import ABOUT, queued, session
 

@@ -11,8 +11,8 @@ from random import Random
 
 from siltstone.clock import SystemClock
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import Record
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.records import Record
 from tests.support.snapshots import queued, session
 
 
@@ -23,7 +23,7 @@ def numbered(number: int) -> list[Record]:
 
 
 def main(directory: PurePath) -> None:
-    keeper = Keeper(
+    keeper = SnapshotDirectory(
         PosixFileSystem(), SystemClock(), directory / "snapshots", directory / "quarantine"
     )
     number = 0

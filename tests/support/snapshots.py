@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from siltstone.clock import ManualClock
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.snapshot.contents import ContentsInMemory
-from siltstone.snapshot.keeper import KEEP, Keeper, Loaded
-from siltstone.snapshot.loader import SnapshotReader
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import KEEP, Loaded, SnapshotDirectory
+from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.records import (
     About,
     FilePart,
     Handshakes,
@@ -29,6 +28,7 @@ from siltstone.snapshot.records import (
     SubscriptionState,
     WaitingWill,
 )
+from siltstone.snapshot.loader import SnapshotReader
 from siltstone.snapshot.writer import write_snapshot
 
 DIRECTORY = PurePath("/snapshots")
@@ -183,8 +183,10 @@ def records_in(file: File) -> list[Record]:
     return list(SnapshotReader(file, ContentsInMemory()).records())
 
 
-def keeper_on(fs: FileSystem, *, keep: int = KEEP, clock: ManualClock | None = None) -> Keeper:
-    return Keeper(fs, clock or ManualClock(), DIRECTORY, QUARANTINE, keep=keep)
+def keeper_on(
+    fs: FileSystem, *, keep: int = KEEP, clock: ManualClock | None = None
+) -> SnapshotDirectory:
+    return SnapshotDirectory(fs, clock or ManualClock(), DIRECTORY, QUARANTINE, keep=keep)
 
 
 def loaded(fs: FileSystem, *, allow_empty: bool = False) -> tuple[list[Record], Loaded]:

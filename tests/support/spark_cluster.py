@@ -15,8 +15,8 @@ from threading import Thread
 import pyspark
 
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.java import find_java
-from siltstone.pipeline.session import make_scratch, spark_environment
+from siltstone.pipeline.spark.java import find_java
+from siltstone.pipeline.spark.session import make_scratch, spark_environment
 
 START_SECONDS = 60.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import pytest
 
-from siltstone.database import Database
 from siltstone.errors import SlabDroppedError
-from siltstone.store.info import SlabInfo
-from siltstone.store.iterator import StreamIterator
-from siltstone.store.manifest import SlabId
-from siltstone.store.partition import shard_of
-from siltstone.store.rows import Row
-from siltstone.store.scan import Status
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.log.info import SlabInfo
+from siltstone.store.log.iterator import StreamIterator
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.read.scan import Status
+from siltstone.store.log.write.partition import shard_of
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topic.structure import Structure
 from tests.support.reading import EVERYTHING
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.pipeline.session import start_session
+from siltstone.pipeline.spark.session import start_session
 
 
 def tell(text: str) -> None:

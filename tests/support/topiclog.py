@@ -16,13 +16,13 @@ import uvloop
 
 import siltstone
 from siltstone.clock import ManualClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.kv.memory import MemoryEngine
-from siltstone.segment.room import Room
-from siltstone.store.block_log import BlockLog, BlockLogs
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.block_log import BlockLog, BlockLogs
+from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topiclog.hub import HubLimits
 from siltstone.topiclog.log import DATABASE, TopicLogs, open_topic_logs
 from siltstone.topiclog.protocol import Kind, encode_version, request, send_head

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from siltstone.errors import SiltstoneError
-from siltstone.topiclog.channel import Channel
+from siltstone.topiclog.connection import TopicLogConnection
 from siltstone.topiclog.hub import Hub, HubLimits, Publisher
 from siltstone.topiclog.log import TopicLogs
 from tests.support.topiclog import WAIT_SECONDS, LogWorld
@@ -147,8 +147,8 @@ class Wired:
     hub: Hub
     logs: TopicLogs
     line: Line
-    channel: Channel
-    gone: list[Channel] = field(default_factory=list)
+    channel: TopicLogConnection
+    gone: list[TopicLogConnection] = field(default_factory=list)
 
     def feed(self, data: bytes) -> None:
         """Let bytes come in, as many at once as the channel has room for, while it reads."""
@@ -183,8 +183,8 @@ def wired(
     loop = TurnedLoop()
     with (world or LogWorld()).logs() as (logs, _):
         hub = Hub(logs, loop, limits or HubLimits(), publisher)
-        gone: list[Channel] = []
-        channel = Channel(cast("Any", loop), hub, body_timeout=30.0, gone=gone.append)
+        gone: list[TopicLogConnection] = []
+        channel = TopicLogConnection(cast("Any", loop), hub, body_timeout=30.0, gone=gone.append)
         line = Line()
         channel.connection_made(cast("Any", line))
         yield Wired(loop, hub, logs, line, channel, gone)

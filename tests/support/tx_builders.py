@@ -10,13 +10,13 @@ from typing import Any, Self
 from siltstone.clock import Clock, ManualClock
 from siltstone.errors import SiltstoneError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.api import Engine
-from siltstone.kv.faulty import FaultyEngine, WriteFault
-from siltstone.kv.memory import MemoryEngine
-from siltstone.store.findings import Finding
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.verify import verify_keyvalue
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.api import Engine
+from siltstone.store.kv.faulty import FaultyEngine, WriteFault
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.log.check.findings import Finding
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.verify import verify_keyvalue
 from tests.support.tx_model import opened
 
 START_US = 1_000_000

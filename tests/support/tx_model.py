@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 
 from siltstone.clock import Clock
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.kv.api import Engine
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.api import Engine
+from siltstone.store.tx.commit.shard import KeyValueShard
+from siltstone.store.tx.operations import MONOTONIC
+from siltstone.store.tx.retry import Retry
+from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.topic.grammar import TopicFilter
-from siltstone.tx.operations import MONOTONIC
-from siltstone.tx.queue import CommitQueue
-from siltstone.tx.retry import Retry
-from siltstone.tx.settings import KeyValueSettings
 
 Place = tuple[str, int]
 State = dict[Place, bytes]
@@ -32,7 +32,7 @@ def opened(
     return KeyValueDatabase(engine, clock, "test", settings, retry=retry)
 
 
-def queue_of(database: KeyValueDatabase, shard: int = 0) -> CommitQueue:
+def queue_of(database: KeyValueDatabase, shard: int = 0) -> KeyValueShard:
     """Return the queue of a shard, which nobody else can get at."""
     return database._queues[shard]  # noqa: SLF001
 

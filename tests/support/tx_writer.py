@@ -14,9 +14,9 @@ from threading import Lock, Thread
 
 import siltstone
 from siltstone.errors import ConflictError
-from siltstone.keyvalue import KeyValueDatabase
-from siltstone.tx.settings import KeyValueSettings
-from siltstone.tx.transaction import Transaction
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
 
 NAME = "bank"
 ACCOUNTS = [f"account/{number}" for number in range(20)]

@@ -4,8 +4,8 @@ import pytest
 
 import siltstone
 from siltstone import public
-from siltstone.database import Database
-from siltstone.directory import open_store
+from siltstone.store.database import Database
+from siltstone.store.directory import open_store
 
 
 def test_the_package_offers_the_public_names() -> None:

@@ -5,8 +5,8 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.broker.settings import BrokerSettings, Limits, ListenerSettings
-from siltstone.broker.storage_settings import Storage, StoreRule
+from siltstone.broker.settings.broker import BrokerSettings, Limits, ListenerSettings
+from siltstone.broker.settings.storage import Storage, StoreRule
 from siltstone.errors import UsageError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.settings import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from siltstone.segment import frame
+from siltstone.store.segment import frame
 from siltstone.version import __version__, form
 
 

@@ -12,31 +12,30 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from siltstone.broker.access import Access, Identity
-from siltstone.broker.access_settings import AccessSettings
-from siltstone.broker.alarms import DISK, DISK_LOW, Alarms
-from siltstone.broker.bridge import Bridge, Producer, Settle
-from siltstone.broker.due_wills import DueWills
-from siltstone.broker.durables import Durables
-from siltstone.broker.interest import Interest
-from siltstone.broker.login_lanes import LoginLanes
-from siltstone.broker.outcomes import Settling
-from siltstone.broker.pins import Pins
-from siltstone.broker.reclaimer import Reclaimer
-from siltstone.broker.registry import Registry
-from siltstone.broker.retained import Exchange, RetainedMessages
-from siltstone.broker.router import Router
-from siltstone.broker.settings import BrokerSettings
-from siltstone.broker.sparse_log import SparseLog
-from siltstone.broker.statistics import Statistics
-from siltstone.broker.store_rules import NOTHING_STORED, StoreRules, asks_for_interest
-from siltstone.broker.subscribing import Subscriptions
-from siltstone.broker.taps import SettlePart, Taps
-from siltstone.broker.throttle import Throttle
-from siltstone.broker.timers import Timer, Timers
-from siltstone.broker.wills import Wills, batch_of, saved_will
+from siltstone.broker.access.access import Access, Identity
+from siltstone.broker.connect.login_queues import LoginQueues
+from siltstone.broker.connect.throttle import Throttle
+from siltstone.broker.control.alarms import DISK, DISK_LOW, Alarms
+from siltstone.broker.control.pins import Pins
+from siltstone.broker.control.reclaimer import Reclaimer
+from siltstone.broker.control.sparse_log import SparseLog
+from siltstone.broker.control.statistics import Statistics
+from siltstone.broker.deliver.router import Router
+from siltstone.broker.deliver.subscribe import Subscriptions
+from siltstone.broker.publish.append import AppendBatcher, Producer, Settle
+from siltstone.broker.publish.interest import Interest
+from siltstone.broker.publish.observers import PublishObservers, SettlePart
+from siltstone.broker.publish.outcomes import Settling
+from siltstone.broker.publish.rules import NOTHING_STORED, StoreRules, asks_for_interest
+from siltstone.broker.retained.messages import Exchange, RetainedMessages
+from siltstone.broker.sessions.due_wills import DueWills
+from siltstone.broker.sessions.durables import Durables
+from siltstone.broker.sessions.registry import Registry
+from siltstone.broker.sessions.timers import Timer, Timers
+from siltstone.broker.sessions.wills import Wills, batch_of, saved_will
+from siltstone.broker.settings.access import AccessSettings
+from siltstone.broker.settings.broker import BrokerSettings
 from siltstone.clock import Clock
-from siltstone.database import Database
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, StorageFullError
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
@@ -44,10 +43,11 @@ from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
-from siltstone.session.outbox import Outbox, Ready
+from siltstone.session.archive.records import SavedWill
+from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.session.session import Session
-from siltstone.session.state import SavedWill
-from siltstone.store.outcome import Ticket
+from siltstone.store.database import Database
+from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
 # The retain flag of a stored row.
@@ -129,7 +129,7 @@ class Broker:
         rules = NOTHING_STORED if database is None else settings.storage.rules
         self.interest = Interest(is_asked=asks_for_interest(rules))
         self.rules = StoreRules(rules, self.interest)
-        self.bridge = Bridge(
+        self.bridge = AppendBatcher(
             database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max
         )
         self.wills = Wills(self.timers, self._publish_will)
@@ -149,9 +149,9 @@ class Broker:
             self.limits, settings.share.strategy, self.registry, retained, clock.now_us, shell.now
         )
         self.throttle = _throttle(settings.access, clock)
-        self.login_lanes = LoginLanes(shell.soon)
+        self.login_lanes = LoginQueues(shell.soon)
         self.login_log = SparseLog(self.log, shell.now)
-        self.taps = Taps()
+        self.taps = PublishObservers()
         self.due_wills = DueWills(self.taps, self._keep_will)
         # Who is connected, and who will be when the outcome of earlier publishes is known.
         self.clients: dict[str, Peer] = {}

@@ -19,23 +19,27 @@ from typing import Final, cast
 
 import uvloop
 
-from siltstone.broker.access import load_access
-from siltstone.broker.admission import Admission
+from siltstone.broker.access.access import load_access
 from siltstone.broker.broker import Act, Broker
-from siltstone.broker.channel import Channel
-from siltstone.broker.clock_watch import ClockWatch
-from siltstone.broker.contained import contain_async
-from siltstone.broker.descriptors import Shares, share_descriptors, tell_shares
-from siltstone.broker.disk_watch import DiskWatch, retained_free_bytes
-from siltstone.broker.door import Door, open_door, read_certificates
-from siltstone.broker.keeping import keep_sessions, open_control
-from siltstone.broker.links import link_settings, open_links
-from siltstone.broker.listeners import Listener, open_listener
-from siltstone.broker.recovered import tell_recovered
-from siltstone.broker.retained import RetainedMessages
-from siltstone.broker.retained_log import LOG_NAME, LOG_SETTINGS
-from siltstone.broker.settings import BrokerSettings, ListenerSettings
-from siltstone.broker.snapshots import (
+from siltstone.broker.control.clock_watch import ClockWatch
+from siltstone.broker.control.contained import contain_async
+from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
+from siltstone.broker.control.recovered import tell_recovered
+from siltstone.broker.control.storage_drift import tell_drift
+from siltstone.broker.control.sys_topics import SysTopics
+from siltstone.broker.listen.admission import Admission
+from siltstone.broker.listen.descriptors import Shares, share_descriptors, tell_shares
+from siltstone.broker.listen.flight_listener import FlightListener, open_door, read_certificates
+from siltstone.broker.listen.sockets import Listener, open_listener
+from siltstone.broker.listen.tls import server_context
+from siltstone.broker.listen.transport import ClientTransport
+from siltstone.broker.publish.bridges import link_settings, open_links
+from siltstone.broker.publish.topic_logs import serve_topic_logs
+from siltstone.broker.retained.log import LOG_NAME, LOG_SETTINGS
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.sessions.startup import keep_sessions, open_control
+from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
+from siltstone.broker.snapshots.run import (
     OF_BROKER,
     OF_STORE,
     Snapshots,
@@ -46,13 +50,8 @@ from siltstone.broker.snapshots import (
     load_state,
     open_keeper,
 )
-from siltstone.broker.standstill import until_settled
-from siltstone.broker.storage_drift import tell_drift
-from siltstone.broker.sys_topics import SysTopics
-from siltstone.broker.tls import server_context
-from siltstone.broker.topic_logs import serve_topic_logs
+from siltstone.broker.snapshots.standstill import until_settled
 from siltstone.clock import Clock, SystemClock
-from siltstone.directory import Store, guarded_clock, open_store
 from siltstone.errors import ClosedError, CorruptionError, SiltstoneError
 from siltstone.fs.posix import (
     PosixFileSystem,
@@ -63,6 +62,7 @@ from siltstone.fs.posix import (
 )
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
+from siltstone.store.directory import Store, guarded_clock, open_store
 from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
@@ -225,9 +225,9 @@ class Server:
         self._fs = PosixFileSystem()
         self._clock = clock or SystemClock()
         self._admission = Admission(settings.limits)
-        self._channels: set[Channel] = set()
+        self._channels: set[ClientTransport] = set()
         self._listeners: list[Listener] = []
-        self._door: Door | None = None
+        self._door: FlightListener | None = None
         self._disk: DiskWatch | None = None
         # Whether calls of Flight still ran when it ended.
         self.left_calls = False
@@ -429,7 +429,7 @@ class Server:
     def _accept(
         self, loop: asyncio.AbstractEventLoop, broker: Broker, settings: ListenerSettings
     ) -> asyncio.Protocol:
-        channel = Channel(loop, broker, settings, self._admission, self._channels.discard)
+        channel = ClientTransport(loop, broker, settings, self._admission, self._channels.discard)
         self._channels.add(channel)
         # It is one in all but its class.
         return cast("asyncio.Protocol", channel)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from siltstone.broker.control import CONTROL
+from siltstone.broker.control.socket import CONTROL
 from siltstone.errors import RetryError, UsageError
 
 _TIMEOUT_SECONDS: Final = 60.0

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.help import App, Group
 from siltstone.cli.options import plain_complaint
-from siltstone.cli.output import note
-from siltstone.cli.streams import standard_streams
+from siltstone.cli.output.help import App, Group
+from siltstone.cli.output.output import note
+from siltstone.cli.output.streams import standard_streams
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.posix import raise_file_limit
 from siltstone.version import __version__, form
@@ -32,41 +32,41 @@ from siltstone.version import __version__, form
 # their time.
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Broker": {
-        "serve": "siltstone.cli.serve",
-        "config": "siltstone.cli.config",
-        "passwd": "siltstone.cli.passwd",
+        "serve": "siltstone.cli.mqtt.serve",
+        "config": "siltstone.cli.mqtt.config",
+        "passwd": "siltstone.cli.mqtt.passwd",
     },
     "Messages": {
-        "pub": "siltstone.cli.pub",
-        "sub": "siltstone.cli.sub",
-        "retained": "siltstone.cli.retained",
-        "topic": "siltstone.cli.topic",
+        "pub": "siltstone.cli.mqtt.pub",
+        "sub": "siltstone.cli.mqtt.sub",
+        "retained": "siltstone.cli.mqtt.retained",
+        "topic": "siltstone.cli.files.topic",
     },
     "Store": {
-        "read": "siltstone.cli.read",
-        "append": "siltstone.cli.append",
-        "db": "siltstone.cli.db",
-        "slabs": "siltstone.cli.slabs",
-        "structure": "siltstone.cli.structure",
-        "seal": "siltstone.cli.slabs",
-        "drop": "siltstone.cli.slabs",
-        "kv": "siltstone.cli.kv",
-        "spool": "siltstone.cli.spool",
+        "read": "siltstone.cli.store.read",
+        "append": "siltstone.cli.store.append",
+        "db": "siltstone.cli.store.db",
+        "slabs": "siltstone.cli.store.slabs",
+        "structure": "siltstone.cli.store.structure",
+        "seal": "siltstone.cli.store.slabs",
+        "drop": "siltstone.cli.store.slabs",
+        "kv": "siltstone.cli.store.kv",
+        "spool": "siltstone.cli.files.spool",
     },
     "Sessions": {
-        "sessions": "siltstone.cli.sessions",
-        "groups": "siltstone.cli.groups",
+        "sessions": "siltstone.cli.sessions.sessions",
+        "groups": "siltstone.cli.sessions.groups",
     },
     "Pipeline": {
-        "pipeline": "siltstone.cli.pipeline",
-        "sql": "siltstone.cli.sql",
+        "pipeline": "siltstone.cli.pipeline.pipeline",
+        "sql": "siltstone.cli.pipeline.sql",
     },
     "Maintenance": {
-        "verify": "siltstone.cli.verify",
-        "backup": "siltstone.cli.backup",
-        "restore": "siltstone.cli.backup",
-        "snapshot": "siltstone.cli.snapshot",
-        "clock": "siltstone.cli.clock",
+        "verify": "siltstone.cli.store.verify",
+        "backup": "siltstone.cli.files.backup",
+        "restore": "siltstone.cli.files.backup",
+        "snapshot": "siltstone.cli.files.snapshot",
+        "clock": "siltstone.cli.store.clock",
     },
 }
 COMMANDS: Final = [name for commands in PANELS.values() for name in commands]

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from siltstone.bulk.node import node_from
 from siltstone.cli.shared_options import takes_options
 from siltstone.errors import UsageError
+from siltstone.scan.node import node_from
 
 _LOGIN: Final = "Login for Arrow Flight"
 SourceUrl = Annotated[

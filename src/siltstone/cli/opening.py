@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import siltstone
-from siltstone.cli.output import note, printable
+from siltstone.cli.output.output import note, printable
 from siltstone.errors import LockedError, NotFoundError, UsageError
 
 # How the command is called: by its name, or as a module.

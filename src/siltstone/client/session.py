@@ -14,14 +14,14 @@ from siltstone.topic.grammar import TopicFilter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class WantedSubscriptions:
     """Which filters a client wants, and which it wants no longer."""
 
     subscriptions: tuple[Subscription, ...] = ()
     unsubscriptions: tuple[TopicFilter, ...] = ()
 
 
-NO_WISHES: Final = Wishes()
+NO_WISHES: Final = WantedSubscriptions()
 
 
 class ClientSession:
@@ -31,7 +31,11 @@ class ClientSession:
     """
 
     def __init__(
-        self, settings: ClientSettings, wishes: Wishes = NO_WISHES, *, first_packet_id: int = 1
+        self,
+        settings: ClientSettings,
+        wishes: WantedSubscriptions = NO_WISHES,
+        *,
+        first_packet_id: int = 1,
     ) -> None:
         self.client_id = settings.client_id
         self.wishes = wishes

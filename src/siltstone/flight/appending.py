@@ -7,13 +7,13 @@ from threading import Lock
 
 import pyarrow as pa
 
-from siltstone.bulk.columns import store_columns
-from siltstone.bulk.staging import Committed, Staging, WriteBatch
-from siltstone.database import Database, Durability
 from siltstone.errors import UsageError
-from siltstone.flight.gate import Visitor
-from siltstone.store.outcome import Ticket
-from siltstone.store.partition import Columns
+from siltstone.flight.access import FlightUser
+from siltstone.scan.ingest.columns import store_columns
+from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.store.database import Database, Durability
+from siltstone.store.log.write.partition import Columns
+from siltstone.store.writer.ticket import Ticket
 
 # Hears of rows that were stored: the name of the database, and the rows. Called from any thread.
 Announce = Callable[[str, Columns], None]
@@ -23,7 +23,7 @@ def append_rows(
     database: Database,
     rows: pa.RecordBatch,
     *,
-    visitor: Visitor,
+    visitor: FlightUser,
     announce: Announce,
     durability: Durability = "synced",
     producer: tuple[str, int] | None = None,
@@ -46,7 +46,7 @@ def append_rows(
     return ticket
 
 
-def check_writable(topics: Iterable[bytes], visitor: Visitor) -> None:
+def check_writable(topics: Iterable[bytes], visitor: FlightUser) -> None:
     """Refuse topics that the visitor may not write. Raises: UsageError."""
     if visitor.unlimited:
         return
@@ -91,7 +91,7 @@ class Commits:
         batch: WriteBatch,
         names: Sequence[str],
         *,
-        visitor: Visitor,
+        visitor: FlightUser,
         forget: bool,
     ) -> Committed:
         """Append the files of a batch exactly once. Raises: SiltstoneError; then commit again."""

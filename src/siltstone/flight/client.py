@@ -12,10 +12,10 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from siltstone.bulk.node import Node
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
 from siltstone.flight.wire import dump, error_from, load
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.scan.node import Node
 
 
 class NodeClient:

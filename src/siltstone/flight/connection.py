@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from siltstone.bulk.batches import complete, fetched_columns
-from siltstone.bulk.columns import TAKEN
-from siltstone.bulk.node import parse_node
-from siltstone.bulk.schema import COLUMNS, SCHEMA, table_schema
-from siltstone.database import Durability
 from siltstone.errors import UsageError
 from siltstone.flight.client import NodeClient
+from siltstone.scan.columns.batches import complete, fetched_columns
+from siltstone.scan.columns.schema import COLUMNS, SCHEMA, table_schema
+from siltstone.scan.ingest.columns import TAKEN
+from siltstone.scan.node import parse_node
+from siltstone.store.database import Durability
 
 Moment = datetime | str | int
 

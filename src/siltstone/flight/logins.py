@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyarrow import flight
 
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.flight.gate import Caller, Gate, Visitor
+from siltstone.flight.access import Caller, FlightAccess, FlightUser
 from siltstone.flight.wire import error_info
 
 LOGIN: Final = "login"
@@ -36,7 +36,7 @@ class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are ship
 class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
     """Keeps the login of each call for whoever answers it; answers handshakes by itself."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: FlightAccess) -> None:
         super().__init__()
         self._gate = gate
 
@@ -64,7 +64,7 @@ class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types ar
         return b""
 
 
-def enter(gate: Gate, header: str, address: str) -> Visitor:
+def enter(gate: FlightAccess, header: str, address: str) -> FlightUser:
     """Let in who shows a header. Raises: FlightUnauthenticatedError with the reason."""
     caller = parse_caller(header, address)
     answer = caller if isinstance(caller, str) else gate.enter(caller)

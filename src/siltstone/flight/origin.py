@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from siltstone.bulk.batches import complete, fetched_columns
-from siltstone.bulk.node import Node
-from siltstone.bulk.options import ReadOptions, request_options
-from siltstone.bulk.planner import Admitted
-from siltstone.bulk.survey import Plan, PlanReport
 from siltstone.flight.client import NodeClient
 from siltstone.flight.wire import extents_from_json, identity_from_json, load, positions_in
 from siltstone.fs.api import FileSystem
-from siltstone.store.identity import DatabaseIdentity
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.columns.batches import complete, fetched_columns
+from siltstone.scan.node import Node
+from siltstone.scan.options import ReadOptions, request_options
+from siltstone.scan.plan import Admitted
+from siltstone.scan.survey import Plan, PlanReport
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.identity import DatabaseIdentity
 
 
 @dataclass(frozen=True, slots=True)

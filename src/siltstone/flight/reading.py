@@ -11,21 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
 
-from siltstone.bulk.options import ReadOptions, parse_options, request_options
-from siltstone.bulk.planner import Limits, SlabFrames, pack
-from siltstone.bulk.portion import Portion
-from siltstone.bulk.schema import table_schema
-from siltstone.bulk.survey import (
-    Plan,
-    choose,
-    find_database,
-    plan_batch,
-    plan_micro_batch,
-)
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
-from siltstone.flight.gate import Visitor
+from siltstone.flight.access import FlightUser
 from siltstone.flight.wire import (
     ReadTicket,
     SerialSpan,
@@ -36,9 +23,22 @@ from siltstone.flight.wire import (
     positions_in,
 )
 from siltstone.fs.api import FileSystem
-from siltstone.store.manifest import SlabId
-from siltstone.store.marks import read_tiered
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.columns.schema import table_schema
+from siltstone.scan.options import ReadOptions, parse_options, request_options
+from siltstone.scan.plan import Limits, SlabFrames, pack
+from siltstone.scan.portion import Portion
+from siltstone.scan.survey import (
+    Plan,
+    choose,
+    find_database,
+    plan_batch,
+    plan_micro_batch,
+)
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.marks import read_tiered
 
 _EVERYTHING: Final = Limits(bytes_max=1 << 62)
 _NODE_ONLY: Final = ("path", "url")
@@ -51,7 +51,7 @@ class Reads:
         self._fs = fs
         self._store = store
 
-    def options(self, values: object, visitor: Visitor) -> ReadOptions:
+    def options(self, values: object, visitor: FlightUser) -> ReadOptions:
         """Read the options of a request, and ask whether the visitor may. Raises: UsageError."""
         given = options_in(values)
         if named := [name for name in given if name.lower() in _NODE_ONLY]:
@@ -75,7 +75,7 @@ class Reads:
         return read_tiered(self._fs, PurePath(self._store.path) / "data" / database) or {}
 
     def plan(
-        self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: Visitor
+        self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: FlightUser
     ) -> flight.FlightInfo:
         """Plan a read; its endpoints are what one reader each may take. Raises: SiltstoneError."""
         between = request.pop("between", None)
@@ -101,7 +101,9 @@ class Reads:
             app_metadata=dump(asdict(plan.report)),
         )
 
-    def get(self, encoded: bytes, visitor: Visitor) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def get(
+        self, encoded: bytes, visitor: FlightUser
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return the rows of a ticket. Raises: SiltstoneError, also while they are read."""
         ticket = decode_ticket(encoded)
         options = self.options(ticket.options, visitor)
@@ -115,7 +117,7 @@ class Reads:
         options: ReadOptions,
         spans: tuple[SerialSpan, ...],
         schema: pa.Schema,
-        visitor: Visitor,
+        visitor: FlightUser,
     ) -> Iterator[pa.RecordBatch]:
         database = self.database(options)
         portions = self._portions(database, options, spans)
@@ -187,7 +189,9 @@ def _spans(portion: Portion) -> tuple[SerialSpan, ...]:
     return tuple(SerialSpan(slab=slab, serials=serials) for slab, serials in bounds.items())
 
 
-def _allowed(batch: pa.RecordBatch, visitor: Visitor, known: dict[bytes, bool]) -> pa.RecordBatch:
+def _allowed(
+    batch: pa.RecordBatch, visitor: FlightUser, known: dict[bytes, bool]
+) -> pa.RecordBatch:
     """Return the rows of a batch whose topics the visitor may read."""
     topics = batch.column("topic")
     distinct = [topic.encode() for topic in topics.unique().to_pylist()]

@@ -16,13 +16,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from siltstone.bulk.schema import SCHEMA
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.flight.desk import ACTIONS, Desk
-from siltstone.flight.gate import Gate, Visitor
+from siltstone.flight.access import FlightAccess, FlightUser
 from siltstone.flight.logins import LOGIN, Handshakes, Logins, enter
+from siltstone.flight.operations import ACTIONS, FlightOperations
 from siltstone.flight.wire import dump, error_info, load
 from siltstone.logs import log
+from siltstone.scan.columns.schema import SCHEMA
 
 _LOG: Final = logging.getLogger("siltstone.flight")
 
@@ -40,7 +40,11 @@ class FlightServer:
     """Serves a desk at one address until it is closed."""
 
     def __init__(
-        self, location: str, desk: Desk, gate: Gate, certificates: Certificates | None = None
+        self,
+        location: str,
+        desk: FlightOperations,
+        gate: FlightAccess,
+        certificates: Certificates | None = None,
     ) -> None:
         """Listen. Raises: UsageError when the address cannot be had."""
         options: dict[str, Any] = {
@@ -75,7 +79,9 @@ class FlightServer:
 class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shipped
     """The calls of Flight, each of them with the visitor that makes it."""
 
-    def __init__(self, location: str, desk: Desk, gate: Gate, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, location: str, desk: FlightOperations, gate: FlightAccess, options: Mapping[str, Any]
+    ) -> None:
         super().__init__(location, **options)
         self._desk = desk
         self._gate = gate
@@ -133,7 +139,7 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
             request = load(action.body.to_pybytes(), "request")
             return [dump(self._desk.act(action.type, request, visitor))]
 
-    def _visitor(self, context: flight.ServerCallContext) -> Visitor:
+    def _visitor(self, context: flight.ServerCallContext) -> FlightUser:
         """Let the caller in. Raises: FlightUnauthenticatedError."""
         header = context.get_middleware(LOGIN).header
         return enter(self._gate, header, _address(context.peer()))

@@ -16,18 +16,18 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from siltstone.bulk.columns import ROWS_SCHEMA
-from siltstone.bulk.node import Node
-from siltstone.bulk.staging import Committed, Staging, WriteBatch
-from siltstone.bulk.survey import find_database
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import LockedError, OutcomeUnknownError, RetryError
+from siltstone.flight.access import AnyUser
 from siltstone.flight.appending import Commits
 from siltstone.flight.client import NodeClient
-from siltstone.flight.gate import Anybody
 from siltstone.fs.api import FileSystem
-from siltstone.store.partition import Columns
+from siltstone.scan.ingest.columns import ROWS_SCHEMA
+from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.scan.node import Node
+from siltstone.scan.survey import find_database
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.write.partition import Columns
 
 SOCKET: Final = "flight.sock"
 DATABASE: Final = "messages"
@@ -128,7 +128,7 @@ class DirectoryTarget:
         try:
             with Store(self._path, fs=self._fs) as store:
                 return Commits(self._staging, _unheard).commit(
-                    self._opened(store), batch, names, visitor=Anybody(), forget=forget
+                    self._opened(store), batch, names, visitor=AnyUser(), forget=forget
                 )
         except LockedError as exc:
             if not self._fs.exists(self._path / SOCKET):

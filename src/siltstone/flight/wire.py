@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from siltstone import errors
-from siltstone.bulk.planner import Admitted
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.store.identity import DatabaseIdentity
-from siltstone.store.manifest import SlabId
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.plan import Admitted
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.identity import DatabaseIdentity
+from siltstone.store.slab.manifest import SlabId
 
 VERSION: Final = 1
 _SPAN_FIELDS: Final = 4

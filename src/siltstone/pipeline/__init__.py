@@ -1,8 +1,8 @@
 """The store as a Spark table: the public names, and nothing else."""
 
 from siltstone.pipeline.answers import count, explain
-from siltstone.pipeline.session import start_session
-from siltstone.pipeline.source import SiltstoneSource, register
+from siltstone.pipeline.source.source import SiltstoneSource, register
+from siltstone.pipeline.spark.session import start_session
 from siltstone.pipeline.table import lake_table, lake_tables, table
 
 __all__ = [

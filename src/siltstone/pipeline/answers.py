@@ -12,13 +12,13 @@ from typing import Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from siltstone.bulk.offsets import AT_EARLIEST, AT_LATEST
-from siltstone.bulk.options import ReadOptions, parse_options
-from siltstone.bulk.survey import PlanReport, opened, plan_batch
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.scan import Span
+from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST
+from siltstone.scan.options import ReadOptions, parse_options
+from siltstone.scan.survey import PlanReport, opened, plan_batch
+from siltstone.store.log.read.scan import Span
 
 # An error of ours that a task raised stands at the end of the trace of its worker.
 _OURS: Final = re.compile(r"^siltstone\.errors\.\w+: (.+)$", re.MULTILINE)

@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.bulk.node import NODE_OPTIONS, Node, node_from
-from siltstone.bulk.options import parse_options
 from siltstone.errors import UsageError
 from siltstone.flight.client import NodeClient
 from siltstone.flight.origin import NodeOrigin
+from siltstone.scan.node import NODE_OPTIONS, Node, node_from
+from siltstone.scan.options import parse_options
 
 
 def find_node(path: str, given: Mapping[str, str]) -> Node | None:

@@ -9,11 +9,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import NumericType
 
-from siltstone.bulk.options import ReadOptions
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.answers import plain_errors
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import Moment, find_seam, lake_table, lake_tables, table
+from siltstone.scan.options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from pyspark.sql.types import StructType
 
-from siltstone.bulk.offsets import Offsets, bounds_of
-from siltstone.bulk.options import ReadOptions, parse_options, parse_time
-from siltstone.bulk.origin import DirectoryOrigin
-from siltstone.bulk.survey import find_database
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
@@ -47,8 +42,13 @@ from siltstone.pipeline.lake.pruning import (
     topic_pattern,
 )
 from siltstone.pipeline.remote import find_node, node_rows
-from siltstone.pipeline.schema import arrow_schema, spark_schema
-from siltstone.pipeline.worker import spare_collections
+from siltstone.pipeline.source.schema import arrow_schema, spark_schema
+from siltstone.pipeline.spark.worker import spare_collections
+from siltstone.scan.offsets import Offsets, bounds_of
+from siltstone.scan.options import ReadOptions, parse_options, parse_time
+from siltstone.scan.origin import DirectoryOrigin
+from siltstone.scan.survey import find_database
+from siltstone.store.directory import Store
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Moment = str | int | datetime

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
-from siltstone.session.state import SavedReceived
+from siltstone.session.archive.records import SavedReceived
 
 
 class Inbound:

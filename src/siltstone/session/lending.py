@@ -21,11 +21,11 @@ from collections.abc import Callable
 from heapq import heapify, heapreplace
 from typing import Final
 
-from siltstone.feed.batch import FeedBatch, rows_by_time
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
-from siltstone.session.delivery import DUP, NEVER, Delivery, Loan, left_us_of, properties_of
-from siltstone.session.outbox import Outbox
-from siltstone.session.progress import Lane, Progress
+from siltstone.session.durable.progress import Progress, ShardProgress
+from siltstone.session.sending.delivery import DUP, NEVER, Delivery, Loan, left_us_of, properties_of
+from siltstone.session.sending.outbox import Outbox
+from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
 
 LEAST_LOADED: Final = "least-loaded"
 ROUND_ROBIN: Final = "round-robin"
@@ -324,7 +324,9 @@ class Lending:
         for member in self.members:
             member.measure(now)
 
-    def _lend_row(self, batch: FeedBatch, index: int, lane: Lane, now: float, wall_us: int) -> None:
+    def _lend_row(
+        self, batch: FeedBatch, index: int, lane: ShardProgress, now: float, wall_us: int
+    ) -> None:
         serial = batch.serials[index]
         properties = properties_of(batch, index)
         expires_at = NEVER
@@ -492,7 +494,7 @@ def _lend(
     payload: bytes,
     loan: Loan,
     expires_at: float,
-    lane: Lane,
+    lane: ShardProgress,
     serial: int,
     is_again: bool,
 ) -> None:

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from siltstone.guard import contain
 from siltstone.mqtt.flow import Received
-from siltstone.session.durable import Durable
-from siltstone.session.outbox import Outbox
+from siltstone.session.durable.session import Durable
+from siltstone.session.sending.outbox import Outbox
 from siltstone.session.subscribed import Subscribed
 
 NO_EXPIRY: Final = 0xFFFF_FFFF

@@ -21,17 +21,12 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from siltstone.directory import Store
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
-from siltstone.kv.api import Engine, EngineOpener
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES, open_segment
-from siltstone.segment.sift import SlabBounds, index_path, list_segments
-from siltstone.snapshot.contents import Contents, ContentsInMemory
-from siltstone.snapshot.keeper import LINK, link_target
-from siltstone.snapshot.loader import SnapshotReader
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import LINK, link_target
+from siltstone.snapshot.format.contents import Contents, ContentsInMemory
+from siltstone.snapshot.format.records import (
     FilePart,
     KeyValueFamily,
     KeyValuePair,
@@ -39,11 +34,18 @@ from siltstone.snapshot.records import (
     Record,
     StoredFile,
 )
-from siltstone.snapshot.stream import PART_BYTES
+from siltstone.snapshot.format.stream import PART_BYTES
+from siltstone.snapshot.loader import SnapshotReader
 from siltstone.spool.contents import unpacked
 from siltstone.spool.layout import ENTRIES
-from siltstone.store.added import is_journal
-from siltstone.store.manifest import (
+from siltstone.store.directory import Store
+from siltstone.store.kv.api import Engine, EngineOpener
+from siltstone.store.log.opening import identity_of, slab_directory
+from siltstone.store.log.slab import bounds_of
+from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, open_segment
+from siltstone.store.segment.sift import SlabBounds, index_path, list_segments
+from siltstone.store.slab.added_logs import is_journal
+from siltstone.store.slab.manifest import (
     MANIFEST,
     RESERVE,
     Manifest,
@@ -51,8 +53,6 @@ from siltstone.store.manifest import (
     SlabState,
     read_manifest,
 )
-from siltstone.store.opening import identity_of, slab_directory
-from siltstone.store.slab import bounds_of
 
 SNAPSHOTS: Final = "snapshots"
 SPOOL: Final = "spool"

@@ -11,10 +11,9 @@ from hashlib import blake2b
 from typing import Literal
 
 from siltstone.fs.api import File
-from siltstone.snapshot.codec import encode_record
-from siltstone.snapshot.contents import Contents
-from siltstone.snapshot.loader import SnapshotReader
-from siltstone.snapshot.records import (
+from siltstone.snapshot.format.codec import encode_record
+from siltstone.snapshot.format.contents import Contents
+from siltstone.snapshot.format.records import (
     OWNERS,
     KeyValueFamily,
     KeyValuePair,
@@ -25,6 +24,7 @@ from siltstone.snapshot.records import (
     SessionState,
     StoredFile,
 )
+from siltstone.snapshot.loader import SnapshotReader
 
 Change = Literal["added", "removed", "changed"]
 

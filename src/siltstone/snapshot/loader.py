@@ -11,7 +11,7 @@ from typing import Final
 
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
-from siltstone.snapshot.codec import (
+from siltstone.snapshot.format.codec import (
     CONTENT,
     FIELDS,
     KINDS,
@@ -19,10 +19,10 @@ from siltstone.snapshot.codec import (
     decode_record,
     decode_values,
 )
-from siltstone.snapshot.contents import Contents, NoContents
-from siltstone.snapshot.records import OWNERS, About, Record, StateSink
-from siltstone.snapshot.stream import PART, RecordReader
-from siltstone.snapshot.totals import Summary
+from siltstone.snapshot.format.contents import Contents, NoContents
+from siltstone.snapshot.format.records import OWNERS, About, Record, StateSink
+from siltstone.snapshot.format.stream import PART, RecordReader
+from siltstone.snapshot.format.totals import Summary
 from siltstone.snapshot.writer import CONTENT_BYTES_MAX
 
 _OWNERS: Final = {KINDS[record]: KINDS[owner] for record, owner in OWNERS.items()}

@@ -14,16 +14,13 @@ from pathlib import PurePath, PurePosixPath
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.directory import VERSION
 from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, File, FileSystem
 from siltstone.fs.publish import create_directories, remove_file, remove_tree, replace_file
-from siltstone.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
 from siltstone.snapshot.backup import COMMITS, SNAPSHOTS, SPOOL
-from siltstone.snapshot.contents import ContentsInFile
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.contents import ContentsInFile
+from siltstone.snapshot.format.records import (
     FilePart,
     KeyValueFamily,
     KeyValuePair,
@@ -31,8 +28,11 @@ from siltstone.snapshot.records import (
     Record,
     StoredFile,
 )
-from siltstone.snapshot.totals import Summary
-from siltstone.store.manifest import MANIFEST, read_manifest
+from siltstone.snapshot.format.totals import Summary
+from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
+from siltstone.store.directory import VERSION
+from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
+from siltstone.store.slab.manifest import MANIFEST, read_manifest
 
 _CONTENTS: Final = "contents.tmp"
 _FILES: Final = frozenset({"data", SPOOL})
@@ -231,7 +231,7 @@ def _restore_state(
     first = next(state, None)
     if first is None:
         return
-    keeper = Keeper(fs, clock, directory / SNAPSHOTS, directory / "quarantine")
+    keeper = SnapshotDirectory(fs, clock, directory / SNAPSHOTS, directory / "quarantine")
     try:
         keeper.save(_chained(first, state), source="broker")
     finally:

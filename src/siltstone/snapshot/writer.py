@@ -19,11 +19,11 @@ from typing import Final, Protocol
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
-from siltstone.snapshot.codec import encode_record
-from siltstone.snapshot.digests import DIGEST_BYTES, DigestTable
-from siltstone.snapshot.records import About, Record
-from siltstone.snapshot.stream import RecordWriter
-from siltstone.snapshot.totals import Totals
+from siltstone.snapshot.format.codec import encode_record
+from siltstone.snapshot.format.digests import DIGEST_BYTES, DigestTable
+from siltstone.snapshot.format.records import About, Record
+from siltstone.snapshot.format.stream import RecordWriter
+from siltstone.snapshot.format.totals import Totals
 
 CONTENT_BYTES_MAX: Final = 512 * 1024 * 1024
 # Contents that are known without a digest: so many, and so long at most.

@@ -20,7 +20,7 @@ from siltstone.clock import Sighting
 from siltstone.errors import NotFoundError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.store.readable_slabs import ReadableSlabs
+from siltstone.store.shard.readable_slabs import ReadableSlabs
 
 CLOCK: Final = "CLOCK"
 _TITLE: Final = b"siltstone-clock 1 "

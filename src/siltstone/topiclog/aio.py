@@ -10,6 +10,7 @@ from typing import Final, Self, cast
 
 from siltstone.errors import ProtocolError, RetryError, SiltstoneError, UsageError
 from siltstone.topiclog.client import DEFAULT_PORT, FETCH_BYTES, lost
+from siltstone.topiclog.consumer import Batch, Message, Subscription
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
@@ -32,7 +33,6 @@ from siltstone.topiclog.protocol import (
     send_head,
 )
 from siltstone.topiclog.sending import pieces_of
-from siltstone.topiclog.subscription import Batch, Message, Subscription
 from siltstone.topiclog.tables import table_of_ends
 
 # Sends of one call that may be on their way at once.

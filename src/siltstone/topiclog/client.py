@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
+from siltstone.topiclog.consumer import Batch, Message, Subscription
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
@@ -34,7 +35,6 @@ from siltstone.topiclog.protocol import (
     send_head,
 )
 from siltstone.topiclog.sending import pieces_of
-from siltstone.topiclog.subscription import Batch, Message, Subscription
 from siltstone.topiclog.tables import table_of_ends
 
 DEFAULT_PORT: Final = 9410

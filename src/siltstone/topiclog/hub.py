@@ -15,10 +15,10 @@ from typing import Final, Protocol
 
 from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, SiltstoneError
 from siltstone.guard import contain
-from siltstone.segment.room import Room
-from siltstone.store.block_log import Run
-from siltstone.store.outcome import Ticket
-from siltstone.topiclog.gather import Lane
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.block_log import BlockRun
+from siltstone.store.writer.ticket import Ticket
+from siltstone.topiclog.append_queue import TopicQueue
 from siltstone.topiclog.log import Log, TopicLogs
 from siltstone.topiclog.protocol import (
     VERSION,
@@ -120,7 +120,7 @@ class Hub:
         self._shell = shell
         self.limits = limits
         self._publisher = publisher
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, TopicQueue] = {}
         # What waits for a topic that is being recovered, each with what hears why it cannot be.
         self._opening: dict[str, list[tuple[Act, Refuse]]] = {}
         self._waiting: dict[str, list[_Waiter]] = {}
@@ -258,7 +258,7 @@ class Hub:
             return
         lane = self._lanes.get(topic)
         if lane is None:
-            lane = Lane(log, self._shell.soon, self._shell.soon_from_thread)
+            lane = TopicQueue(log, self._shell.soon, self._shell.soon_from_thread)
             self._lanes[topic] = lane
         self.pending_bytes += len(values)
         self.storing += 1
@@ -447,7 +447,7 @@ class Hub:
         return [reply_head(Kind.FETCH, request_id, size) + packed, *parts]
 
 
-def _head(place: int, first: int, end: int, run: Run | None) -> BatchHead:
+def _head(place: int, first: int, end: int, run: BlockRun | None) -> BatchHead:
     count, data_bytes = (0, 0) if run is None else (run.count, len(run.data))
     return BatchHead(place=place, first=first, end=end, count=count, data_bytes=data_bytes)
 

@@ -13,18 +13,18 @@ from hashlib import blake2b
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.keyvalue import KeyValueDatabase
 from siltstone.logs import log
-from siltstone.segment.room import Room
-from siltstone.store.block_log import Run
-from siltstone.store.identity import DatabaseIdentity, told
-from siltstone.store.outcome import Ticket
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.block_log import BlockRun
+from siltstone.store.slab.identity import DatabaseIdentity, told
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic
-from siltstone.tx.settings import KeyValueSettings
 
 DATABASE: Final = "topics"
 COMMITS: Final = "commits"
@@ -74,7 +74,7 @@ class Log(Protocol):
         """Return how long a message is, 0 where there is none."""
         ...
 
-    def read(self, offset: int, *, bytes_max: int, rows_max: int = ...) -> list[Run]:
+    def read(self, offset: int, *, bytes_max: int, rows_max: int = ...) -> list[BlockRun]:
         """Return what stands from an offset on."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.logs import log
-from siltstone.topiclog.channel import Channel
+from siltstone.topiclog.connection import TopicLogConnection
 from siltstone.topiclog.hub import Act, Hub, HubLimits, Publisher
 from siltstone.topiclog.log import TopicLogs
 
@@ -90,7 +90,7 @@ class TopicLogServer:
         self._idle_timeout = idle_timeout
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._connections_max = connections_max
-        self._channels: set[Channel] = set()
+        self._channels: set[TopicLogConnection] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
@@ -138,8 +138,8 @@ class TopicLogServer:
         while not holds() and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_STEP)
 
-    def _accept(self) -> Channel:
-        channel = Channel(
+    def _accept(self) -> TopicLogConnection:
+        channel = TopicLogConnection(
             self._loop, self._hub, body_timeout=self._body_timeout, gone=self._channels.discard
         )
         self._channels.add(channel)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import ProtocolError
-from siltstone.segment.scalars import scalar
+from siltstone.store.segment.scalars import scalar
 
 # Where calling Arrow costs less than looking at each number.
 _MANY: Final = 64

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.access import Access
-from siltstone.broker.acl import Acl
-from siltstone.broker.storage_settings import StoreRule
-from siltstone.broker.taps import SettlePart
+from siltstone.broker.access.access import Access
+from siltstone.broker.access.acl import Acl
+from siltstone.broker.publish.observers import SettlePart
+from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import OutcomeUnknownError, PoisonedError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.guard import contain
@@ -20,8 +20,8 @@ from siltstone.mqtt.packets import Connect, Disconnect, PingReq, PingResp, PubAc
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
-from siltstone.session.delivery import Spilled
-from siltstone.session.state import SavedWill
+from siltstone.session.archive.records import SavedWill
+from siltstone.session.sending.delivery import Spilled
 from tests.support.broker_core import V5, Core, FailingTap, message, over_quota
 from tests.support.durable_desk import durable_desk, lose
 

@@ -15,22 +15,22 @@ import pyarrow as pa
 import pytest
 
 from siltstone.broker import server as server_module
-from siltstone.broker.access import Access
-from siltstone.broker.channel import Channel
-from siltstone.broker.clock_watch import ClockWatch
-from siltstone.broker.listeners import Listener
-from siltstone.broker.retained import RetainedMessages
+from siltstone.broker.access.access import Access
+from siltstone.broker.control.clock_watch import ClockWatch
+from siltstone.broker.control.sys_topics import SysTopics
+from siltstone.broker.listen.sockets import Listener
+from siltstone.broker.listen.transport import ClientTransport
+from siltstone.broker.retained.messages import RetainedMessages
 from siltstone.broker.server import EarlySignals, LoopShell, Server, run_server
-from siltstone.broker.settings import BrokerSettings, ListenerSettings
-from siltstone.broker.storage_settings import SessionSettings
-from siltstone.broker.sys_topics import SysTopics
+from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
+from siltstone.broker.settings.storage import SessionSettings
 from siltstone.clock import GuardedClock
-from siltstone.directory import Store
 from siltstone.errors import ClosedError, OverloadedError, SiltstoneError, UsageError
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Packet, Will
-from siltstone.store.opening import RecoveryReport
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.directory import Store
+from siltstone.store.log.opening import RecoveryReport
+from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.broker_core import V5, ScriptedDatabase, decode_all, message
 
 
@@ -102,7 +102,7 @@ class Shelf:
 class Door:
     """A listener without sockets."""
 
-    def __init__(self, make_channel: Callable[[], Channel], events: list[str]) -> None:
+    def __init__(self, make_channel: Callable[[], ClientTransport], events: list[str]) -> None:
         self.make_channel = make_channel
         self.addresses = ("desk",)
         self.error: SiltstoneError | None = None
@@ -124,7 +124,7 @@ class Transport(asyncio.Transport):
         super().__init__({"peername": ("10.0.0.1", 1)})
         self._name = name
         self._events = events
-        self.channel: Channel | None = None
+        self.channel: ClientTransport | None = None
 
     def write(self, data: bytes | bytearray | memoryview[int]) -> None:
         self._events += [
@@ -186,7 +186,11 @@ class Desk:
         self.collector.append(call)
 
     async def open_door(
-        self, loop: object, settings: object, make_channel: Callable[[], Channel], **_: object
+        self,
+        loop: object,
+        settings: object,
+        make_channel: Callable[[], ClientTransport],
+        **_: object,
     ) -> Listener:
         door = Door(make_channel, self.events)
         self.doors.append(door)

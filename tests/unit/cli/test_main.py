@@ -181,7 +181,7 @@ def test_an_error_becomes_a_sentence_and_a_status(
     def fail(*_args: object, **_options: object) -> None:
         raise error
 
-    monkeypatch.setattr("siltstone.cli.slabs.open_reading", fail)
+    monkeypatch.setattr("siltstone.cli.store.slabs.open_reading", fail)
     outcome = siltstone("slabs", "metrics")
     assert (outcome.status, outcome.out, outcome.err) == (status, "", sentence)
 
@@ -190,6 +190,6 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*_args: object, **_options: object) -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr("siltstone.cli.slabs.open_reading", fail)
+    monkeypatch.setattr("siltstone.cli.store.slabs.open_reading", fail)
     with pytest.raises(AssertionError, match="a bug"):
         execute(["slabs", "metrics"])

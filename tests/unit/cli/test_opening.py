@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from siltstone.cli.opening import note_recovery, open_reading, open_writing
-from siltstone.database import Database
 from siltstone.errors import LockedError, UsageError
+from siltstone.store.database import Database
 from tests.support.command_line import DATA, CommandLine
 
 HERE = Path(DATA)

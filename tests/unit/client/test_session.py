@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from siltstone.client.outgoing import Publication
-from siltstone.client.session import ClientSession, Wishes
+from siltstone.client.session import ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
 from siltstone.mqtt.packets import ConnAck, Subscribe, Subscription, Unsubscribe
 from siltstone.mqtt.properties import Properties
@@ -12,7 +12,7 @@ from siltstone.topic.grammar import TopicFilter
 SETTINGS = ClientSettings(client_id="c")
 WANTED = (Subscription(filter=TopicFilter.parse("a/#"), qos=1),)
 UNWANTED = (TopicFilter.parse("b"),)
-BOTH = Wishes(subscriptions=WANTED, unsubscriptions=UNWANTED)
+BOTH = WantedSubscriptions(subscriptions=WANTED, unsubscriptions=UNWANTED)
 
 
 def test_wishes_are_asked_for_with_ids_of_their_own() -> None:
@@ -25,7 +25,7 @@ def test_wishes_are_asked_for_with_ids_of_their_own() -> None:
 
 
 def test_an_answered_request_frees_its_id() -> None:
-    session = ClientSession(SETTINGS, Wishes(subscriptions=WANTED))
+    session = ClientSession(SETTINGS, WantedSubscriptions(subscriptions=WANTED))
     [request] = session.begin(ConnAck())
     assert session.answered(7) is None
     assert session.answered(1) == request
@@ -33,14 +33,14 @@ def test_an_answered_request_frees_its_id() -> None:
 
 
 def test_a_lost_connection_frees_the_ids_of_its_requests() -> None:
-    session = ClientSession(SETTINGS, Wishes(subscriptions=WANTED))
+    session = ClientSession(SETTINGS, WantedSubscriptions(subscriptions=WANTED))
     session.begin(ConnAck())
     [again] = session.begin(ConnAck())
     assert (again.packet_id, len(session.ids)) == (2, 1)
 
 
 def test_a_kept_session_is_not_subscribed_again_and_a_lost_one_is() -> None:
-    session = ClientSession(SETTINGS, Wishes(subscriptions=WANTED))
+    session = ClientSession(SETTINGS, WantedSubscriptions(subscriptions=WANTED))
     session.begin(ConnAck())
     session.subscribed = True
     assert session.begin(ConnAck(session_present=True)) == []
@@ -50,7 +50,7 @@ def test_a_kept_session_is_not_subscribed_again_and_a_lost_one_is() -> None:
 
 
 def test_a_session_of_an_earlier_run_is_subscribed_to_what_this_one_wants() -> None:
-    session = ClientSession(SETTINGS, Wishes(subscriptions=WANTED))
+    session = ClientSession(SETTINGS, WantedSubscriptions(subscriptions=WANTED))
     assert len(session.begin(ConnAck(session_present=True))) == 1
 
 
@@ -62,7 +62,7 @@ def test_an_id_that_the_server_assigned_stays() -> None:
 
 
 def test_it_is_over_when_everything_is_answered() -> None:
-    session = ClientSession(SETTINGS, Wishes(unsubscriptions=UNWANTED))
+    session = ClientSession(SETTINGS, WantedSubscriptions(unsubscriptions=UNWANTED))
     session.begin(ConnAck())
     session.outgoing.add(Publication(topic=b"t", qos=1), [b"x"])
     session.outgoing.take()

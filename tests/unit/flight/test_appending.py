@@ -3,12 +3,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from siltstone.bulk.columns import Given, rows_of
-from siltstone.bulk.staging import Committed, Staging, WriteBatch
 from siltstone.errors import UsageError
+from siltstone.flight.access import AnyUser
 from siltstone.flight.appending import Commits, append_rows
-from siltstone.flight.gate import Anybody
-from siltstone.store.partition import Columns, shard_of
+from siltstone.scan.ingest.columns import Given, rows_of
+from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.store.log.write.partition import Columns, shard_of
 from tests.support.builders import NAME, PATH, World, read_rows
 from tests.support.visitors import Limited
 
@@ -33,7 +33,7 @@ class Heard:
 def test_rows_are_stored_and_announced() -> None:
     heard = Heard()
     with World().database() as database:
-        append_rows(database, part("a", "b"), visitor=Anybody(), announce=heard).wait()
+        append_rows(database, part("a", "b"), visitor=AnyUser(), announce=heard).wait()
         assert [row.topic for row in read_rows(database)] == ["a", "b"]
     assert heard.rows == [(NAME, [b"a", b"b"])]
 
@@ -47,7 +47,7 @@ def test_rows_that_were_there_are_not_announced_again() -> None:
             append_rows(
                 database,
                 part(*topics),
-                visitor=Anybody(),
+                visitor=AnyUser(),
                 announce=heard,
                 producer=("p", 0),
             ).wait()
@@ -75,7 +75,7 @@ def test_staged_rows_are_committed_once() -> None:
         name = commits.staging.stage(batch, [part("a", "b")])
         assert name is not None
         done = [
-            commits.commit(database, batch, [name], visitor=Anybody(), forget=False)
+            commits.commit(database, batch, [name], visitor=AnyUser(), forget=False)
             for _ in range(2)
         ]
         assert [row.topic for row in read_rows(database)] == ["a", "b"]

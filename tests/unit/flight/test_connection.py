@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from siltstone.bulk.schema import table_schema
 from siltstone.errors import UsageError
 from siltstone.flight.client import NodeClient
 from siltstone.flight.connection import Appended, Connection, RemoteStream
+from siltstone.scan.columns.schema import table_schema
 
 BATCH = pa.RecordBatch.from_pydict({"topic": ["a/b"], "serial": [7]})
 

@@ -4,7 +4,7 @@ from base64 import b64encode
 
 import pytest
 
-from siltstone.flight.gate import Caller
+from siltstone.flight.access import Caller
 from siltstone.flight.logins import Login, parse_caller
 
 ALICE = b64encode("alice:a:b€".encode()).decode()

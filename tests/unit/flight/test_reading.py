@@ -7,17 +7,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from siltstone.bulk.schema import table_schema
-from siltstone.directory import Store
 from siltstone.errors import SlabDroppedError, UsageError
-from siltstone.flight.gate import Anybody, Visitor
+from siltstone.flight.access import AnyUser, FlightUser
 from siltstone.flight.reading import Reads
 from siltstone.flight.wire import decode_ticket
-from siltstone.store.manifest import SlabId
+from siltstone.scan.columns.schema import table_schema
+from siltstone.store.directory import Store
+from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NAME, World, rows_on, settings_of
 from tests.support.visitors import Limited
 
-ANYBODY = Anybody()
+ANYBODY = AnyUser()
 DESCRIPTOR = flight.FlightDescriptor.for_command(b"{}")
 
 
@@ -41,7 +41,7 @@ def reads(world: World, store: Store) -> Reads:
     return Reads(world.fs, store)
 
 
-def topics(reads: Reads, request: dict[str, Any], visitor: Visitor = ANYBODY) -> list[list[str]]:
+def topics(reads: Reads, request: dict[str, Any], visitor: FlightUser = ANYBODY) -> list[list[str]]:
     """Return the topics of each endpoint of a plan, fetched by its ticket."""
     info = reads.plan(DESCRIPTOR, dict(request), visitor)
     found = []

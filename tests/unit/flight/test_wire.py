@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from siltstone.bulk.planner import Admitted
 from siltstone.errors import (
     CorruptionError,
     InvalidTopicError,
@@ -30,8 +29,9 @@ from siltstone.flight.wire import (
     options_in,
     positions_in,
 )
-from siltstone.store.manifest import SlabId
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.plan import Admitted
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.manifest import SlabId
 
 
 def test_a_ticket_goes_to_bytes_and_back() -> None:

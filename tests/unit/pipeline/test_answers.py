@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pyspark.errors import ParseException
 
-from siltstone.bulk.offsets import Offsets
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.pipeline.answers import count_read, explain_read, plain_errors, spark_sentence
+from siltstone.scan.offsets import Offsets
 from tests.support.builders import NOW_US, World, rows_on
 from tests.support.pipeline import batch_rows, options_of
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from siltstone.session.archive.records import SavedReceived
 from siltstone.session.inbound import Inbound
-from siltstone.session.state import SavedReceived
 
 
 def test_what_is_to_be_appended_is_saved_with_producer_and_sequence() -> None:

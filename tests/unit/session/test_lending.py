@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.session.delivery import DUP
+from siltstone.session.durable.progress import Progress
 from siltstone.session.lending import (
     LEAST_LOADED,
     RANDOM,
@@ -16,7 +16,7 @@ from siltstone.session.lending import (
     Member,
     _filled,
 )
-from siltstone.session.progress import Progress
+from siltstone.session.sending.delivery import DUP
 from tests.support.lent_rows import acknowledge, has, member_of, outbox_of, rows_of
 
 SECOND = 1_000_000

@@ -7,14 +7,12 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.directory import Store
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.segment.segment import SEGMENT_HEADER_BYTES
 from siltstone.snapshot.backup import StoreSource
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.records import (
     FilePart,
     KeyValueFamily,
     KeyValuePair,
@@ -23,10 +21,12 @@ from siltstone.snapshot.records import (
     StoredFile,
 )
 from siltstone.spool import Entry, create, ensure
-from siltstone.store.manifest import Manifest
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
-from siltstone.tx.settings import KeyValueSettings
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES
+from siltstone.store.slab.manifest import Manifest
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 from tests.support.engines import Engines
 from tests.support.snapshots import retained, session
 
@@ -169,7 +169,7 @@ def test_files_that_are_gone_without_a_drop_are_an_error() -> None:
 
 def test_the_newest_state_of_a_broker_and_the_spool_are_part_of_it() -> None:
     source = Source()
-    keeper = Keeper(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
+    keeper = SnapshotDirectory(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
     keeper.save([session("old")], source="broker")
     keeper.save([retained("a", b"1"), session("new")], source="broker")
     source.fs.make_directory(DATA / "spool")
@@ -235,7 +235,7 @@ def test_damaged_data_in_a_shared_file_are_found_in_the_copy_too() -> None:
 
 def test_a_snapshot_of_a_store_is_no_part_of_the_next_one() -> None:
     source = Source()
-    keeper = Keeper(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
+    keeper = SnapshotDirectory(source.fs, ManualClock(), DATA / "snapshots", DATA / "quarantine")
     keeper.save([session("c")], source="store")
     assert source.records() == []
 

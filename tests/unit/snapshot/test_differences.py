@@ -3,9 +3,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from siltstone.snapshot.contents import ContentsInMemory
 from siltstone.snapshot.differences import Difference, find_differences
-from siltstone.snapshot.records import FilePart, KeyValueFamily, KeyValuePair, Record, StoredFile
+from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.records import (
+    FilePart,
+    KeyValueFamily,
+    KeyValuePair,
+    Record,
+    StoredFile,
+)
 from tests.support.snapshots import EVERY_KIND, bytes_of, opened, queued, retained, session
 
 

@@ -8,23 +8,23 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFile, MemoryFileSystem
-from siltstone.snapshot.codec import CONTENT, KINDS, encode_record
-from siltstone.snapshot.contents import ContentsInFile, ContentsInMemory, NoContents
-from siltstone.snapshot.loader import (
-    SnapshotReader,
-    apply_snapshot,
-    load_snapshot,
-    verify_snapshot,
-)
-from siltstone.snapshot.records import (
+from siltstone.snapshot.format.codec import CONTENT, KINDS, encode_record
+from siltstone.snapshot.format.contents import ContentsInFile, ContentsInMemory, NoContents
+from siltstone.snapshot.format.records import (
     KeyValueFamily,
     KeyValuePair,
     QueuedMessage,
     Record,
     RetainedMessage,
 )
-from siltstone.snapshot.stream import PART, RecordWriter
-from siltstone.snapshot.totals import Summary
+from siltstone.snapshot.format.stream import PART, RecordWriter
+from siltstone.snapshot.format.totals import Summary
+from siltstone.snapshot.loader import (
+    SnapshotReader,
+    apply_snapshot,
+    load_snapshot,
+    verify_snapshot,
+)
 from tests.support.snapshots import (
     ABOUT,
     EVERY_KIND,

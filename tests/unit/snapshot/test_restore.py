@@ -8,15 +8,14 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.directory import Store
 from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import remove_tree
 from siltstone.snapshot.backup import StoreSource
-from siltstone.snapshot.contents import ContentsInMemory
-from siltstone.snapshot.keeper import Keeper
-from siltstone.snapshot.records import (
+from siltstone.snapshot.directory import SnapshotDirectory
+from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.records import (
     FilePart,
     KeyValueFamily,
     Record,
@@ -24,8 +23,9 @@ from siltstone.snapshot.records import (
 )
 from siltstone.snapshot.restore import restore_directory
 from siltstone.snapshot.writer import publish_snapshot
-from siltstone.store.rows import Row
-from siltstone.store.settings import DatabaseSettings
+from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.engines import Engines
 from tests.support.snapshots import ABOUT, ListSink, names_in, queued, retained, session
 
@@ -90,7 +90,10 @@ def test_a_slab_that_its_manifest_does_not_name_is_removed() -> None:
 def test_the_state_of_a_broker_becomes_its_first_snapshot() -> None:
     state: list[Record] = [retained("a", b"1"), session("c"), queued("a", b"1")]
     fs = restored([*state[:1], StoredFile(path="spool/q/e", size_bytes=0), *state[1:]])
-    keeper, sink = Keeper(fs, ManualClock(), COPY / "snapshots", COPY / "quarantine"), ListSink()
+    keeper, sink = (
+        SnapshotDirectory(fs, ManualClock(), COPY / "snapshots", COPY / "quarantine"),
+        ListSink(),
+    )
     loaded = keeper.load(sink, ContentsInMemory())
     assert sink.records == state
     assert loaded.summary is not None

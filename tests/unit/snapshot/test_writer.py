@@ -11,8 +11,8 @@ import pytest
 from siltstone.errors import StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.snapshot.format.records import Record
 from siltstone.snapshot.loader import verify_snapshot
-from siltstone.snapshot.records import Record
 from siltstone.snapshot.writer import SnapshotWriter, publish_snapshot, write_snapshot
 from tests.support.snapshots import (
     ABOUT,

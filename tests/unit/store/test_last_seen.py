@@ -6,7 +6,7 @@ from siltstone.clock import Sighting
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.store.last_seen import CLOCK, newest_row_us, read_last_seen, write_last_seen
-from siltstone.store.rows import Row
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NAME, NOW_US, PATH, World
 
 SEEN = Sighting(

@@ -16,8 +16,8 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.topiclog.client import TopicLogClient, lost
+from siltstone.topiclog.consumer import Message
 from siltstone.topiclog.protocol import Kind, Status, encode_names, refusal, reply
-from siltstone.topiclog.subscription import Message
 from tests.support.topiclog_wire import WiredSocket, wired
 
 

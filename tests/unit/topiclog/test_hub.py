@@ -15,8 +15,8 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
-from siltstone.segment.room import Room
-from siltstone.store.outcome import Outcome, Ticket
+from siltstone.store.segment.room import Room
+from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topiclog import hub as hub_module
 from siltstone.topiclog.hub import values_of
 from siltstone.topiclog.protocol import (

@@ -25,20 +25,20 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
-from siltstone.bulk.offsets import Loss, find_losses
-from siltstone.bulk.options import ReadOptions
-from siltstone.bulk.portion import Readable
-from siltstone.bulk.schema import table_schema
-from siltstone.bulk.survey import find_database, opened, plan_batch
-from siltstone.directory import Store
 from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.answers import plain_errors
 from siltstone.pipeline.lake.delta import OFFSETS, list_row_files
 from siltstone.pipeline.lake.names import ROW_COLUMNS
-from siltstone.pipeline.schema import spark_schema
+from siltstone.pipeline.source.schema import spark_schema
 from siltstone.pipeline.table import Seam, find_seam, tiered_files
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.columns.schema import table_schema
+from siltstone.scan.offsets import Loss, find_losses
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.portion import Readable
+from siltstone.scan.survey import find_database, opened, plan_batch
+from siltstone.store.directory import Store
+from siltstone.store.log.read.selection import SlabExtent
 
 _SIDE: Final = "side"
 

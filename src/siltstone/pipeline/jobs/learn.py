@@ -18,16 +18,16 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
-from siltstone.bulk.node import Node
-from siltstone.bulk.survey import find_database
-from siltstone.directory import Store
 from siltstone.errors import UsageError
 from siltstone.flight.client import NodeClient
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import table
-from siltstone.store.marks import Seed, write_seed
-from siltstone.store.settings import NEVER, THRESHOLD_MAX, DatabaseSettings
+from siltstone.scan.node import Node
+from siltstone.scan.survey import find_database
+from siltstone.store.directory import Store
+from siltstone.store.slab.marks import Seed, write_seed
+from siltstone.store.slab.settings import NEVER, THRESHOLD_MAX, DatabaseSettings
 
 # Fewer words than these are told apart, whatever the gap behind them.
 WORDS_MIN: Final = 8

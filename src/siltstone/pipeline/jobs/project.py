@@ -87,7 +87,7 @@ import sys
 from pathlib import Path
 
 import pyspark
-from siltstone.pipeline.session import spark_process
+from siltstone.pipeline.spark.session import spark_process
 
 HERE = Path(__file__).resolve().parent
 

@@ -17,12 +17,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from siltstone.bulk.offsets import bounds_of
-from siltstone.bulk.options import ReadOptions
-from siltstone.bulk.survey import admit_from, find_database, plan_micro_batch
 from siltstone.clock import Clock, SystemClock
-from siltstone.database import Database
-from siltstone.directory import Store
 from siltstone.errors import (
     RetryError,
     SiltstoneError,
@@ -64,7 +59,12 @@ from siltstone.pipeline.lake.ledger import (
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
 from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
-from siltstone.store.marks import write_tiered
+from siltstone.scan.offsets import bounds_of
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.survey import admit_from, find_database, plan_micro_batch
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.slab.marks import write_tiered
 
 _SAMPLE_ROWS: Final = 200
 # A task has all its rows in memory, decoded, before it writes them.

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from siltstone.bulk.survey import find_database
-from siltstone.directory import Store
 from siltstone.errors import LockedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
@@ -27,6 +25,8 @@ from siltstone.pipeline.lake.delta import (
 )
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
+from siltstone.scan.survey import find_database
+from siltstone.store.directory import Store
 
 LOCK: Final = "LOCK"
 

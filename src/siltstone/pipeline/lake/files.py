@@ -21,16 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from siltstone.bulk.levels import ROWS_MAX, level_lists
-from siltstone.bulk.options import ReadOptions
-from siltstone.bulk.portion import Readable
-from siltstone.bulk.schema import table_schema
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.fields import KINDS, Path
 from siltstone.pipeline.lake.names import DEAD_LETTER, ROW_COLUMNS
 from siltstone.pipeline.lake.payloads import Decoded, chained, decode_rows, reason_of, text_columns
 from siltstone.pipeline.lake.rules import Partition, Rule, Rules
+from siltstone.scan.columns.levels import ROWS_MAX, level_lists
+from siltstone.scan.columns.schema import table_schema
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.portion import Readable
 
 ROW_SCHEMA: Final = pa.schema(
     [pa.field(item.name, item.type) for item in table_schema(ROW_COLUMNS)]

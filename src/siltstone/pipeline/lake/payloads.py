@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from siltstone.bulk.decode import decode_payload, is_object, trimmed
 from siltstone.errors import UsageError
 from siltstone.pipeline.lake.cbor import decode_cbor
 from siltstone.pipeline.lake.fields import (
@@ -32,6 +31,7 @@ from siltstone.pipeline.lake.fields import (
     struct_of,
 )
 from siltstone.pipeline.lake.msgpack import decode_msgpack
+from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 
 Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
 DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")

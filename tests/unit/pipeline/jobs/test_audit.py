@@ -4,7 +4,6 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.bulk.offsets import Loss
 from siltstone.pipeline.jobs.audit import (
     AuditReport,
     SlabAudit,
@@ -15,8 +14,9 @@ from siltstone.pipeline.jobs.audit import (
 )
 from siltstone.pipeline.lake.ledger import Ledger
 from siltstone.pipeline.table import Seam
-from siltstone.store.manifest import SlabId
-from siltstone.store.selection import SlabExtent
+from siltstone.scan.offsets import Loss
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.manifest import SlabId
 
 SEAM = Seam(
     database="messages",

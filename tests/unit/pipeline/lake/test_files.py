@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.bulk.survey import plan_batch
 from siltstone.pipeline.lake.fields import FIELDS_MAX, Field
 from siltstone.pipeline.lake.files import (
     MadeFile,
@@ -20,7 +19,8 @@ from siltstone.pipeline.lake.files import (
     write_portion,
 )
 from siltstone.pipeline.lake.rules import Rule
-from siltstone.store.rows import Row
+from siltstone.scan.survey import plan_batch
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, World
 from tests.support.pipeline import options_of
 

@@ -1,0 +1,172 @@
+"""A link to another broker: what `[[bridge]]` in the settings makes.
+
+Out: a publish here that matches is synced in the link's spool before it is acknowledged, then sent,
+and discarded when the peer has answered for it. In: what the peer sends is acknowledged to it when
+it is stored here. While the peer is away the first waits in the spool, the second with the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.bridge.dead_letters import DeadLetters
+from siltstone.bridge.forwarder import Forwarder
+from siltstone.bridge.inbound import Inbound, PublishHere
+from siltstone.bridge.mapping import inward, outward, subscriptions
+from siltstone.bridge.outbound import Outbound, Pace, SettlePart
+from siltstone.bridge.settings import LinkSettings
+from siltstone.bridge.threads import Threads
+from siltstone.client.client import Client
+from siltstone.client.session import ClientSession, WantedSubscriptions
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.fs.api import FileSystem
+from siltstone.logs import log
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.spool import Spool
+
+_LOG: Final = logging.getLogger("siltstone.bridge")
+# A peer that has refused us for good may have been told better since.
+_AGAIN_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What a link needs of its own broker."""
+
+    publish: PublishHere
+    pace: Pace
+
+
+def publisher_of(name: str) -> bytes:
+    """Return who publishes here what comes by a link."""
+    return f"bridge:{name}".encode()
+
+
+class Bridge:
+    """One link. It takes messages from the start, and sends them while `run` does."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        spool: Spool,
+        here: Here,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        dead_letters: PurePath,
+    ) -> None:
+        self.name = settings.name
+        self._spool = spool
+        self._threads = Threads(asyncio.get_running_loop())
+        self._was_connected = False
+        routes_in = inward(settings.topics)
+        session = ClientSession(
+            settings.client,
+            WantedSubscriptions(subscriptions=subscriptions(routes_in, settings.client.version)),
+        )
+        session.outgoing.disown()
+        self._client = self._make_client(settings, session, clock)
+        self._forwarder = Forwarder(
+            spool,
+            session.outgoing,
+            DeadLetters(fs, dead_letters, spool),
+            name=self.name,
+            threads=self._threads,
+            now_us=clock.now_us,
+            pump=self._client.pump,
+            freed=self._freed,
+        )
+        self._outbound = self._make_outbound(settings, here, clock)
+        self._inbound = Inbound(
+            session.incoming,
+            routes_in,
+            name=self.name,
+            publish=here.publish,
+            answer=self._client.pump,
+            reconnect=self._client.reconnect,
+        )
+
+    def _make_client(self, settings: LinkSettings, session: ClientSession, clock: Clock) -> Client:
+        return Client(
+            settings.client,
+            session,
+            settings.target,
+            clock=clock,
+            deliver=self._deliver,
+            wanted=self._progressed,
+            note=self._note,
+            tls=settings.tls,
+            lost=self._lost,
+        )
+
+    def _make_outbound(self, settings: LinkSettings, here: Here, clock: Clock) -> Outbound:
+        return Outbound(
+            self._spool,
+            outward(settings.topics),
+            name=self.name,
+            publisher=publisher_of(self.name),
+            size_bytes_max=settings.spool_bytes_max,
+            when_full=settings.when_full,
+            in_thread=self._threads.act,
+            now_us=clock.now_us,
+            pace=here.pace,
+            added=self._forwarder.added,
+        )
+
+    def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
+        """Take messages that were published here; return how often `settle` will be called."""
+        return self._outbound.take(batch, publisher, settle)
+
+    def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
+        """Return the indexes of messages that the spool has no room for."""
+        return self._outbound.refused(batch, publisher)
+
+    async def run(self) -> None:
+        """Serve the link until it is cancelled; nothing that goes wrong with it ends the broker."""
+        log(_LOG, logging.INFO, "bridge_started", bridge=self.name, waiting=self._forwarder.waiting)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._forward())
+            group.create_task(self._connect())
+
+    def close(self) -> None:
+        """Let go of the spool, when all that was taken is in it."""
+        self._threads.close()
+        self._spool.close()
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                await self._client.run()
+            except SiltstoneError as exc:
+                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=str(exc))
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _forward(self) -> None:
+        try:
+            await self._forwarder.run()
+        except SiltstoneError as exc:
+            # What is under way stays in the spool, for the next start.
+            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=str(exc))
+
+    def _deliver(self, batch: PublishBatch) -> int:
+        return self._inbound.deliver(batch)
+
+    def _progressed(self) -> None:
+        if not self._was_connected:
+            self._was_connected = True
+            log(_LOG, logging.INFO, "bridge_connected", bridge=self.name)
+        self._forwarder.progressed()
+
+    def _lost(self) -> None:
+        self._forwarder.lost()
+
+    def _freed(self, size_bytes: int) -> None:
+        self._outbound.freed(size_bytes)
+
+    def _note(self, sentence: str) -> None:
+        log(_LOG, logging.INFO, "bridge_status", bridge=self.name, text=sentence)

@@ -1,0 +1,216 @@
+"""Messages on their way to the peer, from the spool on: read, sent, acknowledged, discarded.
+
+A handful of entries is under way at a time; only when the peer has answered for every message of
+them are they discarded. A crash before that sends them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from siltstone.bridge.dead_letters import DeadLetters
+from siltstone.bridge.entries import came_us, decode_entry, publications
+from siltstone.bridge.threads import Threads
+from siltstone.client.outgoing import Outgoing, Publication
+from siltstone.errors import CorruptionError, PoisonedError, SiltstoneError
+from siltstone.logs import log
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.spool import Entry, NoSuchEntryError, Spool
+
+Value = TypeVar("Value")
+
+_LOG: Final = logging.getLogger("siltstone.bridge")
+# What is under way at once: enough for a window of messages, little enough for memory.
+_ENTRIES_MAX: Final = 16
+_BYTES_MAX: Final = 4 * 1_048_576
+_AGAIN_SECONDS: Final = 5.0
+# Connections that end without a single acknowledgement before a message is suspected.
+_STALLS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """An entry that was read."""
+
+    entry: Entry
+    size_bytes: int
+    batch: PublishBatch
+
+
+class Forwarder:
+    """Sends the entries of a spool in their order; `freed` hears of the bytes that are gone."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        outgoing: Outgoing,
+        dead_letters: DeadLetters,
+        *,
+        name: str,
+        threads: Threads,
+        now_us: Callable[[], int],
+        pump: Callable[[], None],
+        freed: Callable[[int], None],
+    ) -> None:
+        self.forwarded = 0
+        self._spool = spool
+        self._outgoing = outgoing
+        self._dead_letters = dead_letters
+        self._name = name
+        self._threads = threads
+        self._now_us = now_us
+        self._pump = pump
+        self._freed = freed
+        self._entries = deque(sorted(spool))
+        self._refused: list[tuple[Publication, bytes, str]] = []
+        self._completed = -1
+        self._stalls = 0
+        self._has_work = asyncio.Event()
+        self._is_connected = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        outgoing.on_refused = lambda *message: self._refused.append(message)
+        if self._entries:
+            self._has_work.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many entries wait."""
+        return len(self._entries)
+
+    def added(self, entries: list[Entry]) -> None:
+        """Take new entries."""
+        self._entries.extend(entries)
+        if self._entries:
+            self._has_work.set()
+
+    def progressed(self) -> None:
+        """Look whether the peer has answered everything; called while it is connected."""
+        self._is_connected.set()
+        if self._outgoing.idle:
+            self._is_idle.set()
+
+    def lost(self) -> None:
+        """Take note that the peer has ended a connection.
+
+        One that does so again and again, having acknowledged nothing, may have no other way to
+        say no: then it gets one message at a time, and who is found in flight each time goes.
+        """
+        completed = self._outgoing.completed
+        has_progressed = completed != self._completed or self._outgoing.idle
+        self._completed = completed
+        self._stalls = 0 if has_progressed else self._stalls + 1
+        if has_progressed:
+            self._outgoing.narrow(None)
+        elif self._stalls == _STALLS_MAX:
+            self._outgoing.narrow(1)
+        elif self._stalls == 2 * _STALLS_MAX:
+            self._stalls = _STALLS_MAX
+            self._outgoing.condemn("the server ended every connection on which it was sent")
+
+    async def run(self) -> None:
+        """Forward for ever. Raises: PoisonedError, when the spool takes no more."""
+        while True:
+            await self._has_work.wait()
+            # What it takes it tells when it is there.
+            await self._is_connected.wait()
+            loaded = await self._insist(self._load)
+            await self._send(loaded)
+            refused, self._refused = self._refused, []
+            count = sum(len(one.batch.topics) for one in loaded) - len(refused)
+            size_bytes = sum(one.size_bytes for one in loaded)
+            await self._insist(partial(self._finish, list(loaded), refused))
+            self._freed(size_bytes)
+            self.forwarded += count
+            if not self._entries:
+                self._has_work.clear()
+
+    async def _insist(self, work: Callable[[], Value]) -> Value:
+        """Do work in a thread, again and again while the disk refuses it."""
+        while True:
+            try:
+                return await self._threads.run(work)
+            except PoisonedError:
+                raise
+            except SiltstoneError as exc:
+                log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self._name, error=str(exc))
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _load(self) -> list[_Loaded]:
+        """Read the next entries, in a thread; an error leaves what was not read for later."""
+        loaded: list[_Loaded] = []
+        size_bytes = 0
+        while self._entries and len(loaded) < _ENTRIES_MAX and size_bytes < _BYTES_MAX:
+            try:
+                one = self._read(self._entries[0])
+            except SiltstoneError:
+                if loaded:
+                    break
+                raise
+            self._entries.popleft()
+            if one is not None:
+                loaded.append(one)
+                size_bytes += one.size_bytes
+        return loaded
+
+    def _read(self, entry: Entry) -> _Loaded | None:
+        """Return an entry with its messages; None where it has none any more."""
+        try:
+            with self._spool.stream(entry) as stream:
+                data = stream.read()
+            batch = decode_entry(data, self._spool.path_of(entry))
+        except NoSuchEntryError:
+            # Somebody discarded it by hand while we were away.
+            return None
+        except CorruptionError as exc:
+            path = self._dead_letters.put_damaged(entry, str(exc))
+            log(_LOG, logging.ERROR, "bridge_entry_damaged", bridge=self._name, path=path)
+            return None
+        return _Loaded(entry=entry, size_bytes=len(data), batch=batch)
+
+    async def _send(self, loaded: list[_Loaded]) -> None:
+        """Hand messages to the client, and wait until the peer has answered for all of them."""
+        outgoing = self._outgoing
+        limits = outgoing.limits
+        now_us = self._now_us()
+        for one in loaded:
+            for publication, payloads in publications(
+                one.batch,
+                waited_seconds=max(0, now_us - came_us(one.entry)) / 1_000_000,
+                qos_max=limits.qos_max,
+                retain=limits.retain,
+            ):
+                outgoing.add(publication, payloads)
+        self._is_idle.clear()
+        if not outgoing.idle:
+            self._pump()
+            await self._is_idle.wait()
+
+    def _finish(self, loaded: list[_Loaded], refused: list[tuple[Publication, bytes, str]]) -> None:
+        """Discard what is done with, in a thread; what was refused is kept elsewhere first."""
+        while refused:
+            publication, payload, reason = refused[0]
+            path = self._dead_letters.put(publication, payload, reason, self._now_us())
+            refused.pop(0)
+            log(
+                _LOG,
+                logging.WARNING,
+                "bridge_message_refused",
+                bridge=self._name,
+                topic=publication.topic,
+                reason=reason,
+                path=path,
+            )
+        while loaded:
+            try:
+                self._spool.discard_many([one.entry for one in loaded])
+                return
+            except NoSuchEntryError as exc:
+                # By an earlier attempt, as were those before it.
+                gone = [one.entry for one in loaded].index(exc.entry)
+                del loaded[: gone + 1]

@@ -1,0 +1,473 @@
+"""One client: what each of its packets makes the broker do.
+
+It decides, and writes bytes to its session's outbox; sockets and threads are the channel's. A
+client is connecting until its CONNECT was judged, then connected until one of the two sides ends
+it. It ends once: with CONNACK or DISCONNECT and a reason where the version has one, and with its
+will if it went without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Final
+
+from siltstone.broker.access.access import Credentials, Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.connect.ending import last_words
+from siltstone.broker.connect.keep_alive import PROGRESS_BYTES, KeepAlive
+from siltstone.broker.connect.login import Login
+from siltstone.broker.connect.negotiate import Negotiated
+from siltstone.broker.deliver.requests import Requests
+from siltstone.broker.listen.outlet import Nowhere, Outlet
+from siltstone.broker.publish.receive import PublishReceiver
+from siltstone.errors import PeerError
+from siltstone.guard import contain_with
+from siltstone.logs import log
+from siltstone.mqtt.connection import Connection, Event, State
+from siltstone.mqtt.encode import encode
+from siltstone.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Unsubscribe,
+    Will,
+)
+from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL, AckBatch, PublishBatch
+from siltstone.mqtt.reason import ERROR, Reason
+from siltstone.mqtt.wire import Bounds, Version
+from siltstone.session.session import Session
+
+# A CONNECT with every field at its longest; of a stranger no more need be kept.
+CONNECT_SIZE_MAX: Final = 6 * 65_536
+# So many packets, of which a run of messages is one, are taken from one client in a turn.
+_TURN_EVENTS: Final = 256
+_PINGRESP: Final = encode(Version.V5, PingResp())
+_NOWHERE: Final = Nowhere()
+
+
+class ClientConnection:
+    """The broker's side of one connection."""
+
+    def __init__(self, broker: Broker, outlet: Outlet) -> None:
+        self._broker = broker
+        self._outlet: Outlet = outlet
+        limits = broker.limits
+        self._connection = Connection(
+            min(CONNECT_SIZE_MAX, limits.packet_size_max),
+            limits.topic_levels_max,
+            Bounds(
+                filters_max=limits.filters_max,
+                user_properties_max=limits.user_properties_max,
+                properties_size_max=limits.properties_size_max,
+            ),
+        )
+        self._intake: PublishReceiver | None = None
+        self._requests: Requests | None = None
+        self._session: Session | None = None
+        self._will: Will | None = None
+        self._keep_alive = KeepAlive(
+            broker.timers, broker.shell.now, partial(self.end, Reason.KEEP_ALIVE_TIMEOUT)
+        )
+        self._packet_size_max = 0
+        self._asked_expiry = 0
+        self._address = ""
+        self._asked_id = ""
+        self._asked_user = ""
+        # How often reading was stopped, and how often of these because others are behind.
+        self._stops = 0
+        self._waits = 0
+        self._partial_bytes = 0
+        # What came and waits for its turn.
+        self._unread: Iterator[Event] | None = None
+        self.ended = False
+        # Whether CONNACK was sent.
+        self._is_greeted = False
+        self._timer = broker.timers.at(
+            broker.shell.now() + limits.connect_timeout, self._connect_timed_out
+        )
+
+    @property
+    def client_id(self) -> str:
+        """The client id; before CONNECT was accepted, the one that it asks for."""
+        return self._session.client_id if self._session is not None else self._asked_id
+
+    @property
+    def is_in(self) -> bool:
+        """Whether CONNECT was accepted."""
+        return self._session is not None
+
+    @property
+    def version(self) -> Version:
+        """The protocol version in use."""
+        return self._connection.version
+
+    # Bytes and the state of the connection, from the channel.
+
+    def receive(self, data: bytes) -> None:
+        """Take the next bytes of the client."""
+        self._broker.statistics.bytes_received += len(data)
+        if len(data) >= PROGRESS_BYTES:
+            self._keep_alive.seen()
+        events = self._connection.feed(data)
+        if self._unread is None:
+            self._take(events)
+        else:
+            self._unread = chain(self._unread, events)
+        self._count_partial()
+
+    def _count_partial(self) -> None:
+        """Take note of an unfinished packet, and end the client if all of them are too much."""
+        broker = self._broker
+        held = 0 if self.ended else self._connection.held_bytes
+        broker.partial_bytes += held - self._partial_bytes
+        self._partial_bytes = held
+        if held and broker.partial_bytes > broker.limits.partial_bytes_max:
+            self.end(
+                Reason.SERVER_BUSY,
+                "too many bytes wait in incomplete packets: limits.partial_bytes_max is reached",
+            )
+
+    def pause_writing(self) -> None:
+        """Send no more for now: the peer does not read."""
+        if self._session is not None and not self.ended:
+            self._session.outbox.paused = True
+            self._session.outbox.paused_at = self._broker.shell.now()
+
+    def resume_writing(self) -> None:
+        """Send again."""
+        if self._session is not None and not self.ended:
+            outbox = self._session.outbox
+            outbox.paused = False
+            outbox.pump(self._broker.shell.now())
+            self._asked.refill()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._finish(with_will=True)
+
+    def end(self, reason: Reason, text: str = "") -> None:
+        """Tell the client why, as far as its version can, and close."""
+        if self.ended:
+            return
+        try:
+            self._say(reason, text)
+        finally:
+            self._finish_and_close(with_will=True)
+
+    def _say(self, reason: Reason, text: str) -> None:
+        """Send what is left, and why it is the last."""
+        session = self._session
+        data = b"" if session is None else session.outbox.take()
+        data += last_words(
+            self.version,
+            reason,
+            text,
+            connected=self._is_greeted,
+            size_max=self._packet_size_max,
+        )
+        if data:
+            self._outlet.write(data)
+        self.report(
+            logging.INFO, "client_refused" if session is None else "client_closed", reason, text
+        )
+
+    def _finish_and_close(self, *, with_will: bool) -> None:
+        outlet = self._outlet
+        try:
+            self._finish(with_will=with_will)
+        finally:
+            outlet.close()
+
+    def _finish(self, *, with_will: bool) -> None:
+        """Leave the session behind, once; whatever fails, others can have it."""
+        if self.ended:
+            return
+        self.ended = True
+        self._connection.close()
+        self._count_partial()
+        broker = self._broker
+        broker.timers.cancel(self._timer)
+        self._keep_alive.end()
+        try:
+            if self._session is not None:
+                self._leave(self._session, self._will if with_will else None)
+        finally:
+            self._let_go()
+
+    def _leave(self, session: Session, will: Will | None) -> None:
+        broker = self._broker
+        if broker.clients.get(session.client_id) is self:
+            del broker.clients[session.client_id]
+        try:
+            session.outbox.detach()
+            self._asked.end()
+        finally:
+            broker.leave(session, will)
+
+    def _let_go(self) -> None:
+        """Refer to none of those that refer to this, so that all of them go without a collector."""
+        self._outlet = _NOWHERE
+        self._intake = None
+        self._requests = None
+        self._unread = None
+
+    # Packets.
+
+    def _take(self, events: Iterator[Event]) -> None:
+        """Do what packets ask for, so many in a turn: others have their turns too."""
+        for left, event in zip(range(_TURN_EVENTS - 1, -1, -1), events, strict=False):
+            if self.ended:
+                return
+            self._keep_alive.seen()
+            match event:
+                case PublishBatch():
+                    assert self._intake is not None
+                    self._intake.take(event)
+                case AckBatch():
+                    self._acknowledged(event.first, event.packet_ids)
+                case PeerError():
+                    self.end(Reason(event.reason), str(event))
+                case _:
+                    self._packet(event)
+            # A filter may cost as much as many messages.
+            if left == 0 or isinstance(event, Subscribe | Unsubscribe):
+                self._unread = events
+                self.stop()
+                if self._requests is None or not self._requests.is_busy:
+                    self._broker.shell.soon(self.take_more)
+                return
+
+    def take_more(self) -> None:
+        """Go on with what the last turn has left."""
+        events, self._unread = self._unread, None
+        if events is not None and not self.ended:
+            contain_with(self._take, events, partial(self.end, Reason.UNSPECIFIED_ERROR))
+        self.go_on()
+
+    def _packet(self, packet: Packet) -> None:
+        match packet:
+            case Connect():
+                self._connect(packet)
+            case PingReq():
+                self._written.outbox.write(_PINGRESP)
+            case Subscribe():
+                self._asked.subscribe(packet)
+            case Unsubscribe():
+                self._asked.unsubscribe(packet)
+            case Disconnect():
+                self._disconnect(packet)
+            case PubAck() | PubRec() | PubRel() | PubComp():
+                self._reasoned(packet)
+            case _:
+                raise AssertionError(f"internal error: unexpected {type(packet).__name__}")
+
+    @property
+    def _asked(self) -> Requests:
+        """What the client asked for, once CONNECT was accepted."""
+        assert self._requests is not None
+        return self._requests
+
+    @property
+    def _written(self) -> Session:
+        """The session, which there is once CONNECT was accepted."""
+        assert self._session is not None
+        return self._session
+
+    def _connect(self, connect: Connect) -> None:
+        self._outlet.pause_reading()
+        self._packet_size_max = connect.properties.maximum_packet_size or 0
+        self._asked_id = connect.client_id
+        self._asked_user = connect.username or ""
+        Login(self._broker, self, connect).begin(partial(self._credentials, connect))
+
+    def _credentials(self, connect: Connect, client_id: str) -> Credentials:
+        credentials = self._outlet.credentials(connect, client_id)
+        self._address = credentials.address
+        return credentials
+
+    def welcome(
+        self,
+        connect: Connect,
+        terms: Negotiated,
+        identity: Identity,
+        session: Session | None,
+        *,
+        is_present: bool,
+    ) -> None:
+        """Begin the connection with a session that is there, or make one."""
+        broker = self._broker
+        if session is None:
+            session = broker.registry.create(terms.client_id, identity.user)
+        elif is_present:
+            broker.registry.resume(session)
+            broker.wills.cancel(terms.client_id)
+        session.expiry_seconds = terms.expiry_seconds
+        self._asked_expiry = connect.properties.session_expiry_interval or 0
+        self._session = session
+        self._intake = PublishReceiver(broker, self, session, identity, self.version)
+        self._requests = Requests(
+            broker,
+            self,
+            session,
+            identity,
+            self.version,
+            self._packet_size_max,
+            is_bridge=connect.is_bridge,
+        )
+        self._will = connect.will
+        broker.clients[terms.client_id] = self
+        broker.count_connected()
+        broker.timers.cancel(self._timer)
+        self._requests.restore(partial(self._greet, terms, session, is_present=is_present))
+
+    def _greet(self, terms: Negotiated, session: Session, *, is_present: bool) -> None:
+        """Say CONNACK, and read and send from now on."""
+        broker = self._broker
+        requests = self._asked
+        self._is_greeted = True
+        self._keep_alive.begin(terms.keep_alive_seconds)
+        accepted = ConnAck(session_present=is_present, properties=terms.properties)
+        self._outlet.write(encode(self.version, accepted))
+        outbox = session.outbox
+        outbox.sink = self._outlet.write
+        outbox.refill = requests.refill
+        outbox.attach(
+            self.version,
+            terms.window,
+            terms.packet_size_max,
+            broker.limits.write_buffer_max,
+            terms.alias_out_max,
+            broker.shell.now(),
+        )
+        requests.begin(is_present=is_present)
+        self.report(logging.INFO, "client_connected", Reason.SUCCESS, "")
+        if self._stops == 0:
+            self._outlet.resume_reading()
+        limits = broker.limits
+        self._take(
+            self._connection.begin(
+                limits.topic_alias_max, limits.packet_size_max, limits.control_size_max
+            )
+        )
+        self._count_partial()
+
+    def _disconnect(self, packet: Disconnect) -> None:
+        session = self._written
+        session.outbox.changing()
+        expiry = packet.properties.session_expiry_interval
+        if expiry is not None:
+            # 3.14.2.2.2: what was 0 at CONNECT must stay so.
+            if self._asked_expiry == 0 and expiry != 0:
+                self.end(
+                    Reason.PROTOCOL_ERROR,
+                    "session expiry cannot be set at DISCONNECT if it was 0 at CONNECT",
+                )
+                return
+            session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
+        self.report(logging.INFO, "client_disconnected", packet.reason, "")
+        # [MQTT-3.1.2-10]: a client that says goodbye takes its will with it.
+        self._finish_and_close(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
+
+    # Reading.
+
+    def stop(self) -> None:
+        """Read no more until as many have said go on; meanwhile the client's silence is ours."""
+        self._waits += 1
+        self._keep_alive.is_deaf = True
+        self.choke()
+
+    def go_on(self) -> None:
+        """Read again, if nobody else says stop."""
+        self._waits -= 1
+        if self._waits == 0:
+            self._keep_alive.is_deaf = False
+            self._keep_alive.seen()
+        self.unchoke()
+
+    def choke(self) -> None:
+        """Read no more: the client does not read its answers, and will be silent by its own
+        fault.
+        """
+        self._stops += 1
+        if self._stops == 1 and not self.ended:
+            self._outlet.pause_reading()
+
+    def unchoke(self) -> None:
+        """Read again, if nobody else says stop."""
+        self._stops -= 1
+        if self._stops == 0 and not self.ended:
+            self._outlet.resume_reading()
+
+    # Messages to the client.
+
+    def _acknowledged(self, first: int, packet_ids: list[int]) -> None:
+        session = self._written
+        if first == PUBREL:
+            assert self._intake is not None
+            self._intake.release(packet_ids)
+            return
+        now = self._broker.shell.now()
+        self._answered(session.outbox.acknowledge(first, packet_ids, now))
+
+    def _answered(self, wrong: int) -> None:
+        """Go on after acknowledgements, unless one of them was of the wrong kind."""
+        if wrong:
+            # [MQTT-4.13.1-1].
+            text = f"acknowledgement does not match the QoS of the message: packet_id={wrong}"
+            self.end(Reason.PROTOCOL_ERROR, text)
+        else:
+            self._asked.refill()
+
+    def _reasoned(self, packet: PubAck | PubRec | PubRel | PubComp) -> None:
+        """Take an acknowledgement that says more than success."""
+        first = _FIRST_BYTES[type(packet)]
+        if packet.reason >= ERROR and isinstance(packet, PubAck | PubRec):
+            now = self._broker.shell.now()
+            self._answered(self._written.outbox.refuse(first, packet.packet_id, now))
+            return
+        self._acknowledged(first, [packet.packet_id])
+
+    # Time.
+
+    def _connect_timed_out(self) -> None:
+        if self._connection.state is State.CONNECTING:
+            # [MQTT-3.1.4-1]: no CONNECT within a reasonable time; there is nobody to answer.
+            self.report(logging.INFO, "connect_timed_out", Reason.MAXIMUM_CONNECT_TIME, "")
+            self._finish_and_close(with_will=False)
+
+    def report(
+        self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None
+    ) -> None:
+        """Log something that happened to this client."""
+        logger = self._broker.log
+        if not logger.isEnabledFor(level):
+            return
+        facts: dict[str, object] = {"client_id": self.client_id, "address": self._address}
+        if self._asked_user:
+            facts["user"] = self._asked_user
+        if reason:
+            facts["reason"] = reason.name.lower()
+        if text:
+            facts["text"] = text
+        if topic is not None:
+            facts["topic"] = topic
+        log(logger, level, event, **facts)
+
+
+_FIRST_BYTES: Final[dict[type[PubAck | PubRec | PubRel | PubComp], int]] = {
+    PubAck: PUBACK,
+    PubRec: PUBREC,
+    PubRel: PUBREL,
+    PubComp: PUBCOMP,
+}

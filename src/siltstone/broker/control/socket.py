@@ -1,0 +1,410 @@
+"""What a broker does for people who run it: over a socket in its data directory, for its own user.
+
+A request is a line of JSON, `{"do": name, …}`; the answer is one too, `{"ok": …}` or `{"error":
+text}`. The socket can be used by whoever may write the directory, and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Final, TypeVar
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.sessions.durables import Durables
+from siltstone.broker.sessions.groups import StoredShareGroups
+from siltstone.broker.sessions.turns import Turn
+from siltstone.broker.snapshots.standstill import STANDSTILL_SECONDS, Standstill
+from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.mqtt.reason import Reason
+from siltstone.session.archive.keys import group_id, group_parts
+from siltstone.session.archive.move import Place, Timeline, find_place, move_group, move_session
+from siltstone.session.archive.owned.group import OwnedGroup
+from siltstone.session.archive.owned.session import OwnedSession
+
+CONTROL: Final = "control.sock"
+_MODE: Final = 0o600
+_LINE_MAX: Final = 1 << 20
+_SAVE_SECONDS: Final = 30.0
+# How long a request waits for those before it.
+_TURN_SECONDS: Final = 10.0
+_LOG: Final = logging.getLogger("siltstone.control")
+
+Answer = Awaitable[object]
+Deed = Callable[[Mapping[str, Any]], Answer]
+T = TypeVar("T")
+
+
+class Visit:
+    """One connection to the socket. While it holds the broker, clients are not read; it lets go
+    when it ends, and after some seconds. While it has a pin, no delivered rows are reclaimed.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._standstill: Standstill | None = None
+        self._unpin: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def hold(self) -> bool:
+        """Let the broker stand still; tell whether it does."""
+        self.release()
+        self._standstill = standstill = Standstill(self._broker)
+        is_still = await standstill.reach()
+        self._timer = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self.release)
+        return is_still
+
+    async def pin(self) -> bool:
+        """Keep all rows until the visit ends, also those that are delivered meanwhile."""
+        if self._unpin is None:
+            self._unpin = self._broker.pins.take()
+        await self._broker.pins.settled()
+        return True
+
+    @property
+    def has_pin(self) -> bool:
+        """Whether rows are kept for it."""
+        return self._unpin is not None
+
+    def end(self) -> None:
+        """Let go of everything."""
+        self.release()
+        if self._unpin is not None:
+            self._unpin()
+
+    def release(self) -> bool:
+        """Let the broker go on; tell whether it stood still until now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        standstill, self._standstill = self._standstill, None
+        return standstill is not None and standstill.end()
+
+
+class ControlOperations:
+    """Answers requests, each by the deed of its name."""
+
+    def __init__(self, broker: Broker, deeds: Mapping[str, Deed]) -> None:
+        self._broker = broker
+        self._deeds = deeds
+
+    def visit(self) -> Visit:
+        """Begin to answer on one connection."""
+        return Visit(self._broker)
+
+    async def answer(self, line: bytes, visit: Visit | None = None) -> bytes:
+        """Carry a request out; return the answer."""
+        try:
+            request = json.loads(line)
+            if visit is not None and request == {"do": "hold"}:
+                return _encoded({"ok": await visit.hold()})
+            if visit is not None and request == {"do": "release"}:
+                return _encoded({"ok": visit.release()})
+            if visit is not None and request == {"do": "pin"}:
+                return _encoded({"ok": await visit.pin()})
+            deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
+            if deed is None:
+                raise UsageError(
+                    "the broker does not know this request: broker and command must have the "
+                    "same version"
+                )
+            result: dict[str, object] = {"ok": await deed(request)}
+        except KeyError as exc:
+            result = {"error": f"the request lacks {exc}"}
+        except RecursionError:
+            result = {"error": "the request is nested too deeply"}
+        except (UsageError, ValueError) as exc:
+            result = {"error": str(exc)}
+        except SiltstoneError as exc:
+            # The request was right: it may be asked again.
+            result = {"error": str(exc), "failed": True}
+        return _encoded(result)
+
+
+class Control:
+    """Carries requests about sessions and share groups out, on the loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        durables: Durables,
+        groups: StoredShareGroups,
+        source: Timeline,
+        *,
+        turn_seconds: float = _TURN_SECONDS,
+    ) -> None:
+        self._broker = broker
+        self._durables = durables
+        self._groups = groups
+        self._source = source
+        self._turn_seconds = turn_seconds
+        self.deeds: Mapping[str, Deed] = {
+            "kick": self._kick,
+            "drop": self._drop,
+            "move": self._move,
+            "move-group": self._move_group,
+            "drop-group": self._drop_group,
+            "groups": self._list_groups,
+        }
+
+    async def _kick(self, request: Mapping[str, Any]) -> bool:
+        """End the connection of a client; tell whether there was one."""
+        return self._end(str(request["client_id"]))
+
+    def _end(self, client_id: str) -> bool:
+        client = self._broker.clients.get(client_id)
+        if client is not None:
+            client.end(Reason.ADMINISTRATIVE_ACTION)
+        return client is not None
+
+    async def _drop(self, request: Mapping[str, Any]) -> bool:
+        """End a session for good; tell whether there was one."""
+        client_id = str(request["client_id"])
+        is_connected = self._end(client_id)
+        async with self._turn(client_id):
+            if client_id in self._broker.clients:
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
+            owned = await self._take(client_id)
+            if owned is None:
+                return is_connected
+            if owned.state.will is not None:
+                # [MQTT-3.1.3-9]: with its session ends the delay of its will.
+                told: asyncio.Future[Exception | None] = _future()
+                self._broker.due_wills.publish_last(owned, owned.state.will, told.set_result)
+                await told
+            done: asyncio.Future[None] = _future()
+            self._broker.subscriptions.forget(client_id)
+            self._durables.drop_away(owned, lambda: done.set_result(None))
+            await done
+        log(_LOG, logging.WARNING, "session_dropped", client_id=client_id)
+        return True
+
+    async def _move(self, request: Mapping[str, Any]) -> bool:
+        """Move a session in time; its client, if it is connected, must connect again."""
+        client_id = str(request["client_id"])
+        place = _place_of(request)
+        self._end(client_id)
+        async with self._turn(client_id), self._pinned():
+            if client_id in self._broker.clients:
+                raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
+            owned = await self._take(client_id)
+            if owned is None:
+                raise NotFoundError(f"client {client_id!r} has no durable session")
+            position = await self._in_thread(lambda: find_place(self._source, place))
+            move_session(owned, position)
+            await self._in_thread(owned.save)
+        log(_LOG, logging.WARNING, "session_moved", client_id=client_id, to=place)
+        return True
+
+    async def _move_group(self, request: Mapping[str, Any]) -> bool:
+        """Move a share group in time; its members go on from there."""
+        text = str(request["group"])
+        name, topic_filter = group_parts(text)
+        place = _place_of(request)
+        async with self._turn(text), self._pinned():
+            position = await self._in_thread(lambda: find_place(self._source, place))
+            saved: asyncio.Future[None] = _future()
+            if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
+                await asyncio.wait([saved], timeout=_SAVE_SECONDS)
+                if not saved.done():
+                    raise RetryError(
+                        f"the share group could not be saved, see the log of the broker: "
+                        f"group={text!r}"
+                    )
+            else:
+                owned = await self._take_group(name, topic_filter)
+                if owned is None:
+                    raise NotFoundError(f"share group {text!r} does not exist")
+                move_group(owned, position)
+                await self._in_thread(owned.save)
+        log(_LOG, logging.WARNING, "share_group_moved", group=text, to=place)
+        return True
+
+    async def _drop_group(self, request: Mapping[str, Any]) -> bool:
+        """End a share group that has no members; tell whether there was one."""
+        text = str(request["group"])
+        name, topic_filter = group_parts(text)
+        async with self._turn(text):
+            if text in self._groups.groups:
+                raise UsageError(f"the share group has members that are connected: group={text!r}")
+            owned = await self._take_group(name, topic_filter)
+            if owned is not None:
+                await self._in_thread(owned.drop)
+        if owned is not None:
+            log(_LOG, logging.WARNING, "share_group_dropped", group=text)
+        return owned is not None
+
+    async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
+        """Return the share groups that have members."""
+        return [
+            {
+                "group": group.text,
+                "strategy": group.lending.strategy,
+                "members": len(group.lending.members),
+                "position": group.place(),
+            }
+            for group in self._groups.groups.values()
+        ]
+
+    async def come_back(self) -> int:
+        """Let no session or group that is away have left later than now, for the clock was ahead
+        then; return how many had.
+        """
+        now_us, archive = self._broker.clock.now_us(), self._durables.archive
+        count, after = 0, ""
+        while sessions := await self._in_thread(partial(archive.list, after)):
+            for session in sessions:
+                if (session.away_since_us or 0) > now_us:
+                    count += await self._session_back(session.client_id, now_us)
+            after = sessions[-1].client_id
+        after = ""
+        while groups := await self._in_thread(partial(archive.list_groups, after)):
+            for group in groups:
+                if (group.empty_since_us or 0) > now_us:
+                    count += await self._group_back(group.name, group.filter, now_us)
+            after = group_id(groups[-1].name, groups[-1].filter)
+        return count
+
+    async def _session_back(self, client_id: str, now_us: int) -> bool:
+        async with self._turn(client_id):
+            if client_id in self._durables.sessions:
+                return False
+            owned = await self._take(client_id)
+            if owned is None or (owned.state.away_since_us or 0) <= now_us:
+                return False
+            owned.put_meta(away_since_us=now_us)
+            await self._in_thread(owned.save)
+            return True
+
+    async def _group_back(self, name: str, topic_filter: str, now_us: int) -> bool:
+        text = group_id(name, topic_filter)
+        async with self._turn(text):
+            if text in self._groups.groups:
+                return False
+            owned = await self._take_group(name, topic_filter)
+            if owned is None or (owned.state.empty_since_us or 0) <= now_us:
+                return False
+            owned.put_meta(empty_since_us=now_us)
+            await self._in_thread(owned.save)
+            return True
+
+    async def _take(self, client_id: str) -> OwnedSession | None:
+        """Take a session that is away; it is its turn."""
+        future: asyncio.Future[OwnedSession | SiltstoneError | None] = _future()
+        self._durables.find(client_id, future.set_result)
+        found = await future
+        if isinstance(found, SiltstoneError):
+            raise found
+        return found
+
+    async def _take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
+        """Take a group that has no members; it is its turn."""
+        archive = self._durables.archive
+        return await self._in_thread(lambda: archive.take_group(name, topic_filter))
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Have a turn, whatever becomes of it. Raises: RetryError where those before it last too
+        long.
+        """
+        turns = self._durables.turns
+        begun: asyncio.Future[None] = _future()
+        turn = Turn(name, lambda: begun.set_result(None))
+        turn.waits_for = "a request of the command line"
+        turns.begin(turn)
+        try:
+            await asyncio.wait([begun], timeout=self._turn_seconds)
+            if not begun.done():
+                holder = turns.holder(name)
+                waits_for = "its turn" if holder is None else holder.waits_for
+                raise RetryError(f"{name!r} is busy, try again: it waits for {waits_for}")
+            yield
+        finally:
+            turns.withdraw(turn)
+            turn.end()
+
+    @asynccontextmanager
+    async def _pinned(self) -> AsyncIterator[None]:
+        """Keep all rows meanwhile: somebody is about to need earlier ones."""
+        release = self._broker.pins.take()
+        try:
+            await self._broker.pins.settled()
+            yield
+        finally:
+            release()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _future() -> asyncio.Future[T]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _place_of(request: Mapping[str, Any]) -> Place:
+    to = request["to"]
+    if to in ("earliest", "latest") or isinstance(to, int):
+        return to  # type: ignore[no-any-return]
+    raise UsageError(f"to must be earliest, latest or a time, got {to!r}")
+
+
+async def serve_control(
+    fs: PosixFileSystem, data: PurePath, control: ControlOperations, idle_timeout: float
+) -> asyncio.Server | None:
+    """Listen in the data directory; None where its name is too long for a socket.
+
+    A connection that asks nothing for `idle_timeout` seconds is closed.
+    """
+    path = data / CONTROL
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Whoever listened there is gone: the directory is locked, and ours.
+        with suppress(NotFoundError):
+            fs.remove(path)
+        sock.bind(str(path))
+        # Nobody can connect before listen, so nobody gets in by the mode that bind gave it.
+        fs.set_mode(path, _MODE)
+        sock.listen()
+    except (SiltstoneError, OSError) as exc:
+        log(_LOG, logging.WARNING, "control_socket_failed", path=str(path), error=str(exc))
+        sock.close()
+        return None
+    return await asyncio.start_unix_server(
+        lambda reader, writer: _serve(control, reader, writer, idle_timeout),
+        sock=sock,
+        limit=_LINE_MAX,
+    )
+
+
+async def _serve(
+    control: ControlOperations,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    idle_timeout: float,
+) -> None:
+    visit = control.visit()
+    try:
+        # A backup that has pinned the rows asks nothing more until it is written.
+        while line := await asyncio.wait_for(
+            reader.readline(), None if visit.has_pin else idle_timeout
+        ):
+            writer.write(await control.answer(line, visit))
+            await asyncio.wait_for(writer.drain(), idle_timeout)
+    except (ConnectionError, ValueError, TimeoutError):
+        # It has gone, its line has no end, or it says nothing.
+        pass
+    finally:
+        visit.end()
+        writer.close()
+
+
+def _encoded(result: dict[str, object]) -> bytes:
+    return json.dumps(result).encode() + b"\n"

@@ -1,0 +1,67 @@
+"""What `[storage]` and `[topiclog]` ask of a database that exists already, and keeps its own
+settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any, Final
+
+from siltstone.broker.settings.storage import OF_THE_BROKER, Storage
+from siltstone.broker.settings.topiclog import OF_THE_DATABASE, TopicLogSettings
+from siltstone.logs import log
+from siltstone.store.database import Database
+from siltstone.store.slab.settings import FIXED, DatabaseSettings
+
+_LOG: Final = logging.getLogger("siltstone.server")
+
+
+def drift(section: Storage | TopicLogSettings, settings: DatabaseSettings) -> dict[str, Any]:
+    """Return what a section says otherwise than the database; only what somebody has set."""
+    wanted = section.database_settings()
+    said = section.model_fields_set - OF_THE_BROKER
+    if isinstance(section, TopicLogSettings):
+        said &= OF_THE_DATABASE
+    return {
+        name: getattr(wanted, name)
+        for name in sorted(said)
+        if getattr(wanted, name) != getattr(settings, name)
+    }
+
+
+def command_for(changes: dict[str, Any], database: str, data: str) -> str:
+    """Return the command that makes a database as the settings want it."""
+    assignments = [f"{name}={_text(value)}" for name, value in changes.items()]
+    return shlex.join(["siltstone", "db", "set", database, *assignments, "--data", data])
+
+
+def tell_drift(section: Storage | TopicLogSettings, database: Database, data: str) -> None:
+    """Warn of settings that do nothing, for the database has its own."""
+    title = "[storage]" if isinstance(section, Storage) else "[topiclog]"
+    changes = drift(section, database.settings)
+    fixed = {name: changes.pop(name) for name in sorted(FIXED & changes.keys())}
+    if fixed:
+        log(
+            _LOG,
+            logging.WARNING,
+            "storage_settings_fixed",
+            database=database.name,
+            settings=", ".join(fixed),
+            remedy=f"remove them from {title}, or create another database",
+        )
+    if changes:
+        log(
+            _LOG,
+            logging.WARNING,
+            "storage_settings_ignored",
+            database=database.name,
+            remedy="stop the broker, then run the command",
+            command=command_for(changes, database.name, data),
+        )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,66 @@
+"""Backpressure: a client that publishes faster than others can take it is read more slowly.
+
+The broker stops reading while too much waits for the disk, for a moment while a subscriber is far
+behind, and for as long as the rate limit asks. Each stop has its own end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.listen.outlet import Owner
+from siltstone.broker.publish.rate import Rate
+from siltstone.session.sending.outbox import Outbox
+
+# So many messages in one read are bulk, which waits at most so long for a subscriber.
+_BULK: Final = 256
+_PACE_SECONDS: Final = 0.1
+
+
+class Backpressure:
+    """How fast one connection is read."""
+
+    def __init__(self, broker: Broker, owner: Owner) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._rate = Rate(broker.limits.publish_rate_max)
+
+    def hold_back(self, count: int) -> None:
+        """Read on only when others can take more, after so many messages."""
+        broker = self._broker
+        if broker.bridge.is_full:
+            self._owner.stop()
+            broker.bridge.when_room(self._owner.go_on)
+        behind = broker.ready.behind
+        if behind is not None:
+            broker.ready.behind = None
+            if count >= _BULK:
+                self._wait_for(behind)
+        if self._rate.per_second:
+            self._slow_down(count)
+
+    def _wait_for(self, behind: Outbox) -> None:
+        """Let a subscriber that is far behind catch up, for a moment, before reading more.
+
+        Only a client that publishes in bulk is made to wait, and never long: it goes on at a pace,
+        and no other publisher notices.
+        """
+        now = self._broker.shell.now()
+        if behind.is_stuck(now):
+            return
+        self._owner.stop()
+        waiting = [self._owner.go_on]
+
+        def go_on() -> None:
+            if waiting:
+                waiting.pop()()
+
+        behind.when_relieved(go_on)
+        self._broker.timers.at(now + _PACE_SECONDS, go_on)
+
+    def _slow_down(self, count: int) -> None:
+        wait = self._rate.take(count, self._broker.shell.now())
+        if wait > 0:
+            self._owner.stop()
+            self._broker.timers.at(self._broker.shell.now() + wait, self._owner.go_on)

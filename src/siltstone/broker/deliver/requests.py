@@ -1,0 +1,240 @@
+"""SUBSCRIBE and UNSUBSCRIBE of one connection: answered when they are kept, and then the retained
+messages, as fast as the client takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from siltstone.broker.access.access import Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.deliver.slices import SLICE_LEVELS, slice_end
+from siltstone.broker.deliver.subscribe import Replay, Rights
+from siltstone.guard import contain
+from siltstone.mqtt.encode import encode
+from siltstone.mqtt.packets import SubAck, Subscribe, UnsubAck, Unsubscribe
+from siltstone.mqtt.reason import ERROR, Reason
+from siltstone.mqtt.wire import Version
+from siltstone.session.session import Session
+from siltstone.session.subscribed import Subscribed
+
+
+class Owner(Protocol):
+    """The client that asks."""
+
+    ended: bool
+
+    def end(self, reason: Reason, text: str = "") -> None:
+        """Tell the client why, and close."""
+
+    def take_more(self) -> None:
+        """Go on with the packets behind the one that was long."""
+
+
+class Requests:
+    """What one client wants to receive."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: Owner,
+        session: Session,
+        identity: Identity,
+        version: Version,
+        packet_size_max: int,
+        *,
+        is_bridge: bool,
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._session = session
+        self._identity = identity
+        self._version = version
+        self._packet_size_max = packet_size_max
+        self._is_bridge = is_bridge
+        self._replays: deque[Replay] = deque()
+        self._is_refilling = False
+        # Whether the filters of a packet are not all taken yet.
+        self.is_busy = False
+
+    def restore(self, then: Callable[[], None]) -> None:
+        """Route the subscriptions of earlier connections, then go on; with very many of them that
+        is in a later turn.
+        """
+        durable = self._session.durable
+        if durable is None:
+            then()
+        else:
+            self._restore_slice(durable.subscriptions(), then)
+
+    def _restore_slice(self, saved: Iterator[Subscribed], then: Callable[[], None]) -> None:
+        if self._owner.ended:
+            return
+        if self._broker.subscriptions.restore(self._session, saved, self._rights()):
+            self._later(partial(self._restore_slice, saved, then))
+        else:
+            then()
+
+    def _later(self, following: Callable[[], None]) -> None:
+        """Go on in a later turn. A mistake there ends the connection, which would wait for ever."""
+        self._broker.shell.soon(self._contained(following))
+
+    def _contained(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Return a callback that ends the connection where it raises: nobody else answers."""
+        failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
+        return partial(contain, act, failed)
+
+    def begin(self, *, is_present: bool) -> None:
+        """Go on with what an earlier connection has left unsent."""
+        durables = self._broker.durables
+        session = self._session
+        if session.durable is not None and durables is not None:
+            durables.begin(session)
+        if is_present:
+            self._replays = self._broker.subscriptions.take_up(session)
+            self.refill()
+
+    def end(self) -> None:
+        """Leave what is unsent to the next connection."""
+        self._broker.subscriptions.put_off(self._session, self._replays)
+
+    def subscribe(self, packet: Subscribe) -> None:
+        """Take SUBSCRIBE; `is_busy` where that goes on in later turns."""
+        if self._is_bridge:
+            packet = _bridged(packet)
+        self._subscribe_slice(packet, 0, [], [])
+
+    def _subscribe_slice(
+        self, packet: Subscribe, start: int, reasons: list[Reason], replays: list[Replay]
+    ) -> None:
+        """Take some filters; other clients have their turns in between."""
+        if self._owner.ended:
+            return
+        subscriptions = packet.subscriptions
+        following = subscriptions[start : start + SLICE_LEVELS]
+        stop = start + slice_end([each.filter for each in following])
+        granted, more = self._broker.subscriptions.subscribe(
+            self._session, replace(packet, subscriptions=subscriptions[start:stop]), self._rights()
+        )
+        reasons.extend(granted)
+        replays.extend(more)
+        if stop < len(subscriptions):
+            self.is_busy = True
+            self._later(partial(self._subscribe_slice, packet, stop, reasons, replays))
+            return
+        self._keep_subscribed(packet.packet_id, tuple(reasons), replays)
+        self._finish_slices()
+
+    def _keep_subscribed(
+        self, packet_id: int, reasons: tuple[Reason, ...], replays: list[Replay]
+    ) -> None:
+        """Answer when all is kept."""
+        if self._version is not Version.V5:
+            # The one failure that 3.1.1 knows.
+            reasons = tuple(
+                Reason.UNSPECIFIED_ERROR if reason >= ERROR else reason for reason in reasons
+            )
+        answer = SubAck(packet_id=packet_id, reasons=reasons)
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.feed(self._session)
+            then = self._contained(partial(self._subscribed, answer, replays))
+            kept = partial(self._broker.subscriptions.when_kept, self._session, then)
+            self._session.durable.save(self._contained(kept))
+        else:
+            self._subscribed(answer, replays)
+
+    def _subscribed(self, answer: SubAck, replays: list[Replay]) -> None:
+        self._answer(answer)
+        # A subscription that is made again begins anew.
+        again = {replay.text for replay in replays}
+        self._replays = deque(replay for replay in self._replays if replay.text not in again)
+        self._replays.extend(replays)
+        self.refill()
+
+    def unsubscribe(self, packet: Unsubscribe) -> None:
+        """Take UNSUBSCRIBE; `is_busy` where that goes on in later turns."""
+        self._unsubscribe_slice(packet, 0, [])
+
+    def _unsubscribe_slice(self, packet: Unsubscribe, start: int, reasons: list[Reason]) -> None:
+        if self._owner.ended:
+            return
+        filters = packet.filters
+        stop = slice_end(list(filters[start : start + SLICE_LEVELS])) + start
+        part = replace(packet, filters=filters[start:stop])
+        reasons.extend(self._broker.subscriptions.unsubscribe(self._session, part))
+        if stop < len(filters):
+            self.is_busy = True
+            self._later(partial(self._unsubscribe_slice, packet, stop, reasons))
+            return
+        self._keep_unsubscribed(UnsubAck(packet_id=packet.packet_id, reasons=tuple(reasons)))
+        self._finish_slices()
+
+    def _finish_slices(self) -> None:
+        if self.is_busy:
+            self.is_busy = False
+            self._owner.take_more()
+
+    def _keep_unsubscribed(self, answer: UnsubAck) -> None:
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.narrow(self._session)
+            self._session.durable.save(self._contained(partial(self._answer, answer)))
+        else:
+            self._answer(answer)
+
+    def _answer(self, packet: SubAck | UnsubAck) -> None:
+        if self._owner.ended:
+            return
+        data = encode(self._version, packet)
+        if 0 < self._packet_size_max < len(data):
+            # [MQTT-3.1.2-24]: it must not be sent, and the client waits for it.
+            self._owner.end(Reason.PACKET_TOO_LARGE)
+        else:
+            self._session.outbox.write(data)
+
+    def refill(self) -> None:
+        """Send more: rows of the store, and retained messages."""
+        if self._owner.ended:
+            return
+        durables = self._broker.durables
+        if self._session.durable is not None and durables is not None:
+            durables.feeding.replenish(self._session.durable)
+        for group in self._session.groups.values():
+            group.replenish(self._session.outbox)
+        if not self._replays or self._is_refilling:
+            return
+        self._is_refilling = self._broker.subscriptions.send_retained(
+            self._session, self._replays, self._rights().may_receive
+        )
+        if self._is_refilling:
+            self._later(self._refill_more)
+
+    def _refill_more(self) -> None:
+        self._is_refilling = False
+        self.refill()
+
+    def _rights(self) -> Rights:
+        broker = self._broker
+        # By way of the broker, for the files may be read again.
+        return Rights(
+            may_subscribe=partial(broker.may_subscribe, self._identity),
+            may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
+        )
+
+
+def _bridged(packet: Subscribe) -> Subscribe:
+    """Return SUBSCRIBE with the options that a bridge of 3.1.1 has no bits for.
+
+    Without them a topic that is bridged both ways would go round for ever, and nothing would be
+    retained on the other side.
+    """
+    subscriptions = [
+        replace(each, no_local=each.filter.group is None, retain_as_published=True)
+        for each in packet.subscriptions
+    ]
+    return replace(packet, subscriptions=tuple(subscriptions))

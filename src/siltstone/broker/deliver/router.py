@@ -1,0 +1,208 @@
+"""Topics to the outboxes that want them: routes, remembered by topic, and batches sent along them.
+
+A route says for one topic which sessions get it, each once, and which share groups. Overlapping
+subscriptions of a session are one target with the highest QoS and all identifiers. Routes are found
+in the matcher when a topic is first met, and forgotten when a subscription changes that could
+matter to them, or when they take too much memory: a message costs one look-up, however many
+subscriptions there are.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from siltstone.broker.deliver.shares import ShareGroup, Subscriber, offer_message
+from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch
+from siltstone.session.sending.delivery import NEVER
+from siltstone.session.sending.outbox import Outbox
+from siltstone.topic.matcher import Matcher
+
+# What remembered routes may take, and about what a route and each of its targets take.
+_ROUTES_BYTES_MAX: Final = 128 * 1024 * 1024
+_ROUTE_BYTES: Final = 400
+_TARGET_BYTES: Final = 150
+
+
+class Target:
+    """How one session gets the messages of a topic."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.qos = 0
+        self.keeps_retain = False
+        self.identifiers = b""
+        # Where a subscription said no-local, what the session gets of its own messages; None where
+        # that is nothing.
+        self.no_local = False
+        self.own: Target | None = None
+
+    def add(self, subscriber: Subscriber) -> None:
+        """Join one more subscription of the session."""
+        self.qos = max(self.qos, subscriber.qos)
+        self.keeps_retain = self.keeps_retain or subscriber.keeps_retain
+        # [MQTT-3.3.4-3]: the identifiers of all subscriptions that match.
+        self.identifiers += subscriber.identifier
+
+    def send(
+        self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
+    ) -> None:
+        """Offer a message as the subscriptions ask for it."""
+        offer_message(
+            self.outbox,
+            self.qos,
+            self.keeps_retain,
+            self.identifiers,
+            topic,
+            payload,
+            flags,
+            properties,
+            expires_at,
+        )
+
+
+class Route:
+    """Who gets the messages of one topic."""
+
+    def __init__(self) -> None:
+        self.targets: list[Target] = []
+        self.groups: list[ShareGroup] = []
+
+
+class Router:
+    """All subscriptions, and the way from a message to them."""
+
+    def __init__(self, routes_bytes_max: int = _ROUTES_BYTES_MAX) -> None:
+        self._routes_bytes_max = routes_bytes_max
+        self._matcher = Matcher()
+        self._groups: dict[tuple[str, tuple[bytes, ...]], ShareGroup] = {}
+        self._routes: dict[bytes, Route] = {}
+        self._routes_bytes = 0
+        self._nowhere = Route()
+
+    def __len__(self) -> int:
+        return len(self._matcher)
+
+    def subscribe(self, levels: tuple[bytes, ...], subscriber: Subscriber) -> None:
+        """Send what matches to an outbox, in place of its former subscription with this filter."""
+        self._matcher.put(levels, subscriber.outbox, subscriber)
+        self._forget(levels)
+
+    def unsubscribe(self, levels: tuple[bytes, ...], outbox: Outbox) -> None:
+        """Send no more for this filter."""
+        self._matcher.remove(levels, outbox)
+        self._forget(levels)
+
+    def join(
+        self, name: str, levels: tuple[bytes, ...], subscriber: Subscriber, strategy: str
+    ) -> None:
+        """Make an outbox a member of the group of this name and filter."""
+        key = (name, levels)
+        group = self._groups.get(key)
+        if group is None:
+            group = ShareGroup(name, strategy)
+            self._groups[key] = group
+            self._matcher.put(levels, group, group)
+            self._forget(levels)
+        group.join(subscriber)
+
+    def leave(self, name: str, levels: tuple[bytes, ...], outbox: Outbox) -> None:
+        """Take an outbox out of a group; the last one ends it."""
+        key = (name, levels)
+        group = self._groups.get(key)
+        if group is None:
+            return
+        group.leave(outbox)
+        if not group.members:
+            del self._groups[key]
+            self._matcher.remove(levels, group)
+            self._forget(levels)
+
+    def forget_routes(self) -> None:
+        """Find every route anew: what sessions may read has changed."""
+        self._routes = {}
+        self._routes_bytes = 0
+
+    def dispatch(self, batch: PublishBatch, source: Outbox | None, now: float) -> None:
+        """Send a batch along its routes. A session's own messages have it as their source."""
+        if len(self._matcher) == 0:
+            return
+        extended = len(batch.properties) > 0
+        expiring = len(batch.expiries) > 0
+        for index in range(len(batch.topics)):
+            topic = batch.topics[index]
+            route = self._routes.get(topic)
+            if route is None:
+                route = self._find(topic)
+            if route is self._nowhere:
+                continue
+            properties = batch.properties[index] if extended else b""
+            expires_at = NEVER
+            if expiring and batch.expiries[index] != NO_EXPIRY:
+                expires_at = now + batch.expiries[index]
+            payload = batch.payloads[index]
+            flags = batch.flags[index]
+            for target in route.targets:
+                if target.no_local and target.outbox is source:
+                    # [MQTT-3.8.3-3].
+                    if target.own is not None:
+                        target.own.send(topic, payload, flags, properties, expires_at)
+                else:
+                    target.send(topic, payload, flags, properties, expires_at)
+            for group in route.groups:
+                member = group.choose(topic, source)
+                if member is not None:
+                    member.send(topic, payload, flags, properties, expires_at)
+
+    def _find(self, topic: bytes) -> Route:
+        """Ask the matcher, and remember."""
+        route = Route()
+        targets: dict[Outbox, Target] = {}
+        for value in self._matcher.match(topic):
+            if isinstance(value, ShareGroup):
+                route.groups.append(value)
+                continue
+            subscriber = cast("Subscriber", value)
+            outbox = subscriber.outbox
+            if not subscriber.may_receive(topic):
+                continue
+            target = targets.get(outbox)
+            if target is None:
+                target = Target(outbox)
+                targets[outbox] = target
+                route.targets.append(target)
+            target.add(subscriber)
+            if subscriber.no_local:
+                target.no_local = True
+            else:
+                if target.own is None:
+                    target.own = Target(outbox)
+                target.own.add(subscriber)
+        for target in route.targets:
+            if not target.no_local:
+                target.own = None
+        if not route.targets and not route.groups:
+            route = self._nowhere
+        self._remember(topic, route)
+        return route
+
+    def _remember(self, topic: bytes, route: Route) -> None:
+        size = _size(topic, route)
+        if self._routes_bytes + size > self._routes_bytes_max:
+            self.forget_routes()
+        self._routes[topic] = route
+        self._routes_bytes += size
+
+    def _forget(self, levels: tuple[bytes, ...]) -> None:
+        """Forget the routes that a change under a filter could alter."""
+        if b"+" in levels or levels[-1] == b"#":
+            self.forget_routes()
+            return
+        topic = b"/".join(levels)
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            self._routes_bytes -= _size(topic, route)
+
+
+def _size(topic: bytes, route: Route) -> int:
+    """Return about how many bytes a remembered route takes."""
+    return _ROUTE_BYTES + len(topic) + _TARGET_BYTES * len(route.targets)

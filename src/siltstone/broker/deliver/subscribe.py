@@ -1,0 +1,290 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what each filter is answered, and the retained messages that follow.
+
+Retained messages are sent as fast as the client takes them and none is queued: each is looked up
+when its turn comes, so that one that was replaced meanwhile, and has gone out live, is not sent
+after its successor. One that came meanwhile may so be sent twice. However many there are, a turn of
+the loop looks at a bounded number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from siltstone.broker.deliver.shares import Subscriber
+from siltstone.broker.deliver.slices import SLICE_LEVELS
+from siltstone.broker.retained.log import Retained
+from siltstone.broker.retained.messages import RetainedMessages
+from siltstone.broker.sessions.groups import StoredShareGroups
+from siltstone.broker.sessions.registry import Registry
+from siltstone.broker.settings.broker import Limits
+from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
+from siltstone.mqtt.publish import with_time_left
+from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import encode_variable
+from siltstone.session.lending import Member
+from siltstone.session.sending.delivery import NEVER
+from siltstone.session.sending.outbox import Outbox
+from siltstone.session.session import Session
+from siltstone.session.subscribed import Subscribed
+from siltstone.topic.grammar import TopicFilter
+
+_RETAIN: Final = 4
+# What one turn looks at for one client.
+_STEPS_MAX: Final = 1000
+# Sessions that are away and keep their place among the retained messages.
+_PUT_OFF_MAX: Final = 1000
+# Many are small: others should not wait for all that fit into a buffer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What a client may subscribe to and read; None of `may_receive` is everything."""
+
+    may_subscribe: Callable[[TopicFilter], bool]
+    may_receive: Callable[[bytes], bool] | None
+
+
+class Subscriptions:
+    """Subscribes and unsubscribes sessions."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: str,
+        registry: Registry,
+        retained: RetainedMessages,
+        now_us: Callable[[], int],
+        now: Callable[[], float],
+    ) -> None:
+        self._limits = limits
+        self._strategy = strategy
+        self._router = registry.router
+        self._unstored = registry.unstored
+        self._registry = registry
+        self._retained = retained
+        self._now_us = now_us
+        self._now = now
+        # Where share groups read the store; None where they get what comes.
+        self.groups: StoredShareGroups | None = None
+        # What sessions that are away have not been sent yet, by client id.
+        self._put_off: dict[str, deque[Replay]] = {}
+
+    def subscribe(
+        self, session: Session, packet: Subscribe, rights: Rights
+    ) -> tuple[tuple[Reason, ...], list[Replay]]:
+        """Take all filters of a packet; return the reasons, and the retained messages to send."""
+        session.outbox.changing()
+        identifiers = packet.properties.subscription_identifiers
+        identifier = identifiers[0] if identifiers else 0
+        reasons: list[Reason] = []
+        replays: list[Replay] = []
+        for subscription in packet.subscriptions:
+            refusal = self._refusal(session, subscription.filter, rights)
+            if refusal is not None:
+                reasons.append(refusal)
+                continue
+            text = subscription.filter.text
+            is_new = text not in session.subscriptions
+            if is_new:
+                self._registry.count_subscription(session, subscription.filter)
+            session.subscriptions[text] = Subscribed(
+                subscription=subscription, identifier=identifier
+            )
+            self._route(session, subscription, identifier, rights)
+            if session.durable is not None:
+                session.durable.keep(subscription, identifier)
+            reasons.append(Reason(subscription.qos))
+            # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; a shared subscription gets none (4.8.2).
+            handling = subscription.retain_handling
+            if subscription.filter.group is None and (handling == 0 or (handling == 1 and is_new)):
+                replays.append(Replay(text, self._retained.walk(subscription.filter)))
+        return tuple(reasons), replays
+
+    def when_kept(self, session: Session, act: Callable[[], None]) -> None:
+        """Call back when the share groups of a durable session are kept."""
+        if self.groups is None:
+            act()
+        else:
+            self.groups.when_kept(list(session.groups), act)
+
+    def unsubscribe(self, session: Session, packet: Unsubscribe) -> tuple[Reason, ...]:
+        """Drop all filters of a packet; return the reasons."""
+        session.outbox.changing()
+        reasons: list[Reason] = []
+        for topic_filter in packet.filters:
+            if topic_filter.text in session.subscriptions:
+                self._registry.drop_route(session, topic_filter.text)
+                if session.durable is not None:
+                    session.durable.unsubscribe(topic_filter)
+                reasons.append(Reason.SUCCESS)
+            else:
+                reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
+        return tuple(reasons)
+
+    def restore(self, session: Session, saved: Iterator[Subscribed], rights: Rights) -> bool:
+        """Route some of the subscriptions that a session has from earlier connections, as many as
+        one turn takes; return whether there may be more.
+        """
+        levels = 0
+        for each in saved:
+            self.put_back(session, each, rights)
+            levels += 1 + len(each.subscription.filter.levels)
+            if levels >= SLICE_LEVELS:
+                return True
+        return False
+
+    def put_back(self, session: Session, saved: Subscribed, rights: Rights) -> None:
+        """Route a subscription that a session has from earlier on."""
+        session.subscriptions[saved.subscription.filter.text] = saved
+        self._registry.count_subscription(session, saved.subscription.filter)
+        self._route(session, saved.subscription, saved.identifier, rights)
+
+    def put_off(self, session: Session, replays: deque[Replay]) -> None:
+        """Keep what a connection that ends has left unsent, but for QoS 0.
+
+        Where very many are kept, further ones will begin anew, for a place in a walk takes memory.
+        """
+        known = session.subscriptions
+        kept = deque(
+            replay
+            for replay in replays
+            if replay.text in known and known[replay.text].subscription.qos
+        )
+        if not kept:
+            return
+        if len(self._put_off) >= _PUT_OFF_MAX:
+            for replay in kept:
+                replay.messages = self._retained.walk(known[replay.text].subscription.filter)
+        self._put_off[session.client_id] = kept
+
+    def forget(self, client_id: str) -> None:
+        """Forget what a session has left unsent that is no more."""
+        self._put_off.pop(client_id, None)
+
+    def take_up(self, session: Session) -> deque[Replay]:
+        """Return what the connection before has left unsent."""
+        return self._put_off.pop(session.client_id, deque())
+
+    def send_retained(
+        self, session: Session, replays: deque[Replay], may_receive: Callable[[bytes], bool] | None
+    ) -> bool:
+        """Send retained messages as long as the client takes them, and not for long.
+
+        Return whether the client could take more at once.
+        """
+        now_us = self._now_us()
+        outbox = session.outbox
+        steps = 0
+        while replays and outbox.is_clear():
+            if steps == _STEPS_MAX:
+                return True
+            steps += 1
+            replay = replays[0]
+            # As the subscription is now. [MQTT-3.10.4-2]: without one nothing new is sent.
+            subscribed = session.subscriptions.get(replay.text)
+            try:
+                message = None if subscribed is None else next(replay.messages)
+            except StopIteration:
+                subscribed = message = None
+            if subscribed is None:
+                replays.popleft()
+            elif message is not None and not message.is_expired(now_us):
+                # [MQTT-3.8.3-3].
+                is_own = message.publisher == session.publisher
+                if (may_receive is None or may_receive(message.topic)) and not (
+                    is_own and subscribed.subscription.no_local
+                ):
+                    _send_retained(outbox, message, subscribed, now_us, self._now())
+        return False
+
+    def _route(
+        self, session: Session, subscription: Subscription, identifier: int, rights: Rights
+    ) -> None:
+        topic_filter = subscription.filter
+        subscriber = Subscriber(
+            session.outbox,
+            subscription.qos,
+            subscription.no_local,
+            subscription.retain_as_published,
+            _encoded(identifier),
+            rights.may_receive,
+        )
+        durable = session.durable
+        if topic_filter.group is None and durable is not None:
+            self._unstored.subscribe(topic_filter.levels, subscriber)
+            durable.want(subscription, _encoded(identifier), rights.may_receive)
+        elif topic_filter.group is None:
+            self._router.subscribe(topic_filter.levels, subscriber)
+        elif self.groups is None:
+            self._router.join(topic_filter.group, topic_filter.levels, subscriber, self._strategy)
+        else:
+            self._unstored.join(topic_filter.group, topic_filter.levels, subscriber, self._strategy)
+            self._join(self.groups, session, subscription, subscriber)
+
+    def _join(
+        self,
+        groups: StoredShareGroups,
+        session: Session,
+        subscription: Subscription,
+        subscriber: Subscriber,
+    ) -> None:
+        """Let a share group lend rows of the store to a session."""
+        member = Member(
+            session.outbox,
+            subscription.qos,
+            subscription.retain_as_published,
+            subscriber.identifier,
+            subscriber.guard,
+            self._limits.inflight_max,
+        )
+        group = groups.join(subscription.filter, member, is_durable=session.durable is not None)
+        session.groups[subscription.filter.text] = group
+
+    def _refusal(
+        self, session: Session, topic_filter: TopicFilter, rights: Rights
+    ) -> Reason | None:
+        if len(topic_filter.levels) > self._limits.topic_levels_max:
+            return Reason.TOPIC_FILTER_INVALID
+        if not rights.may_subscribe(topic_filter):
+            return Reason.NOT_AUTHORIZED
+        if topic_filter.text in session.subscriptions:
+            return None
+        if (
+            len(session.subscriptions) >= self._limits.subscriptions_max
+            or self._registry.subscription_count >= self._limits.subscriptions_total_max
+        ):
+            return Reason.QUOTA_EXCEEDED
+        return None
+
+
+class Replay:
+    """The retained messages of one subscription that are still to be sent."""
+
+    __slots__ = ("messages", "text")
+
+    def __init__(self, text: str, messages: Iterator[Retained | None]) -> None:
+        self.text = text
+        self.messages = messages
+
+
+def _send_retained(
+    outbox: Outbox, message: Retained, subscribed: Subscribed, now_us: int, now: float
+) -> None:
+    properties = message.properties
+    expires_at = NEVER
+    if message.expires_us:
+        left_us = message.expires_us - now_us
+        properties = with_time_left(properties, left_us)
+        expires_at = now + left_us / 1_000_000
+    # [MQTT-3.3.1-8]: sent because of a subscription, it has the retain flag.
+    flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
+    properties += _encoded(subscribed.identifier)
+    outbox.offer(message.topic, message.payload, flags, properties, expires_at)
+
+
+def _encoded(identifier: int) -> bytes:
+    """Return the property that tells a subscription identifier."""
+    return b"\x0b" + encode_variable(identifier) if identifier else b""

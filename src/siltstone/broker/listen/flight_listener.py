@@ -1,0 +1,306 @@
+"""The door for Flight: a server beside the listeners, with the broker's users and rights.
+
+Calls come on threads of their own. What belongs to the loop (rights, failed logins, subscribers) is
+asked of it there; a caller waits for the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import PurePath
+from threading import BoundedSemaphore, Lock
+from typing import Final, TypeVar
+
+from siltstone.broker.access.access import Credentials, Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.listen.tls import server_context
+from siltstone.broker.publish.external_rows import publish_rows
+from siltstone.broker.settings.broker import FlightSettings, ListenerSettings
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
+from siltstone.flight.access import Caller, FlightUser, OpenAccess
+from siltstone.flight.appending import Commits
+from siltstone.flight.operations import FlightOperations
+from siltstone.flight.server import Certificates, FlightServer
+from siltstone.flight.target import SOCKET, socket_node
+from siltstone.flight.tokens import Tokens
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.mqtt.reason import Reason
+from siltstone.scan.ingest.staging import Staging
+from siltstone.store.directory import Store
+from siltstone.store.log.write.partition import Columns
+from siltstone.topic.grammar import TopicFilter
+
+_LOG: Final = logging.getLogger("siltstone.flight")
+_LOGINS_MAX: Final = 32
+_ANSWER_SECONDS: Final = 30.0
+_BIND_ATTEMPTS: Final = 100
+_BIND_PAUSE_SECONDS: Final = 0.05
+# Under this name the hook, and whoever else judges logins, is shown a token as the password.
+_TOKEN_USER: Final = "token"  # noqa: S105 - a name
+# What the name of a Unix socket may have, its end included, is 108 bytes.
+_SOCKET_SIZE_MAX: Final = 107
+_SOCKET_MODE: Final = 0o600
+T = TypeVar("T")
+
+
+class FlightListener:
+    """The Flight servers of a broker: one for the network, one for programs of its own user."""
+
+    def __init__(
+        self, settings: FlightSettings, desk: FlightOperations, gate: BrokerFlightAccess
+    ) -> None:
+        """Serve the network. Raises: UsageError."""
+        self._settings = settings
+        self._desk = desk
+        self._gate = gate
+        self._certificates = read_certificates(settings)
+        self._network = FlightServer(settings.address, desk, gate, self._certificates)
+        self._local: FlightServer | None = None
+        self._socket: PurePath | None = None
+        # Those that were replaced, while calls that they have run on.
+        self._replaced: list[FlightServer] = []
+        self._closed = False
+        self._mutex = Lock()
+
+    @property
+    def port(self) -> int:
+        """Where the network is served."""
+        return self._network.port
+
+    def serve_socket(self, data: PurePath) -> None:
+        """Serve programs of our own user too. Raises: UsageError, DiskError."""
+        self._local = FlightServer(socket_node(data).url, self._desk, OpenAccess())
+        self._socket = data / SOCKET
+        PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
+
+    def reload(self) -> None:
+        """Forget the tokens, and show other certificates to those who come from now on.
+
+        Calls that run go on. Nobody can connect for the moment in which the port changes hands.
+        Never called on the loop.
+
+        Raises: UsageError, and the old ones stay; where another took the port in that moment,
+        nobody is served before the next reload.
+        """
+        self._gate.tokens.clear()
+        found = read_certificates(self._settings)
+        with self._mutex:
+            if found == self._certificates or self._closed:
+                return
+            address = self._settings.model_copy(update={"port": self.port}).address
+            self._network.end()
+            self._replaced.append(self._network)
+            self._network = _patiently(lambda: FlightServer(address, self._desk, self._gate, found))
+            self._certificates = found
+
+    def close(self, timeout: float) -> bool:
+        """Take no more calls, and wait so long for those that run; tell whether all have ended.
+
+        Never called on the loop, which calls may need to end.
+        """
+        with self._mutex:
+            self._closed = True
+            servers = [*self._replaced, self._network, *([self._local] if self._local else [])]
+        held_up = [server for server in servers if not server.close(timeout)]
+        if held_up:
+            log(_LOG, logging.WARNING, "flight_calls_abandoned")
+        if self._socket is not None:
+            with suppress(NotFoundError):
+                PosixFileSystem().remove(self._socket)
+        return not held_up
+
+
+def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
+    """Take a port that is about to be free. Raises: UsageError."""
+    for _ in range(_BIND_ATTEMPTS):
+        with suppress(UsageError):
+            return serve()
+        time.sleep(_BIND_PAUSE_SECONDS)
+    return serve()
+
+
+def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightListener:
+    """Serve Flight. Raises: UsageError, DiskError."""
+    fs = PosixFileSystem()
+    announce = partial(_announce, broker, broker.settings.storage.database)
+    desk = FlightOperations(fs, store, Commits(Staging(fs, store.path), announce), announce)
+    door = FlightListener(settings, desk, BrokerFlightAccess(settings, broker))
+    address = settings.address.rpartition(":")[0]
+    log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{door.port}")
+    socket = store.path / SOCKET
+    if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
+        log(
+            _LOG,
+            logging.WARNING,
+            "flight_socket_path_too_long",
+            path=socket,
+            remedy="use a shorter data directory, or set the option url of the Spark sink",
+        )
+    else:
+        door.serve_socket(store.path)
+    return door
+
+
+def read_certificates(settings: FlightSettings) -> Certificates | None:
+    """Read the files that the settings name; None where no TLS is spoken.
+
+    Raises: UsageError that names the setting and the file.
+    """
+    if not settings.certificate:
+        return None
+    # A context of Python's own says what is wrong with a file; gRPC does not.
+    server_context(
+        ListenerSettings(
+            kind="tls",
+            host=settings.host,
+            port=settings.port,
+            certificate=settings.certificate,
+            key=settings.key,
+            client_ca=settings.client_ca,
+            client_certificate="required" if settings.client_ca else "none",
+        )
+    )
+    fs = PosixFileSystem()
+    return Certificates(
+        certificate=fs.read(PurePath(settings.certificate)),
+        key=fs.read(PurePath(settings.key)),
+        client_ca=fs.read(PurePath(settings.client_ca)) if settings.client_ca else b"",
+    )
+
+
+def _announce(broker: Broker, database: str, name: str, rows: Columns) -> None:
+    if name == database:
+        broker.shell.soon_from_thread(partial(publish_rows, broker, rows))
+
+
+class BrokerFlightAccess:
+    """Lets in whom the broker would let in."""
+
+    def __init__(
+        self,
+        settings: FlightSettings,
+        broker: Broker,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._sleep = sleep
+        self.tokens: Tokens[Identity] = Tokens(clock or SystemClock())
+        self._places = BoundedSemaphore(_LOGINS_MAX)
+
+    def enter(self, caller: Caller) -> FlightUser | str:
+        broker = self._broker
+        if caller.token is not None:
+            holder = self.tokens.holder(caller.token)
+            if holder is not None:
+                return BrokerFlightUser(broker, holder)
+        credentials = self._credentials(caller)
+        user, address = credentials.username, caller.address
+        if user is not None and on_loop(broker, lambda: broker.throttle.is_locked(user, address)):
+            return _LOCKED
+        known = on_loop(broker, lambda: broker.access.trivial(credentials))
+        if known is None:
+            if not self._places.acquire(blocking=False):
+                return "too many log in at once, try again"
+            try:
+                wait = on_loop(broker, lambda: broker.throttle.judge(user, address))
+                if isinstance(wait, Reason):
+                    return _LOCKED
+                self._sleep(wait)
+                known = broker.access.authenticate(credentials)
+            finally:
+                self._places.release()
+        if isinstance(known, Identity):
+            on_loop(broker, lambda: broker.throttle.succeeded(user, address))
+            return BrokerFlightUser(broker, known)
+        if known is not Reason.SERVER_UNAVAILABLE:
+            on_loop(broker, lambda: broker.throttle.failed(user, address))
+            self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(user, address)))
+        if caller.token is not None and known in _REFUSALS:
+            return "the token is unknown or has expired: log in again"
+        return _REFUSALS.get(known, "the login cannot be judged now, try again")
+
+    def token_for(self, visitor: FlightUser) -> str:
+        assert isinstance(visitor, BrokerFlightUser), "it was let in here"
+        return self.tokens.issue(visitor.identity)
+
+    def _credentials(self, caller: Caller) -> Credentials:
+        given = caller.username, caller.password
+        if caller.token is not None:
+            given = _TOKEN_USER, caller.token.encode()
+        return Credentials(
+            client_id="",
+            username=given[0],
+            password=given[1],
+            certificate_user=None,
+            address=caller.address,
+            listener=self._settings.address,
+            # Who shows a token that nobody knows is not taken for one who shows none.
+            anonymous_allowed=self._settings.anonymous_allowed and caller.token is None,
+        )
+
+
+_LOCKED: Final = "too many logins have failed, try again later"
+_REFUSALS: Final = {
+    Reason.NOT_AUTHORIZED: "a login is needed: give username and password",
+    Reason.BAD_USER_NAME_OR_PASSWORD: "the user is unknown, or the password wrong",
+}
+
+
+class BrokerFlightUser:
+    """A user of the broker, with the rights of now."""
+
+    def __init__(self, broker: Broker, identity: Identity) -> None:
+        self._broker = broker
+        self.identity = identity
+        self.unlimited = broker.access.open
+
+    def may_read(self, filters: Sequence[str]) -> str | None:
+        if self.unlimited:
+            return None
+        parsed = [TopicFilter.parse(each) for each in filters]
+        broker, identity = self._broker, self.identity
+        return on_loop(
+            broker,
+            lambda: next(
+                (each.text for each in parsed if not broker.may_subscribe(identity, each)), None
+            ),
+        )
+
+    def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:
+        broker, identity = self._broker, self.identity
+        return on_loop(
+            broker, lambda: {each for each in topics if not broker.may_receive(identity, each)}
+        )
+
+    def unwritable(self, topics: Iterable[bytes]) -> set[bytes]:
+        broker, identity = self._broker, self.identity
+        return on_loop(
+            broker,
+            lambda: {each for each in topics if not broker.access.may_publish(identity, each)},
+        )
+
+
+def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
+    """Ask something on the loop and wait for the answer. Raises: RetryError when it has ended."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except SiltstoneError as exc:
+            answer.set_exception(exc)
+
+    broker.shell.soon_from_thread(run)
+    try:
+        return answer.result(_ANSWER_SECONDS)
+    except TimeoutError as exc:
+        raise RetryError("the broker does not answer: it may be stopping, try again") from exc

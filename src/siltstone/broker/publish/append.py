@@ -1,0 +1,265 @@
+"""Where publishes meet the store: batches become appends, and outcomes come back to the loop.
+
+The batches of one turn of the loop, and those that come while the disk is busy, are one append. It
+has at most two appends under way for each kind of durability: one that is being synced, and, if it
+is worth that, one that follows as soon as the disk is free. Everything here runs on the loop; a
+shard's thread only hands over.
+
+Invariants: the rows of one publisher are given to the store in their order, whatever their
+durability. Those that follow rows which still wait here wait with them, and the append has the
+stronger durability of both. Whatever is given to the bridge is settled, once: stored, refused, or
+failed, be it by a mistake of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from siltstone.broker.publish.gather import GatheredPublishes
+from siltstone.errors import OutcomeUnknownError, OverloadedError, SiltstoneError
+from siltstone.guard import contain, contain_with
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.store.database import Database, Durability
+from siltstone.store.log.write.partition import Columns
+from siltstone.store.writer.ticket import Ticket
+
+# Runs a callback on the loop.
+Soon = Callable[[Callable[[], None]], object]
+# Runs a callback on the loop after so many seconds.
+Later = Callable[[float, Callable[[], None]], object]
+Settle = Callable[[Exception | None], None]
+# A name and a sequence: what was stored under them is not stored again.
+Producer = tuple[str, int]
+
+_UNDER_WAY_MAX: Final = 2
+# A smaller append waits until the one before it is on disk, and gathers more rows meanwhile.
+_PIPELINED_ROWS: Final = 256
+# For a row of durability none, which nobody waits for, others are awaited.
+_LAZY_SECONDS: Final = 0.005
+# An append is closed at this size and another begun, so that the store can refuse one alone.
+_APPEND_BYTES: Final = 16 * 1024 * 1024
+
+
+def stronger(one: Durability, other: Durability) -> Durability:
+    """Return the one of two durabilities that promises more."""
+    if one == "synced" or other == "synced":
+        return "synced"
+    return "written" if one == "written" or other == "written" else "none"
+
+
+class _Append:
+    """Rows that will be one append, and who waits for it."""
+
+    __slots__ = ("durability", "producer", "rows", "settles")
+
+    def __init__(self, durability: Durability, producer: Producer | None = None) -> None:
+        self.durability: Durability = durability
+        # An idempotent append has no others' rows, and waits for none.
+        self.producer = producer
+        self.rows = GatheredPublishes()
+        self.settles: list[Settle] = []
+
+    def columns(self) -> Columns:
+        rows = self.rows
+        return Columns(
+            rows.topics,
+            rows.payloads,
+            rows.publishers(),
+            rows.shared_flags(),
+            rows.all_properties(),
+        )
+
+
+class _DurabilityQueue:
+    """The appends of one durability, in order; some have a stronger one."""
+
+    __slots__ = ("open", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[_Append] = []
+        self.open: _Append | None = None
+        self.under_way = 0
+
+
+class AppendBatcher:
+    """Appends for the broker; `soon` and `later` are called on the loop, `soon_from_thread` from
+    any thread.
+    """
+
+    def __init__(
+        self,
+        database: Database | None,
+        soon: Soon,
+        soon_from_thread: Soon,
+        later: Later,
+        pending_bytes_max: int,
+        *,
+        append_bytes: int = _APPEND_BYTES,
+        pipelined_rows: int = _PIPELINED_ROWS,
+    ) -> None:
+        self._database = database
+        self._soon = soon
+        self._soon_from_thread = soon_from_thread
+        self._later = later
+        self._pending_bytes_max = pending_bytes_max
+        self._append_bytes = append_bytes
+        self._pipelined_rows = pipelined_rows
+        self.pending_bytes = 0
+        self.rows = 0
+        self._lanes: dict[Durability, _DurabilityQueue] = {
+            "synced": _DurabilityQueue(),
+            "written": _DurabilityQueue(),
+            "none": _DurabilityQueue(),
+        }
+        self._waiting: list[Callable[[], None]] = []
+        self._flush_due = False
+        self._lazy_due = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is pending that sockets should not be read."""
+        return self.pending_bytes >= self._pending_bytes_max
+
+    def when_room(self, resume: Callable[[], None]) -> None:
+        """Call back once when there is room again."""
+        self._waiting.append(resume)
+
+    def append(
+        self,
+        batch: PublishBatch,
+        publisher: bytes,
+        durability: Durability,
+        settle: Settle | None,
+        producer: Producer | None = None,
+    ) -> None:
+        """Store a batch with others, or by itself where it has a producer; `settle` hears of the
+        outcome, on the loop.
+        """
+        lane = self._lane_of(durability, publisher)
+        append = lane.open
+        if producer is not None or append is None or append.rows.size_bytes >= self._append_bytes:
+            append = _Append(durability, producer)
+            lane.waiting.append(append)
+            lane.open = append if producer is None else None
+        else:
+            append.durability = stronger(append.durability, durability)
+        self.pending_bytes += append.rows.add(batch, publisher)
+        if settle is not None:
+            append.settles.append(settle)
+        self.rows += len(batch.topics)
+        if self._flush_due:
+            return
+        if durability != "none" or len(append.rows) >= self._pipelined_rows:
+            self._flush_due = True
+            self._soon(self._flush)
+        elif not self._lazy_due:
+            self._lazy_due = True
+            self._later(_LAZY_SECONDS, self._flush_lazily)
+
+    def _lane_of(self, durability: Durability, publisher: bytes) -> _DurabilityQueue:
+        """Return where rows are to wait: where rows of their publisher do, if any."""
+        lane = self._lanes[durability]
+        for other in self._lanes.values():
+            if other is lane:
+                continue
+            for append in other.waiting:
+                if append.rows.has(publisher):
+                    return other
+        return lane
+
+    def _flush_lazily(self) -> None:
+        self._lazy_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        for lane in self._lanes.values():
+            while lane.waiting and self._may_follow(lane, lane.waiting[0]):
+                append = lane.waiting.pop(0)
+                if append is lane.open:
+                    lane.open = None
+                if not self._submit(lane, append):
+                    break
+
+    def _may_follow(self, lane: _DurabilityQueue, append: _Append) -> bool:
+        """Tell whether an append may be given to the store now."""
+        if append.producer is not None or lane.under_way == 0:
+            return True
+        return lane.under_way < _UNDER_WAY_MAX and len(append.rows) >= self._pipelined_rows
+
+    def _submit(self, lane: _DurabilityQueue, append: _Append) -> bool:
+        """Give an append to the database; tell whether the next one may follow now."""
+        if append.producer is None:
+            lane.under_way += 1
+        outcomes: list[Ticket | SiltstoneError] = []
+        contain(partial(self._hand_over, append, outcomes))
+        if not outcomes:
+            self._settle(
+                lane, append, OutcomeUnknownError("internal error: see the log of the broker")
+            )
+            return True
+        outcome = outcomes[0]
+        if isinstance(outcome, Ticket):
+            outcome.on_done(partial(self._hear, lane, append))
+            return True
+        if isinstance(outcome, OverloadedError) and append.producer is None:
+            return self._postpone(lane, append, outcome)
+        self._settle(lane, append, outcome)
+        return True
+
+    def _hand_over(self, append: _Append, outcomes: list[Ticket | SiltstoneError]) -> None:
+        """Give an append to the database; add its ticket to the outcomes, or why there is none."""
+        assert self._database is not None, "without a database nothing is stored"
+        try:
+            ticket = self._database.append(
+                append.columns(),
+                durability=append.durability,
+                producer=append.producer,
+                timeout=0.0,
+            )
+        except SiltstoneError as exc:
+            outcomes.append(exc)
+        else:
+            outcomes.append(ticket)
+
+    def _hear(self, lane: _DurabilityQueue, append: _Append, ticket: Ticket) -> None:
+        """Bring an outcome to the loop, from a shard's thread."""
+        self._soon_from_thread(partial(self._settle, lane, append, ticket.error))
+
+    def _postpone(self, lane: _DurabilityQueue, append: _Append, error: OverloadedError) -> bool:
+        """Try again when something that is under way is done; tell whether the next one may follow
+        now.
+        """
+        if sum(other.under_way for other in self._lanes.values()) == 1:
+            # Nothing of ours would end and bring us back here.
+            self._settle(lane, append, error)
+            return True
+        lane.under_way -= 1
+        lane.waiting.insert(0, append)
+        return False
+
+    def _settle(self, lane: _DurabilityQueue, append: _Append, error: Exception | None) -> None:
+        if append.producer is None:
+            lane.under_way -= 1
+        self.pending_bytes -= append.rows.size_bytes
+        for settle in append.settles:
+            contain_with(settle, error)
+        self._flush()
+        self._make_room()
+
+    def hold(self, size_bytes: int) -> None:
+        """Count what waits for another disk too."""
+        self.pending_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Count it no longer."""
+        self.pending_bytes -= size_bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._waiting and not self.is_full:
+            waiting, self._waiting = self._waiting, []
+            for resume in waiting:
+                contain(resume)

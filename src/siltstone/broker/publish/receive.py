@@ -1,0 +1,480 @@
+"""What a client publishes: judged, stored, dispatched, and acknowledged in its order.
+
+Invariants: a message is acknowledged after its outcome is known, in the order of the messages. One
+that the client may publish is never acknowledged when it was not kept. A session hears once of
+every batch that its outcome is known, be it that a mistake of ours has ended the connection.
+
+MQTT 3.1.1 cannot say no. A message that the client may never publish is acknowledged and dropped,
+for the client would send it again for ever. A message that could not be stored holds the client:
+nothing of it is read for a while, then it is closed, and may send the message again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from siltstone.broker.access.access import Identity
+from siltstone.broker.broker import RETAIN, Broker
+from siltstone.broker.deliver.backpressure import Backpressure
+from siltstone.broker.listen.outlet import Owner
+from siltstone.broker.publish.append import Producer
+from siltstone.broker.publish.observers import SettlePart
+from siltstone.broker.publish.outcomes import reason_of
+from siltstone.broker.retained.messages import Exchange
+from siltstone.errors import SiltstoneError
+from siltstone.guard import contain
+from siltstone.mqtt.flow import (
+    Receipt,
+    Receipts,
+    find_flags,
+    find_reserved,
+    pick,
+    without,
+)
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import Version
+from siltstone.session.session import Session
+
+_DUP: Final = 8
+# The bit that only QoS 2 has.
+QOS2: Final = 2
+_ALLOWED_MAX: Final = 10_000
+# One client's refused messages are told in one line for so long.
+_REFUSAL_QUIET_SECONDS: Final = 10.0
+
+
+class PublishReceiver:
+    """The messages of one connection."""
+
+    def __init__(
+        self, broker: Broker, owner: Owner, session: Session, identity: Identity, version: Version
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._session = session
+        self._identity = identity
+        self._version = version
+        self._receipts = Receipts()
+        self._backpressure = Backpressure(broker, owner)
+        # What was decided for which topic, and by whom.
+        self._may_publish: dict[bytes, bool] = {}
+        self._judge = broker.access
+        self._quiet_until = 0.0
+        self._untold = 0
+        # Nothing is taken any more; the connection ends soon.
+        self._is_held = False
+        limits = broker.limits
+        self._acknowledges_refused = version is not Version.V5 and (
+            limits.refused_publish == "acknowledge"
+        )
+        # What waits until it is on disk which messages of QoS 2 these are.
+        self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
+        # What is done next for the first of them, and whether that has begun.
+        self._step: Callable[[], None] | None = None
+        self._is_stepping = False
+        # Whether nothing in the line will be taken.
+        self._has_failed = False
+
+    def release(self, packet_ids: list[int]) -> None:
+        """Take PUBREL."""
+        self._session.outbox.changing()
+        session = self._session
+        self._receipts.complete(packet_ids)
+        durable = session.durable
+        if durable is not None:
+            session.received.packet_ids |= durable.inbound.trust(packet_ids)
+        answer = session.received.release(packet_ids, self._version)
+        if durable is None:
+            session.outbox.write(answer)
+        else:
+            # The client may use the packet id for another message once it has this answer.
+            durable.inbound.release(packet_ids)
+            durable.save_received(partial(session.outbox.write, answer))
+
+    def take(self, batch: PublishBatch) -> None:
+        """Take messages of the client, in their order."""
+        if self._is_held:
+            return
+        broker = self._broker
+        session = self._session
+        broker.statistics.publishes_received += len(batch.topics)
+        receipt = self._receipts.add(batch)
+        if self._version is Version.V5 and len(self._receipts) > broker.limits.receive_max:
+            # [MQTT-3.3.4-7].
+            self._owner.end(Reason.RECEIVE_MAXIMUM_EXCEEDED)
+            return
+        if self._line or (session.durable is not None and find_flags(batch.flags, QOS2)):
+            # What is behind it waits too, so that all stays in order.
+            self._line.append((batch, receipt))
+            session.unsettled += 1
+            self._owner.stop()
+            if len(self._line) == 1:
+                self._go_on_with(partial(self._announce, batch))
+        else:
+            self._take(session.received.take_new(batch), batch, receipt, None)
+        self._backpressure.hold_back(len(batch.topics))
+
+    def _go_on_with(self, step: Callable[[], None]) -> None:
+        """Do the next step for what is first in the line. One that is named during another follows
+        it: a client may have thousands of batches in the line, and the stack has an end.
+        """
+        self._step = step
+        if not self._is_stepping:
+            contain(self._do_steps, self._fail)
+
+    def _do_steps(self) -> None:
+        self._is_stepping = True
+        try:
+            while self._step is not None and not self._has_failed:
+                step, self._step = self._step, None
+                step()
+        finally:
+            self._is_stepping = False
+
+    def _announce(self, batch: PublishBatch) -> None:
+        """Say on disk which messages of QoS 2 are about to be stored, and as what."""
+        session = self._session
+        durable = session.durable
+        assert durable is not None
+        inbound = durable.inbound
+        received = session.received.packet_ids
+        known: list[int] = []
+        for index in find_flags(batch.flags, QOS2):
+            packet_id = batch.packet_ids[index]
+            doubt = None if packet_id in received else inbound.doubt_of(packet_id)
+            if doubt is None:
+                continue
+            if self._broker.has_stored(doubt, batch.topics[index], session.publisher):
+                received.add(packet_id)
+                known.append(index)
+            else:
+                inbound.release([packet_id])
+        fresh = session.received.take_new(batch)
+        if known:
+            told = pick(batch, known)
+            then = partial(self._hear_again, told, fresh)
+            self._broker.taps.take_again(told, session.publisher, then)
+        else:
+            self._expect(fresh)
+
+    def _hear_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
+        """Go on when the bridges have what was stored before; or let the client send it again."""
+        self._go_on_with(partial(self._told_again, told, fresh, error))
+
+    def _told_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
+        durable = self._session.durable
+        assert durable is not None
+        if error is None:
+            durable.inbound.confirm(told.packet_ids)
+            self._expect(fresh)
+            return
+        # It stays doubtful. Refused, it would come as a new message, and be stored once more.
+        reason = reason_of(error)
+        self._tell_refused("publish_refused", told, list(range(len(told.topics))), reason)
+        self._forget_line()
+        self._hold(reason, "a message could not be kept for a bridge")
+
+    def _expect(self, fresh: PublishBatch) -> None:
+        """Save as what the new messages of QoS 2 will be stored, then take them."""
+        durable = self._session.durable
+        assert durable is not None
+        inbound = durable.inbound
+        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        producer: Producer | None = None
+        announced: list[int] = []
+        for durability, part in self._broker.rules.split(second).items():
+            if durability is None:
+                for packet_id in part.packet_ids:
+                    inbound.keep(packet_id)
+            else:
+                announced = part.packet_ids
+                producer = inbound.expect(announced)
+        then = partial(self._go_on_with, partial(self._advance, fresh, producer, announced))
+        if second.topics:
+            durable.save_received(then)
+        else:
+            then()
+
+    def _advance(
+        self, fresh: PublishBatch, producer: Producer | None, announced: list[int]
+    ) -> None:
+        """Take what was announced, then what is behind it as far as it need not be."""
+        if not self._is_as_announced(fresh, announced):
+            self._expect(fresh)
+            return
+        self._take_first(fresh, producer)
+        while self._line:
+            batch, _ = self._line[0]
+            if find_flags(batch.flags, QOS2):
+                self._go_on_with(partial(self._announce, batch))
+                return
+            self._take_first(batch, None)
+
+    def _take_first(self, fresh: PublishBatch, producer: Producer | None) -> None:
+        """Take what is first in the line, as far as it is new."""
+        batch, receipt = self._line.popleft()
+        try:
+            self._take(fresh, batch, receipt, producer)
+        finally:
+            self._owner.go_on()
+            self._session.settled()
+
+    def _is_as_announced(self, fresh: PublishBatch, announced: list[int]) -> bool:
+        """Tell whether the rules still store no other messages of QoS 2 than was announced.
+
+        They may depend on subscribers, which come and go while the announcement is saved.
+        """
+        rules = self._broker.rules
+        if not rules.leaves_out:
+            return True
+        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        return all(
+            durability is None or set(announced).issuperset(part.packet_ids)
+            for durability, part in rules.split(second).items()
+        )
+
+    def _fail(self) -> None:
+        """End the connection after a mistake of ours: nothing that waits here will be taken."""
+        self._forget_line()
+        self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
+
+    def _forget_line(self) -> None:
+        """Take nothing more of what waits; its outcome is that it was not taken."""
+        self._has_failed = True
+        while self._line:
+            self._line.popleft()
+            self._session.settled()
+
+    def _take(
+        self,
+        fresh: PublishBatch,
+        batch: PublishBatch,
+        receipt: Receipt | None,
+        producer: Producer | None,
+    ) -> None:
+        """Take the messages of a batch that were not received before."""
+        if receipt is None:
+            self._take_fresh(fresh, None, None, producer)
+            return
+        session = self._session
+        session.outbox.changing()
+        session.unsettled += 1
+        if fresh is not batch:
+            receipt.repeated = set(batch.packet_ids).difference(fresh.packet_ids)
+        try:
+            self._take_fresh(fresh, receipt, partial(self._settled, receipt), producer)
+        except BaseException:
+            self._abandon(receipt)
+            raise
+        self._hear(receipt)
+
+    def _take_fresh(
+        self,
+        fresh: PublishBatch,
+        receipt: Receipt | None,
+        settle: SettlePart | None,
+        producer: Producer | None,
+    ) -> None:
+        broker = self._broker
+        kept = self._bridgeable(self._permitted(fresh, receipt), receipt)
+        waits, kept, exchanges = self._retain(kept, receipt, settle)
+        if receipt is not None:
+            receipt.waits += waits
+        if self._owner.ended or self._is_held:
+            # Nothing of this is stored or was sent to anybody, nor shall it be retained.
+            broker.forget_retained(exchanges)
+            self._refuse(fresh, receipt, Reason.NOT_AUTHORIZED)
+        elif kept.topics:
+            # Messages of all QoS are one append: apart, they would change their order.
+            waits = broker.store(kept, self._session.publisher, settle, exchanges, producer)
+            if receipt is not None:
+                receipt.waits += waits
+            broker.dispatch(self._unseen(kept), self._session.outbox)
+
+    def _hear(self, receipt: Receipt) -> None:
+        """Take note that one outcome of a batch is known; answer when all are."""
+        receipt.waits -= 1
+        if receipt.waits == 0:
+            try:
+                self._answer(receipt)
+            finally:
+                self._session.settled()
+
+    def _abandon(self, receipt: Receipt) -> None:
+        """Wait for no outcome of a batch: a mistake of ours came between, and nobody knows which of
+        them will be heard of.
+        """
+        # What is heard counts down from here, and never to 0.
+        receipt.waits = -1
+        session = self._session
+        if session.durable is not None:
+            session.durable.inbound.doubt()
+        session.settled()
+
+    def _permitted(self, batch: PublishBatch, receipt: Receipt | None) -> PublishBatch:
+        """Return the messages that the client may publish."""
+        refused = self._forbidden(batch)
+        if refused:
+            self._tell_refused("publish_refused", batch, refused, Reason.NOT_AUTHORIZED)
+            if self._acknowledges_refused:
+                return without(batch, refused)
+            return self._leave_out(batch, refused, receipt, Reason.NOT_AUTHORIZED)
+        return batch
+
+    def _bridgeable(self, batch: PublishBatch, receipt: Receipt | None) -> PublishBatch:
+        """Return the messages that the bridges have room for.
+
+        The client sends the others again, so they must not be stored or delivered now.
+        """
+        refused = self._broker.taps.refused(batch, self._session.publisher)
+        if not refused:
+            return batch
+        self._tell_refused("publish_refused", batch, refused, Reason.QUOTA_EXCEEDED)
+        return self._leave_out(batch, refused, receipt, Reason.QUOTA_EXCEEDED)
+
+    def _retain(
+        self, batch: PublishBatch, receipt: Receipt | None, settle: SettlePart | None
+    ) -> tuple[int, PublishBatch, list[Exchange]]:
+        """Keep what is to be retained; return how often `settle` will be called, the messages that
+        are not refused, and what they changed.
+        """
+        if self._owner.ended or self._is_held:
+            return 0, batch, []
+        try:
+            waits, beyond, exchanges = self._broker.retain(batch, self._session.publisher, settle)
+        except SiltstoneError as exc:
+            refused = find_flags(batch.flags, RETAIN)
+            self._tell_refused("publish_refused", batch, refused, reason_of(exc))
+            return 0, self._leave_out(batch, refused, receipt, reason_of(exc)), []
+        if beyond and self._acknowledges_refused:
+            # It is kept, and subscribers get it.
+            self._tell_refused("publish_not_retained", batch, beyond, Reason.QUOTA_EXCEEDED)
+        elif beyond:
+            self._tell_refused("publish_refused", batch, beyond, Reason.QUOTA_EXCEEDED)
+            batch = self._leave_out(batch, beyond, receipt, Reason.QUOTA_EXCEEDED)
+        return waits, batch, exchanges
+
+    def _forbidden(self, batch: PublishBatch) -> list[int]:
+        """Return the indexes of messages that the client may not publish."""
+        refused = find_reserved(batch.topics)
+        access = self._broker.access
+        if access.open:
+            return refused
+        if access is not self._judge or len(self._may_publish) > _ALLOWED_MAX:
+            # The rights were read anew, or there is no end to the topics.
+            self._judge = access
+            self._may_publish = {}
+        known = self._may_publish
+        for topic in set(batch.topics).difference(known):
+            known[topic] = access.may_publish(self._identity, topic)
+        denied = {index for index, topic in enumerate(batch.topics) if not known[topic]}
+        return sorted(denied.union(refused))
+
+    def _leave_out(
+        self, batch: PublishBatch, refused: list[int], receipt: Receipt | None, reason: Reason
+    ) -> PublishBatch:
+        """Answer what may not be published; return the rest."""
+        if self._version is not Version.V5 and any(batch.flags[index] & 3 for index in refused):
+            # [MQTT-3.3.5-2] of 3.1.1: acknowledge or close; an acknowledgement here means kept.
+            self._hold(reason, "")
+            return batch
+        self._refuse(pick(batch, refused), receipt, reason)
+        return without(batch, refused)
+
+    def _tell_refused(
+        self, event: str, batch: PublishBatch, refused: list[int], reason: Reason
+    ) -> None:
+        """Count messages that are refused, and log them now and then."""
+        broker = self._broker
+        broker.statistics.publishes_refused += len(refused)
+        self._untold += len(refused)
+        now = broker.shell.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _REFUSAL_QUIET_SECONDS
+            text = f"messages since the last line: {self._untold}"
+            self._untold = 0
+            topic = batch.topics[refused[0]]
+            self._owner.report(logging.WARNING, event, reason, text, topic=topic)
+
+    def _hold(self, reason: Reason, text: str) -> None:
+        """Read no more, and end the connection after a while.
+
+        A client that is closed at once connects again at once, and sends the same message.
+        """
+        if self._is_held:
+            return
+        self._is_held = True
+        self._owner.stop()
+        broker = self._broker
+        broker.timers.at(
+            broker.shell.now() + broker.limits.refusal_delay,
+            partial(self._owner.end, reason, text),
+        )
+
+    def _refuse(self, part: PublishBatch, receipt: Receipt | None, reason: Reason) -> None:
+        """Answer some messages of a batch with a reason, those that want an answer."""
+        ids = set(part.packet_ids)
+        ids.discard(0)
+        if receipt is not None and ids:
+            receipt.refuse(
+                [index for index, known in enumerate(receipt.packet_ids) if known in ids], reason
+            )
+
+    def _unseen(self, batch: PublishBatch) -> PublishBatch:
+        """Return the messages that subscribers do not have already.
+
+        They have what was sent to them and could then not be stored. Its publisher, who does not
+        know that, sends it again [MQTT-4.4.0-1].
+        """
+        dispatched = self._session.dispatched
+        if not dispatched:
+            return batch
+        seen: list[int] = []
+        for index, packet_id in enumerate(batch.packet_ids):
+            known = dispatched.pop(packet_id, None)
+            is_again = batch.flags[index] & 3 == 2 and batch.flags[index] & _DUP != 0
+            if is_again and known == _hash_of(batch, index):
+                seen.append(index)
+        return without(batch, seen) if seen else batch
+
+    def _settled(self, receipt: Receipt, part: PublishBatch, error: Exception | None) -> None:
+        """Take note of the outcome of a batch, or of a part of it."""
+        session = self._session
+        try:
+            if error is not None:
+                earlier = set(receipt.refused())
+                self._refuse(part, receipt, reason_of(error))
+                for index, packet_id in enumerate(part.packet_ids):
+                    if part.flags[index] & 3 == 2 and packet_id not in earlier:
+                        session.dispatched[packet_id] = _hash_of(part, index)
+                if session.durable is not None:
+                    session.durable.inbound.renew()
+        finally:
+            self._hear(receipt)
+
+    def _answer(self, known: Receipt) -> None:
+        """Acknowledge what is next in order, now that one more outcome is known."""
+        # A message of QoS 2 that was not taken may come again under its packet id.
+        refused = known.refused()
+        if refused:
+            self._session.received.packet_ids.difference_update(refused)
+            if self._session.durable is not None:
+                self._session.durable.inbound.release(refused)
+        for receipt in self._receipts.take_settled():
+            if self._owner.ended or self._is_held:
+                return
+            if receipt.reasons and self._version is not Version.V5:
+                # 3.1.1 can only acknowledge or close.
+                self._hold(Reason.QUOTA_EXCEEDED, "a message could not be stored")
+                return
+            self._receipts.complete(receipt.refused())
+            self._session.outbox.write(receipt.encode())
+
+
+def _hash_of(batch: PublishBatch, index: int) -> int:
+    return hash((batch.topics[index], batch.payloads[index]))

@@ -1,0 +1,85 @@
+"""What is stored of which topic: rules by filter, remembered by topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from siltstone.broker.publish.append import stronger
+from siltstone.broker.publish.interest import Interest
+from siltstone.broker.settings.storage import StoreRule
+from siltstone.mqtt.flow import pick
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.session.policy import must_write
+from siltstone.store.database import Durability
+from siltstone.topic.grammar import TopicFilter
+
+_REMEMBERED_MAX: Final = 100_000
+_ALWAYS: Final = StoreRule(filter="#")
+# For a broker without a store: every topic, those that begin with $ included.
+NOTHING_STORED: Final = (
+    StoreRule(filter="#", store="never"),
+    StoreRule(filter="$SYS/#", store="never"),
+)
+
+
+class StoreRules:
+    """Says which durability a message has; None is not stored at all."""
+
+    def __init__(self, rules: Sequence[StoreRule], interest: Interest) -> None:
+        self._rules = [(TopicFilter.parse(rule.filter), rule) for rule in rules]
+        self._interest = interest
+        self._known: dict[bytes, StoreRule] = {}
+        # Whether anything at all may not be stored.
+        self.leaves_out = any(rule.store != "always" for rule in rules)
+
+    def rule(self, topic: bytes) -> StoreRule:
+        """Return the first rule that matches; everything else is stored and synced."""
+        for topic_filter, rule in self._rules:
+            if topic_filter.matches(topic):
+                return rule
+        return _ALWAYS
+
+    def split(self, batch: PublishBatch) -> dict[Durability | None, PublishBatch]:
+        """Return what is stored of a batch and what is not, each part in order and none of them
+        empty; whole where there are no rules.
+
+        What is stored has one durability, the strongest that any message of it asks for: apart,
+        messages of one publisher would change their order.
+        """
+        if not batch.topics:
+            return {}
+        if not self._rules:
+            return {"synced": batch}
+        stored: list[int] = []
+        left_out: list[int] = []
+        strongest: Durability = "none"
+        for index, topic in enumerate(batch.topics):
+            rule = self._known.get(topic)
+            if rule is None:
+                if len(self._known) >= _REMEMBERED_MAX:
+                    self._known.clear()
+                rule = self._known[topic] = self.rule(topic)
+            durability = self._durability(rule, topic, batch.flags[index] & 3)
+            if durability is None:
+                left_out.append(index)
+            else:
+                stored.append(index)
+                strongest = stronger(strongest, durability)
+        if not stored:
+            return {None: batch} if left_out else {}
+        if not left_out:
+            return {strongest: batch}
+        return {strongest: pick(batch, stored), None: pick(batch, left_out)}
+
+    def _durability(self, rule: StoreRule, topic: bytes, qos: int) -> Durability | None:
+        if rule.store == "always":
+            return rule.durability
+        is_wanted, is_missed = self._interest.of(topic)
+        is_written = must_write(rule.store, qos=qos, is_wanted=is_wanted, is_missed=is_missed)
+        return rule.durability if is_written else None
+
+
+def asks_for_interest(rules: Sequence[StoreRule]) -> bool:
+    """Tell whether any rule depends on who is subscribed."""
+    return any(rule.store in ("subscribed", "offline") for rule in rules)

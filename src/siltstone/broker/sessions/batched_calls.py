@@ -1,0 +1,57 @@
+"""Work for a thread, gathered: what is asked for while it is away is done together next time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.guard import contain
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+InThread = Callable[[Callable[[], None], Callable[[], None]], None]
+
+_TOGETHER_MAX: Final = 1000
+
+
+class BatchedCalls(Generic[Item, Answer]):
+    """Items that wait for one kind of work; `work` answers all of them, in order, or raises."""
+
+    def __init__(
+        self, in_thread: InThread, work: Callable[[Sequence[Item]], Sequence[Answer]]
+    ) -> None:
+        self._in_thread = in_thread
+        self._work = work
+        self._waiting: list[tuple[Item, Callable[[Answer | SiltstoneError], None]]] = []
+        self._is_away = False
+
+    def ask(self, item: Item, then: Callable[[Answer | SiltstoneError], None]) -> None:
+        """Have something done; call back with the answer, or with what went wrong."""
+        self._waiting.append((item, then))
+        if not self._is_away:
+            self._go()
+
+    def _go(self) -> None:
+        taken, self._waiting = self._waiting[:_TOGETHER_MAX], self._waiting[_TOGETHER_MAX:]
+        self._is_away = True
+        answers: list[Answer | SiltstoneError] = []
+
+        def work() -> None:
+            try:
+                answers.extend(self._work([item for item, _ in taken]))
+            except SiltstoneError as exc:
+                answers.extend([exc] * len(taken))
+
+        def then() -> None:
+            self._is_away = False
+            # Whoever asked waits for an answer, be it that ours was a mistake.
+            mistake = OutcomeUnknownError("internal error: see the log of the broker")
+            answers.extend([mistake] * (len(taken) - len(answers)))
+            for (_, tell), answer in zip(taken, answers, strict=True):
+                contain(partial(tell, answer))
+            if self._waiting and not self._is_away:
+                self._go()
+
+        self._in_thread(partial(contain, work), then)

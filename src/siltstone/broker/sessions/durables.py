@@ -1,0 +1,511 @@
+"""Durable sessions while their clients are connected: opened, fed from the store, saved, left.
+
+What is known of a session that is away is in the archive and nowhere else. A client that comes back
+has its session loaded, and every row that it missed comes by on its feed, from where it left off.
+
+Invariants: the durable state of one client id changes in turns; what was sent and acknowledged is
+saved at most a second behind, and always when a connection ends; a session that is connected is
+known to be so on disk before its client is told. A commit costs nothing for the sessions that it
+does not match: their positions are saved now and then, many together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from siltstone.broker.deliver.feeds import SessionFeeds
+from siltstone.broker.publish.interest import Interest
+from siltstone.broker.sessions.batched_calls import BatchedCalls
+from siltstone.broker.sessions.timers import Timers
+from siltstone.broker.sessions.turns import Turn, Turns
+from siltstone.broker.settings.storage import SessionSettings
+from siltstone.clock import Clock
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.guard import contain, contain_with
+from siltstone.logs import log
+from siltstone.session.archive.owned.session import OwnedSession
+from siltstone.session.archive.records import SavedSession, SavedWill
+from siltstone.session.archive.store import SessionArchive
+from siltstone.session.durable.backlog import Backlog
+from siltstone.session.durable.lag import Lag, backlog_lag
+from siltstone.session.durable.saves import SaveScheduler, SaveTicket
+from siltstone.session.durable.session import Durable, new_session
+from siltstone.session.session import Session
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.topic.grammar import TopicFilter
+
+Act = Callable[[], None]
+Found = OwnedSession | SiltstoneError | None
+T = TypeVar("T")
+
+# Sessions that have moved are saved so often, a part of them each time.
+_SAVE_SECONDS: Final = 0.1
+_SAVE_PARTS: Final = 8
+# Every session, moved or not, has a turn once in so many of those times: half a minute.
+_ROUND_PARTS: Final = 300
+_LOOK_SECONDS: Final = 1.0
+_MISTAKE: Final = "internal error: see the log of the broker"
+
+
+class Shell(Protocol):
+    """What durable sessions need of the loop."""
+
+    def now(self) -> float:
+        """Return the loop's time."""
+
+    def soon(self, act: Act) -> None:
+        """Run something when the current work is done."""
+
+    def soon_from_thread(self, act: Act) -> None:
+        """Run something on the loop, called from any thread."""
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Do work that waits for the disk in a thread, then something on the loop."""
+
+
+class Durables:
+    """The durable sessions of a broker. Everything here runs on the loop."""
+
+    def __init__(
+        self,
+        archive: SessionArchive,
+        feeding: SessionFeeds,
+        run: int,
+        *,
+        shell: Shell,
+        timers: Timers,
+        clock: Clock,
+        interest: Interest,
+        limits: SessionSettings,
+        failed: Callable[[Session, Exception], None],
+    ) -> None:
+        self.archive = archive
+        self.run = run
+        self._shell = shell
+        self._timers = timers
+        self._clock = clock
+        self._interest = interest
+        self._limits = limits
+        self._failed = failed
+        self._log = logging.getLogger("siltstone.sessions")
+        self.turns = Turns(shell.soon, shell.now)
+        self.feeding = feeding
+        # What there was when this run began: any of it may have been sent by the one before.
+        self._began = feeding.ends()
+        self.sessions: dict[str, Session] = {}
+        # How many sessions the archive has, and how many more are being made. The archive counts
+        # them with each commit, so this is right after a crash as well.
+        self._kept = archive.count()
+        self._made = 0
+        # Where those begin that are being made, each by a number of its own.
+        self.beginning: dict[int, dict[int, int]] = {}
+        self._made_ever = 0
+        # Those that have moved, by the part that is looked at together, and the next part.
+        self._moved: list[list[Session]] = [[] for _ in range(_SAVE_PARTS)]
+        self._part = 0
+        self._attached = 0
+        # All of them, the one that had its turn longest ago first, and how many are to have it.
+        self._rota: OrderedDict[Session, None] = OrderedDict()
+        self._turns_due = 0.0
+        # How often a session was looked at.
+        self.looks = 0
+        # What sessions that are back still miss, by client id: until they have caught up, messages
+        # are stored for them as if they were away, and so come behind those that they missed.
+        self._missing: dict[str, list[tuple[TopicFilter, int]]] = {}
+        self._taking: BatchedCalls[str, OwnedSession | None] = BatchedCalls(
+            shell.read_in_thread, archive.take_many
+        )
+        self._making: BatchedCalls[SavedSession, OwnedSession] = BatchedCalls(
+            shell.read_in_thread, archive.create_many
+        )
+        self._timers.at(shell.now() + _SAVE_SECONDS, self._save_some)
+        self._later(_LOOK_SECONDS, self._look)
+
+    # The life of a session.
+
+    def find(self, client_id: str, then: Callable[[Found], None]) -> None:
+        """Take the session of a client id that is away; call back with it, or None."""
+        self._taking.ask(client_id, then)
+
+    def make(
+        self,
+        client_id: str,
+        *,
+        user: str,
+        version: int,
+        expiry_seconds: int,
+        then: Callable[[OwnedSession | SiltstoneError], None],
+    ) -> None:
+        """Begin a session, in place of any other of this client id; call back with it."""
+        saved = new_session(
+            client_id,
+            user=user,
+            version=version,
+            expiry_seconds=expiry_seconds,
+            run=self.run,
+            ends=self.feeding.ends(),
+        )
+        self._made += 1
+        number = self._made_ever = self._made_ever + 1
+        self.beginning[number] = dict(saved.position)
+        self._making.ask(saved, partial(self._count_made, number, then))
+
+    def _count_made(
+        self,
+        number: int,
+        then: Callable[[OwnedSession | SiltstoneError], None],
+        owned: OwnedSession | SiltstoneError,
+    ) -> None:
+        self._made -= 1
+        del self.beginning[number]
+        self._kept += not isinstance(owned, SiltstoneError)
+        then(owned)
+
+    def away(self) -> int:
+        """Return how many sessions there are whose clients are not connected."""
+        return self._kept + self._made - len(self.sessions)
+
+    def is_expired(self, state: SavedSession) -> bool:
+        """Tell whether a session that is away has had its time."""
+        away_us = state.away_since_us
+        return (
+            away_us is not None
+            and state.expiry_seconds != 0xFFFF_FFFF
+            and self._clock.passed_us(away_us) >= state.expiry_seconds * 1_000_000
+        )
+
+    def due_will(self, state: SavedSession) -> SavedWill | None:
+        """Return the will of a session that is away, if it is to be published by now.
+
+        [MQTT-3.1.3-9]: when its delay is over, or the session ends.
+        """
+        away_us, will = state.away_since_us, state.will
+        if away_us is None or will is None:
+            return None
+        is_due = self._clock.passed_us(away_us) >= will.delay_seconds * 1_000_000
+        return will if is_due or self.is_expired(state) else None
+
+    def attach(self, session: Session, owned: OwnedSession, window: int) -> Durable:
+        """Make a session of a connected client durable; it begins where it was left."""
+        durable = Durable(
+            owned,
+            session.publisher,
+            session.outbox,
+            ends=self.feeding.ends,
+            hop=self._shell.soon_from_thread,
+            later=self._later,
+            failed=partial(self._lost, session),
+        )
+        durable.restore(
+            self.feeding.ends(),
+            self._began,
+            window,
+            now=self._shell.now(),
+            wall_us=self._clock.now_us(),
+        )
+        missing = _filters_of(owned.state) if self._interest.is_asked else []
+        # Nothing refers to the session before this, and nothing fails from here on.
+        session.durable = durable
+        if missing:
+            self._missing[session.client_id] = missing
+        session.received.packet_ids = durable.inbound.certain()
+        self.sessions[session.client_id] = session
+        self._rota[session] = None
+        self._attached += 1
+        part = self._moved[self._attached % _SAVE_PARTS]
+        part.append(session)
+        durable.moved = partial(part.append, session)
+        return durable
+
+    def feed(self, session: Session) -> None:
+        """Let rows come by, now that it is known which are wanted, or wanted anew."""
+        durable = _durable(session)
+        filters = [
+            subscribed.subscription.filter
+            for subscribed in session.subscriptions.values()
+            if subscribed.subscription.filter.group is None
+        ]
+        filters += durable.unfinished()
+        if durable.feed is None and filters:
+            self.feeding.begin(durable, filters, durable.next_rows(), durable.spare_credit())
+        elif durable.feed is not None and filters:
+            self.feeding.hub.filter(durable.feed, filters)
+        elif durable.feed is not None:
+            self.feeding.end(durable)
+            durable.leave_feed()
+        if durable.feed is None or durable.feed.has_caught_up():
+            self._miss_no_more(session.client_id)
+        else:
+            session.outbox.stir()
+
+    def _miss_no_more(self, client_id: str) -> None:
+        for topic_filter, qos in self._missing.pop(client_id, ()):
+            self._interest.forget(topic_filter, qos)
+
+    def _miss_from_now(self, session: Session, state: SavedSession) -> None:
+        """Have messages stored for a session that is about to be away."""
+        self._miss_no_more(session.client_id)
+        if session.expiry_seconds and self._interest.is_asked:
+            for topic_filter, qos in _filters_of(state):
+                self._interest.miss(topic_filter, qos)
+
+    def begin(self, session: Session) -> None:
+        """Let the rows come by that a session has missed, within its limits, then all others."""
+        durable = _durable(session)
+        limits = self._limits
+        durable.reader.age_max_us = int(limits.backlog_age_max * 1_000_000)
+        messages_max, bytes_max = limits.backlog_messages_max, limits.backlog_bytes_max
+        if not messages_max and not bytes_max:
+            self.feed(session)
+        elif limits.backlog_policy == "drop-new":
+            durable.reader.backlog = Backlog(messages_max, bytes_max)
+            self.feed(session)
+        else:
+            # How many are too much is known when all are counted.
+            ends = {shard: lane.missed_until for shard, lane in durable.progress.lanes.items()}
+            self.ask(
+                partial(
+                    backlog_lag,
+                    self.feeding.source,
+                    durable.owned.state,
+                    ends,
+                    durable.reader.age_max_us,
+                    self._clock.now_us(),
+                ),
+                partial(self._hear_measured, session),
+            )
+
+    def _hear_measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
+        # A session without a feed would wait for ever.
+        mistake = OutcomeUnknownError(_MISTAKE)
+        contain_with(partial(self._measured, session), lag, partial(self._lost, session, mistake))
+
+    def _measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
+        if self.sessions.get(session.client_id) is not session:
+            return
+        if isinstance(lag, SiltstoneError):
+            self._lost(session, lag)
+            return
+        limits = self._limits
+        _durable(session).reader.backlog = Backlog(
+            limits.backlog_messages_max,
+            limits.backlog_bytes_max,
+            (lag.messages, lag.size_bytes),
+        )
+        self.feed(session)
+
+    def narrow(self, session: Session) -> None:
+        """Forget the rows that wait in memory and are not wanted any more; read on without them."""
+        _durable(session).narrow()
+        self.feed(session)
+
+    def leave(self, session: Session, will: SavedWill | None) -> None:
+        """Let a session be, saved, while its client is away; or end it where it has no time."""
+        durable = _durable(session)
+        del self.sessions[session.client_id]
+        del self._rota[session]
+        session.outbox.moved = None
+        turn = Turn(session.client_id, lambda: self._save_last(turn, session, durable, will))
+        contain(partial(self._miss_from_now, session, durable.owned.state))
+        contain(partial(self.feeding.end, durable))
+        try:
+            # Now, for the outbox is about to forget what is in flight.
+            durable.freeze()
+        finally:
+            # Whoever waits to take the session over must find what is saved now.
+            self.turns.begin_next(turn)
+
+    def _save_last(
+        self, turn: Turn, session: Session, durable: Durable, will: SavedWill | None
+    ) -> None:
+        if session.unsettled and not durable.is_lost:
+            # Messages of this connection are on their way to the disk: what the client sends again
+            # must find their outcome.
+            again = partial(self._save_last, turn, session, durable, will)
+            session.when_settled.append(turn.step("its messages to be stored", again))
+            return
+        if session.expiry_seconds == 0:
+            over = partial(_end, turn, durable)
+            self.drop(durable.owned, turn.step("its session to be deleted", over))
+            return
+        durable.owned.put_meta(
+            connected=False,
+            away_since_us=self._clock.now_us(),
+            expiry_seconds=session.expiry_seconds,
+            will=will,
+            dropped=durable.dropped(),
+            unclean=durable.is_doubtful(),
+        )
+        durable.close(turn.step("its session to be saved", partial(_end, turn, durable)))
+
+    def _lost(self, session: Session, error: Exception) -> None:
+        """Go on without a save that cannot be made."""
+        self.tell(session.client_id, error)
+        durable = _durable(session)
+        durable.is_lost = True
+        waiting, session.when_settled = session.when_settled, []
+        for act in waiting:
+            # What they wait for may have waited for this save.
+            contain(act)
+        if durable.when_lost is not None:
+            durable.when_lost(error)
+        elif self.sessions.get(session.client_id) is session:
+            self._failed(session, error)
+
+    def forget_rights(self) -> None:
+        """Ask anew what each session may read."""
+        for session in self.sessions.values():
+            _durable(session).reader.forget_rights()
+
+    def drop(self, owned: OwnedSession, then: Act) -> None:
+        """Delete a session for good; call back when that is durable, or cannot be."""
+
+        def dropped() -> None:
+            self._kept -= 1
+
+        self.carry_out(owned.client_id, owned.drop_later, then, dropped)
+
+    def drop_away(self, owned: OwnedSession, then: Act) -> None:
+        """Delete a session that is away."""
+        if self._interest.is_asked:
+            for topic_filter, qos in _filters_of(owned.state):
+                self._interest.forget(topic_filter, qos)
+        self.drop(owned, then)
+
+    def load_interest(self) -> None:
+        """Take in what sessions that are away are interested in; waits for the disk."""
+        if self._interest.is_asked:
+            self._interest.load(
+                (TopicFilter.parse(away.filter), away.qos_max, away.count)
+                for away in self.archive.filters()
+            )
+
+    def carry_out(
+        self,
+        name: str,
+        submit: Callable[[], CommitTicket | None],
+        then: Act,
+        durable: Act | None = None,
+    ) -> None:
+        """Commit something; call back when that is durable, or cannot be. `durable` is called
+        before, in the first case alone.
+        """
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                self.tell(name, error)
+            elif durable is not None:
+                contain(durable)
+            contain(then)
+
+        try:
+            ticket = submit()
+        except SiltstoneError as exc:
+            done(exc)
+            return
+        if ticket is None:
+            contain(then)
+        else:
+            ticket.on_done(lambda known: self._shell.soon_from_thread(partial(done, known.error)))
+
+    # Saving.
+
+    def _save_some(self) -> None:
+        """Save a part of the sessions that have moved, all within a second; and a few others, all
+        within half a minute.
+        """
+        self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
+        self._part = (self._part + 1) % _SAVE_PARTS
+        part = self._moved[self._part]
+        moved = part[:]
+        part.clear()
+        for session in moved:
+            if self.sessions.get(session.client_id) is session:
+                contain(partial(self._look_after, session))
+        self._turns_due += len(self._rota) / _ROUND_PARTS
+        while self._turns_due >= 1 and self._rota:
+            self._turns_due -= 1
+            session, _ = self._rota.popitem(last=False)
+            self._rota[session] = None
+            self.looks += 1
+            contain_with(_save_passed, session)
+
+    def _look(self) -> None:
+        self._later(_LOOK_SECONDS, self._look)
+        self.turns.look()
+
+    def _look_after(self, session: Session) -> None:
+        durable = _durable(session)
+        self.looks += 1
+        # Before anything is done that may move it again.
+        session.outbox.moved = durable.moved
+        dropped = durable.dropped()
+        if dropped != durable.owned.dropped:
+            durable.owned.put_meta(dropped=dropped)
+            durable.save()
+        durable.save_progress()
+        if durable.feed is not None and durable.feed.has_caught_up():
+            self._miss_no_more(session.client_id)
+        if durable.is_finished():
+            self.feed(session)
+        if durable.is_behind():
+            session.outbox.stir()
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return self._shell.now()
+
+    def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
+        """Have the archive asked something in a thread; call back with what it said."""
+        answers: list[T | SiltstoneError] = []
+
+        def ask() -> None:
+            try:
+                answers.append(work())
+            except SiltstoneError as exc:
+                answers.append(exc)
+
+        def answer() -> None:
+            contain_with(then, answers[0] if answers else OutcomeUnknownError(_MISTAKE))
+
+        self._shell.read_in_thread(partial(contain, ask), answer)
+
+    def keeper(self, name: str, submit: Callable[[], SaveTicket | None]) -> SaveScheduler:
+        """Return what saves something of this name."""
+        return SaveScheduler(
+            submit,
+            hop=self._shell.soon_from_thread,
+            later=self._later,
+            failed=partial(self.tell, name),
+        )
+
+    def _later(self, seconds: float, act: Act) -> None:
+        self._timers.at(self._shell.now() + seconds, act)
+
+    def tell(self, client_id: str, error: Exception) -> None:
+        """Log what went wrong with a session."""
+        log(self._log, logging.ERROR, "session_save_failed", client_id=client_id, error=str(error))
+
+
+def _end(turn: Turn, durable: Durable) -> None:
+    """End the last turn of a connection."""
+    durable.end()
+    turn.end()
+
+
+def _filters_of(state: SavedSession) -> list[tuple[TopicFilter, int]]:
+    """Return the filters of a session, each with its QoS."""
+    return [(TopicFilter.parse(saved.filter), saved.qos) for saved in state.subscriptions]
+
+
+def _save_passed(session: Session) -> None:
+    _durable(session).save_passed()
+
+
+def _durable(session: Session) -> Durable:
+    assert session.durable is not None
+    return session.durable

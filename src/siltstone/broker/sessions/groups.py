@@ -1,0 +1,445 @@
+"""Share groups over the store: who their members are, where they stand, how long they are kept.
+
+A group is in memory while it has members that are connected. One that a durable session belongs to
+is kept in the archive with its place, and goes on from there when a member returns, until it
+expires; any other ends with its last member. All groups are lent their rows from the store, so
+durable and volatile members mix.
+
+Invariant: a durable member is told that it has subscribed when its group is kept; what comes after
+that is the group's, whatever becomes of the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from siltstone.broker.sessions.durables import Durables
+from siltstone.broker.sessions.timers import Timers
+from siltstone.broker.sessions.turns import Turn
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.guard import contain
+from siltstone.logs import log
+from siltstone.session.archive.keys import group_parts
+from siltstone.session.archive.owned.group import OwnedGroup
+from siltstone.session.archive.records import SavedGroup
+from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.saved_progress import done_of, position_of, restore_progress
+from siltstone.session.durable.saves import SaveScheduler, SaveTicket
+from siltstone.session.lending import Lending, Member
+from siltstone.session.sending.outbox import Outbox
+from siltstone.store.feed.pool import Feed
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.topic.grammar import TopicFilter
+
+Act = Callable[[], None]
+
+_LOG: Final = logging.getLogger("siltstone.groups")
+_LOOK_SECONDS: Final = 1.0
+# So many looks are half a minute: then positions are saved that rows only passed by.
+_PASSED_LOOKS: Final = 30
+# Groups whose members are at work are saved so often.
+_SAVE_SECONDS: Final = 0.1
+_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareGroupRules:
+    """How groups lend, and how long they are kept without members."""
+
+    strategy: str
+    loan_timeout: float
+    expiry_seconds: int
+
+
+class StoredShareGroup:
+    """One group while it has members."""
+
+    def __init__(
+        self,
+        topic_filter: TopicFilter,
+        terms: ShareGroupRules,
+        ends: dict[int, int],
+        groups: StoredShareGroups,
+    ) -> None:
+        self._groups = groups
+        assert topic_filter.group is not None
+        self.name = topic_filter.group
+        self.text = topic_filter.text
+        self.filter = TopicFilter.parse(b"/".join(topic_filter.levels).decode())
+        self.progress = Progress()
+        self.lending = Lending(terms.strategy, self.progress)
+        # Where it begins if it is new.
+        self.ends = ends
+        self.owned: OwnedGroup | None = None
+        self.keeper: SaveScheduler | None = None
+        self.feed: Feed | None = None
+        # Whether it is to outlive its members, and whether it is known if it was here before.
+        self.is_kept = False
+        self.is_open = False
+        # Who waits until it is kept.
+        self.waiting: list[Act] = []
+
+    def leave(self, outbox: Outbox) -> None:
+        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        self._groups.leave(self, outbox)
+
+    def replenish(self, outbox: Outbox) -> None:
+        """Lend more where there is room, after a member has acknowledged something."""
+        self.lending.pace_one(outbox, self._groups.now())
+        self._groups.replenish(self)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it outlives the broker, if it is to."""
+        return self.owned is not None or not self.is_kept
+
+    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+        """Take rows of the store."""
+        self._groups.busy[self] = None
+        self.lending.receive(batch, rows, now, wall_us)
+
+    def freed(self) -> int:
+        """Return how many more rows the members could take, if it is worth telling; else 0."""
+        return self.lending.freed()
+
+    def lost(self, serials: int) -> None:
+        """Tell of rows that retention dropped from the store before they came by."""
+        log(
+            _LOG,
+            logging.WARNING,
+            "share_group_rows_lost",
+            group=self.text,
+            serials=serials,
+        )
+
+    def broken(self, error: Exception) -> None:
+        """Lend nothing more for now: the rows cannot be read."""
+        self.look()
+        self.feed = None
+        log(_LOG, logging.ERROR, "share_group_read_failed", group=self.text, error=str(error))
+
+    def restore(self, saved: SavedGroup | None) -> None:
+        """Begin where the group was left; a new one begins where its first member found it."""
+        if saved is None:
+            for shard, end in self.ends.items():
+                self.progress.start(shard, end, [])
+            return
+        restore_progress(self.progress, saved.position, saved.done)
+        for lane in self.progress.lanes.values():
+            if lane.done:
+                # What was lent before one that is done may have been sent.
+                lane.doubtful_until = max(lane.done)
+
+    def look(self) -> None:
+        """Take note of how far the feed has come."""
+        if self.feed is not None:
+            for shard in range(len(self.feed.places)):
+                self.progress.lane(shard).pass_by(self.feed.place(shard))
+
+    def place(self) -> dict[int, int]:
+        """Return the first serial of each shard that is not done."""
+        self.look()
+        return self.progress.position() if self.is_open else self.ends
+
+    def end(self) -> None:
+        """Let go of all that refers to this, once it was saved for the last time."""
+        if self.keeper is not None:
+            self.keeper.end()
+        self.progress.end()
+        self.feed = None
+
+    def put_progress(self) -> None:
+        """Hand how far the group has come to the next save."""
+        self.look()
+        self.progress.saved()
+        if self.owned is not None:
+            self.owned.put_progress(
+                position=position_of(self.progress), done=done_of(self.progress)
+            )
+
+
+class StoredShareGroups:
+    """The share groups of a broker. Everything here runs on the loop."""
+
+    def __init__(
+        self, durables: Durables, terms: ShareGroupRules, *, timers: Timers, clock: Clock
+    ) -> None:
+        self._durables = durables
+        self._feeding = durables.feeding
+        self._terms = terms
+        self._timers = timers
+        self._clock = clock
+        self.groups: dict[str, StoredShareGroup] = {}
+        # Those that have lent something.
+        self.busy: dict[StoredShareGroup, None] = {}
+        self._looks = 0
+        # Those that are being created in the archive.
+        self._keeping: dict[StoredShareGroup, None] = {}
+        self._again()
+        self._save_again()
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return self._durables.now()
+
+    def join(
+        self, topic_filter: TopicFilter, member: Member, *, is_durable: bool
+    ) -> StoredShareGroup:
+        """Make an outbox a member of a group; it gets rows as soon as the group is loaded."""
+        group = self.groups.get(topic_filter.text)
+        if group is None:
+            group = StoredShareGroup(topic_filter, self._terms, self._feeding.ends(), self)
+            self.groups[group.text] = group
+            self._begin_turn(group, self._load)
+        is_known = any(known.outbox is member.outbox for known in group.lending.members)
+        group.lending.join(member, self._durables.now())
+        if is_durable and not group.is_kept:
+            group.is_kept = True
+            if group.is_open:
+                self._begin_turn(group, self._keep)
+        if group.feed is not None and not is_known:
+            self._feeding.hub.grant(group.feed, member.credit)
+        return group
+
+    def leave(self, group: StoredShareGroup, outbox: Outbox) -> None:
+        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        group.lending.leave(outbox, self._durables.now())
+        if not group.lending.members and self.groups.get(group.text) is group:
+            self._feeding.end(group)
+            group.put_progress()
+            del self.groups[group.text]
+            self.busy.pop(group, None)
+            self._begin_turn(group, self._park)
+        else:
+            self._feeding.replenish(group)
+
+    def when_kept(self, texts: Iterable[str], act: Act) -> None:
+        """Call back when the groups of these filters are kept that are to be."""
+        for text in texts:
+            group = self.groups.get(text)
+            if group is not None and not group.is_safe:
+                group.waiting.append(partial(self.when_kept, texts, act))
+                return
+        act()
+
+    def move(self, text: str, position: dict[int, int], then: Act) -> bool:
+        """Let a group that has members go on at a position, when it is its turn; tell whether it
+        has any. Call back then when that is durable, if it is to be.
+        """
+        group = self.groups.get(text)
+        if group is None or not group.is_open:
+            return False
+        self._feeding.end(group)
+        group.lending.reset()
+        for shard, serial in position.items():
+            group.progress.start(shard, serial, [])
+        self._begin(group)
+        if group.keeper is None:
+            then()
+        else:
+            group.keeper.save(then)
+        return True
+
+    def places(self) -> list[tuple[str, dict[int, int]]]:
+        """Return where the groups in memory stand, each with its filter."""
+        return [(group.text, group.place()) for group in [*self._keeping, *self.groups.values()]]
+
+    def replenish(self, group: StoredShareGroup) -> None:
+        """Let more rows come by where there is room for them."""
+        self._feeding.replenish(group)
+
+    def forget_rights(self) -> None:
+        """Ask anew what each member may read."""
+        for group in self.groups.values():
+            for member in group.lending.members:
+                member.forget_rights()
+
+    # Turns, one at a time for each group.
+
+    def _begin_turn(
+        self, group: StoredShareGroup, act: Callable[[StoredShareGroup, Turn], None]
+    ) -> None:
+        turn = Turn(group.text, lambda: act(group, turn))
+        self._durables.turns.begin(turn)
+
+    def _load(self, group: StoredShareGroup, turn: Turn) -> None:
+        """Find out whether the group was here before."""
+        archive = self._durables.archive
+        name, text = group.name, group.filter.text
+        step = turn.step("its group to be loaded", partial(self._loaded, group, turn))
+        self._durables.ask(partial(archive.take_group, name, text), step)
+
+    def _loaded(
+        self, group: StoredShareGroup, turn: Turn, found: OwnedGroup | SiltstoneError | None
+    ) -> None:
+        if isinstance(found, SiltstoneError):
+            _tell(group.text, found)
+            turn.end()
+            return
+        group.owned = found
+        group.restore(None if found is None else found.state)
+        if found is not None:
+            group.is_kept = True
+            found.put_meta(empty_since_us=None)
+        self._open(group, turn)
+
+    def _open(self, group: StoredShareGroup, turn: Turn) -> None:
+        group.is_open = True
+        if group.lending.members:
+            self._begin(group)
+        if not group.is_safe:
+            self._keep(group, turn)
+        else:
+            self._watch(group)
+            turn.end()
+
+    def _begin(self, group: StoredShareGroup) -> None:
+        """Let rows come by from where a group stands."""
+        places = {shard: lane.next_serial for shard, lane in group.progress.lanes.items()}
+        self._feeding.begin(group, [group.filter], places, group.lending.begin())
+
+    def _keep(self, group: StoredShareGroup, turn: Turn) -> None:
+        """Keep a group from now on."""
+        if group.owned is not None:
+            turn.end()
+            return
+        group.look()
+        saved = SavedGroup(
+            name=group.name,
+            filter=group.filter.text,
+            strategy=self._terms.strategy,
+            expiry_seconds=self._terms.expiry_seconds,
+            created_us=self._clock.now_us(),
+            position=position_of(group.progress),
+            done=done_of(group.progress),
+        )
+        archive = self._durables.archive
+        self._keeping[group] = None
+        step = turn.step("its group to be created", partial(self._kept, group, turn))
+        self._durables.ask(partial(archive.create_group, saved), step)
+
+    def _kept(self, group: StoredShareGroup, turn: Turn, made: OwnedGroup | SiltstoneError) -> None:
+        self._keeping.pop(group, None)
+        if isinstance(made, SiltstoneError):
+            _tell(group.text, made)
+        else:
+            group.owned = made
+            self._watch(group)
+        turn.end()
+
+    def _watch(self, group: StoredShareGroup) -> None:
+        """Save a group that is kept from now on."""
+        self._call_back(group)
+        if group.owned is None:
+            return
+
+        def submit() -> SaveTicket | None:
+            group.put_progress()
+            assert group.owned is not None
+            return group.owned.save_later()
+
+        group.keeper = self._durables.keeper(group.text, submit)
+        group.keeper.save()
+
+    def _call_back(self, group: StoredShareGroup) -> None:
+        """Tell those who have waited until a group is kept."""
+        waiting, group.waiting = group.waiting, []
+        for act in waiting:
+            contain(act)
+
+    def _park(self, group: StoredShareGroup, turn: Turn) -> None:
+        """Let a group without members keep its place, or end it."""
+        self._call_back(group)
+        over = partial(_end, turn, group)
+        if group.owned is None or group.keeper is None:
+            over()
+        else:
+            group.owned.put_meta(empty_since_us=self._clock.now_us())
+            group.keeper.close(turn.step("its group to be saved", over))
+
+    # Time.
+
+    def _save_again(self) -> None:
+        self._timers.at(self._durables.now() + _SAVE_SECONDS, self._save_busy)
+
+    def _save_busy(self) -> None:
+        """Save what has moved of the groups that are at work."""
+        self._save_again()
+        for group in list(self.busy):
+            contain(partial(self._save, group))
+            if not group.lending.has_lent():
+                self.busy.pop(group, None)
+
+    def _save(self, group: StoredShareGroup) -> None:
+        group.look()
+        if group.progress.changed and group.keeper is not None:
+            group.keeper.save()
+
+    def _again(self) -> None:
+        self._timers.at(self._durables.now() + _LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Save what has moved, and lend on what stands still."""
+        self._again()
+        now = self._durables.now()
+        self._looks += 1
+        for group in list(self.groups.values()):
+            contain(partial(self._look_after, group, now))
+
+    def _look_after(self, group: StoredShareGroup, now: float) -> None:
+        self._try_again(group)
+        self._save(group)
+        if self._looks % _PASSED_LOOKS == 0 and group.keeper and group.progress.is_far():
+            group.keeper.save()
+        group.lending.pace(now)
+        group.lending.look_for_stalls(now, self._terms.loan_timeout)
+        self._feeding.replenish(group)
+
+    def _try_again(self, group: StoredShareGroup) -> None:
+        """Do what could not be done when its turn was."""
+        turns = self._durables.turns
+        if not group.is_open and turns.is_free(group.text):
+            self._begin_turn(group, self._load)
+        elif not group.is_safe and turns.is_free(group.text):
+            self._begin_turn(group, self._keep)
+        elif group.is_open and group.feed is None:
+            self._begin(group)
+
+    def expire(self, text: str, turn: Turn) -> None:
+        """End a group that was long enough without members; it is its turn."""
+        archive = self._durables.archive
+        name, plain = group_parts(text)
+        if text in self.groups:
+            turn.end()
+        else:
+            step = turn.step("its group to be loaded", partial(self._expired, text, turn))
+            self._durables.ask(partial(archive.take_group, name, plain), step)
+
+    def _expired(self, text: str, turn: Turn, found: OwnedGroup | SiltstoneError | None) -> None:
+        if isinstance(found, SiltstoneError):
+            _tell(text, found)
+        if found is None or isinstance(found, SiltstoneError):
+            turn.end()
+            return
+        state = found.state
+        empty_us = state.empty_since_us
+        if empty_us is None or self._clock.passed_us(empty_us) < state.expiry_seconds * _US:
+            turn.end()
+        else:
+            step = turn.step("its group to be deleted", turn.end)
+            self._durables.carry_out(text, found.drop_later, step)
+
+
+def _end(turn: Turn, group: StoredShareGroup) -> None:
+    """End the last turn of a group, and let go of all that refers to it."""
+    group.end()
+    turn.end()
+
+
+def _tell(text: str, error: Exception) -> None:
+    log(_LOG, logging.ERROR, "share_group_save_failed", group=text, error=str(error))

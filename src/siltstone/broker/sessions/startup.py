@@ -1,0 +1,151 @@
+"""The start of a run over the sessions and groups that earlier runs have left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.control.clock_watch import ClockWatch
+from siltstone.broker.control.reclaimer import Reclaimer
+from siltstone.broker.control.socket import Control, ControlOperations, Deed, serve_control
+from siltstone.broker.deliver.feeds import SessionFeeds
+from siltstone.broker.retained.management import RetainedManagement
+from siltstone.broker.sessions.deadlines import Deadlines
+from siltstone.broker.sessions.durables import Durables
+from siltstone.broker.sessions.groups import ShareGroupRules, StoredShareGroups
+from siltstone.broker.snapshots.run import Snapshots
+from siltstone.clock import Clock
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.mqtt.reason import Reason
+from siltstone.session.archive.keys import group_id
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.durable.delivered_source import DeliveredSource
+from siltstone.session.session import Session
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.feed.pool import Source
+
+_LOG: Final = logging.getLogger("siltstone.sessions")
+
+
+def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock) -> None:
+    """Let sessions outlive their connections from now on; waits for the disk."""
+    commits = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+    archive = SessionArchive(commits, clock, database.origin)
+    run = begin_run(archive, clock)
+    durables = begin_keeping(broker, archive, DeliveredSource(database.feed_source()), run)
+    durables.load_interest()
+    database.on_commit(durables.feeding.announce_from_thread)
+    if database.settings.reclaim == "delivered":
+        begin_reclaiming(broker, database)
+
+
+def begin_reclaiming(broker: Broker, database: Database) -> None:
+    """Let a broker that keeps sessions drop what all of them have."""
+    durables, groups = broker.durables, broker.subscriptions.groups
+    assert durables is not None
+    assert groups is not None
+    broker.reclaimer = Reclaimer(
+        database,
+        durables,
+        groups,
+        pins=broker.pins,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+    )
+
+
+def begin_run(archive: SessionArchive, clock: Clock) -> int:
+    """Count one more run, over what the one before has left; return its number.
+
+    Whoever was connected then is away from now on: nobody knows how long ago it was last seen.
+    """
+    started = archive.begin_run()
+    if started.orphans:
+        log(_LOG, logging.WARNING, "sessions_found_connected", sessions=len(started.orphans))
+    archive.mark_away(started.orphans, clock.now_us())
+    _empty_groups(archive, clock.now_us())
+    return started.run
+
+
+def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: int) -> Durables:
+    """Let a broker keep its sessions in an archive, and read for them from the store."""
+    broker.durables = durables = Durables(
+        archive,
+        SessionFeeds(source, broker.shell, broker.clock),
+        run,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+        interest=broker.interest,
+        limits=broker.settings.sessions,
+        failed=partial(_end_session, broker),
+    )
+    broker.registry.away = durables.away
+    share = broker.settings.share
+    broker.subscriptions.groups = groups = StoredShareGroups(
+        durables,
+        ShareGroupRules(
+            strategy=share.strategy,
+            loan_timeout=share.loan_timeout,
+            expiry_seconds=int(share.expiry),
+        ),
+        timers=broker.timers,
+        clock=broker.clock,
+    )
+    Deadlines(
+        durables,
+        groups,
+        shell=broker.shell,
+        timers=broker.timers,
+        clock=broker.clock,
+        wills=broker.due_wills,
+        ended=broker.subscriptions.forget,
+    )
+    return durables
+
+
+def _end_session(broker: Broker, session: Session, error: Exception) -> None:
+    """End the connection of a durable session that can be kept no longer."""
+    client_id = session.client_id
+    log(_LOG, logging.ERROR, "session_failed", client_id=client_id, error=str(error))
+    client = broker.clients.get(client_id)
+    if client is not None:
+        client.end(Reason.UNSPECIFIED_ERROR, "the state of the session cannot be saved")
+
+
+def _empty_groups(archive: SessionArchive, now_us: int) -> None:
+    """Let the time begin of groups that had members when the broker stopped."""
+    after = ""
+    while groups := archive.list_groups(after):
+        for group in groups:
+            if group.empty_since_us is None:
+                owned = archive.take_group(group.name, group.filter)
+                if owned is not None:
+                    owned.put_meta(empty_since_us=now_us)
+                    owned.save()
+        after = group_id(groups[-1].name, groups[-1].filter)
+
+
+async def open_control(
+    fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots, watch: ClockWatch
+) -> asyncio.Server | None:
+    """Listen to the people who run the broker."""
+    deeds: dict[str, Deed] = {
+        "snapshot": snapshots.save_now,
+        **RetainedManagement(broker).deeds,
+        **watch.deeds,
+    }
+    groups = broker.subscriptions.groups
+    if broker.durables is not None and groups is not None:
+        source = store.database(broker.settings.storage.database).feed_source()
+        control = Control(broker, broker.durables, groups, source)
+        watch.come_back = control.come_back
+        deeds |= control.deeds
+    desk = ControlOperations(broker, deeds)
+    return await serve_control(fs, store.path, desk, broker.settings.control_timeout)

@@ -1,0 +1,94 @@
+"""Wills: what is published for a client that went without a word (3.1.2.5).
+
+A will is never early: its delay counts from the end of the connection, and is cut short only by the
+end of the session [MQTT-3.1.3-9].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from siltstone.broker.sessions.timers import Timer, Timers
+from siltstone.mqtt.encode import encode_message_properties
+from siltstone.mqtt.packets import Will
+from siltstone.mqtt.publish import PublishBatch
+from siltstone.session.archive.records import SavedWill
+from siltstone.session.session import Session
+
+# The retain flag of a stored row.
+_RETAIN: Final = 4
+
+Publish = Callable[[Session, Will], None]
+
+
+class Wills:
+    """The wills that wait for their time, by client id."""
+
+    def __init__(self, timers: Timers, publish: Publish) -> None:
+        self._timers = timers
+        self._publish = publish
+        self._waiting: dict[str, tuple[Session, Will, Timer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def leave(self, session: Session, will: Will, now: float) -> None:
+        """Publish a will now, or after its delay."""
+        delay = will.properties.will_delay_interval or 0
+        if delay == 0:
+            self._publish(session, will)
+            return
+        timer = self._timers.at(now + delay, partial(self.fire, session.client_id))
+        self._waiting[session.client_id] = (session, will, timer)
+
+    def waiting(self, client_id: str) -> tuple[Will, float] | None:
+        """Return the will that waits for a client id, and its time."""
+        waiting = self._waiting.get(client_id)
+        return None if waiting is None else (waiting[1], waiting[2].at)
+
+    def cancel(self, client_id: str) -> None:
+        """Forget the will of a client that came back in time."""
+        waiting = self._waiting.pop(client_id, None)
+        if waiting is not None:
+            self._timers.cancel(waiting[2])
+
+    def fire(self, client_id: str) -> None:
+        """Publish the will that waits for a client id, if there is one."""
+        if client_id in self._waiting:
+            self._waiting[client_id][0].outbox.changing()
+        waiting = self._waiting.pop(client_id, None)
+        if waiting is not None:
+            session, will, timer = waiting
+            self._timers.cancel(timer)
+            self._publish(session, will)
+
+
+def saved_will(will: Will | None) -> SavedWill | None:
+    """Return a will as it is saved with its session."""
+    if will is None:
+        return None
+    return SavedWill(
+        topic=will.topic,
+        payload=will.payload,
+        qos=will.qos,
+        retain=will.retain,
+        properties=encode_message_properties(will.properties),
+        delay_seconds=will.properties.will_delay_interval or 0,
+        expiry_seconds=will.properties.message_expiry_interval,
+    )
+
+
+def batch_of(will: SavedWill) -> PublishBatch:
+    """Return the message that a will is."""
+    batch = PublishBatch()
+    batch.topics.append(will.topic)
+    batch.payloads.append(will.payload)
+    batch.flags.append(will.qos | (_RETAIN if will.retain else 0))
+    batch.packet_ids.append(0)
+    if will.properties:
+        batch.properties.append(will.properties)
+    if will.expiry_seconds is not None:
+        batch.expiries.append(will.expiry_seconds)
+    return batch

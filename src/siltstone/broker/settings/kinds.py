@@ -1,0 +1,204 @@
+"""The kinds of value that settings have: what they are called, and how they are read and written.
+
+Sizes are in bytes and may be written as text ("16 MiB"), times are in seconds and may be written as
+text ("30d", "1h30m"), permissions may be
+written in octal, and "none" stands for None, which TOML has no word for. The noun of a kind is what
+a complaint says was expected, and what the reference calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from siltstone.errors import InvalidTopicError
+from siltstone.store.slab.settings import NEVER
+from siltstone.topic.grammar import TopicFilter
+
+DAY: Final = 86_400.0
+U32_MAX: Final = 4_294_967_295
+
+_BYTE_SIZE: Final = TypeAdapter(ByteSize)
+_DURATIONS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)\s*")
+_HOOK: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)?")
+# As the store has it, but for those that begin with _: the broker keeps its own state in them.
+_DATABASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class Settings(BaseModel):
+    """What every group of settings is: frozen, without unknown keys, quiet about its values."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        hide_input_in_errors=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """What a value is, in the words of a complaint and of the reference, and how it is written."""
+
+    text: str
+    show: Callable[[Any], str] = str
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size exactly, with a unit where one goes."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return str(size_bytes)
+
+
+def wrong(sentence: str, *key: str | int) -> PydanticCustomError:
+    """Return the error of a setting that does not go with others; the key lies below its model."""
+    return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence, "key": key})
+
+
+def _number(value: Any) -> Any:
+    # Python takes true for 1; a person who writes it means something else.
+    if isinstance(value, bool):
+        raise ValueError("invalid number")  # noqa: TRY004 - what pydantic listens to
+    return value
+
+
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _number(value)
+    try:
+        return int(_BYTE_SIZE.validate_python(value))
+    except ValidationError as exc:
+        raise ValueError("invalid size") from exc
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _number(value)
+    stripped = value.strip()
+    parts = _DURATION_PART.findall(stripped)
+    if not parts or _DURATION_PART.sub("", stripped):
+        # A bare number, as an environment has it, or nothing that is one.
+        return value
+    return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
+
+
+def _mode(value: Any) -> Any:
+    return int(value, 8) if isinstance(value, str) else _number(value)
+
+
+def _none(value: Any) -> Any:
+    return None if value == "none" else value
+
+
+def _topic_filter(text: str) -> str:
+    try:
+        parsed = TopicFilter.parse(text)
+    except InvalidTopicError as exc:
+        raise wrong(str(exc)) from exc
+    if parsed.group is not None:
+        raise wrong(f"must not be a shared filter ($share/…): {text!r}")
+    return text
+
+
+def _matching(pattern: re.Pattern[str]) -> AfterValidator:
+    def check(text: str) -> str:
+        if pattern.fullmatch(text) is None:
+            raise ValueError("invalid text")
+        return text
+
+    return AfterValidator(check)
+
+
+Count = Annotated[int, BeforeValidator(_number), Noun("a whole number")]
+Size = Annotated[int, BeforeValidator(_size), Noun("a size", size_text)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Noun("a number of seconds")]
+OptionalSize = Annotated[Size | None, BeforeValidator(_none), Noun("none, or a size", size_text)]
+OptionalSeconds = Annotated[
+    Seconds | None, BeforeValidator(_none), Noun("none, or a number of seconds")
+]
+OptionalBool = Annotated[bool | None, BeforeValidator(_none), Noun("true, false or none")]
+Mode = Annotated[int, BeforeValidator(_mode), Field(ge=0, le=0o777), Noun("permissions", oct)]
+Thresholds = Annotated[
+    tuple[Annotated[Count, Field(ge=NEVER)], ...],
+    Field(min_length=1),
+    Noun(f"a list of whole numbers, each at least {NEVER}"),
+]
+FilterText = Annotated[str, AfterValidator(_topic_filter), Noun("a topic filter")]
+HookName = Annotated[str, _matching(_HOOK), Noun('a text as "module:callable"')]
+DatabaseName = Annotated[
+    str,
+    _matching(_DATABASE),
+    Noun("a name of letters, digits, _, . and - that begins with a letter or digit"),
+]
+
+_NOUNS: Final[dict[Any, Noun]] = {bool: Noun("true or false"), str: Noun("a text")}
+
+
+def expectation(field: FieldInfo) -> str:
+    """Return what a setting is and which values it takes, as in "a whole number from 1 to 9"."""
+    noun = _noun(field)
+    bounds = {
+        name: noun.show(getattr(fact, name))
+        for fact in field.metadata
+        for name in ("ge", "gt", "le", "multiple_of")
+        if hasattr(fact, name)
+    }
+    text = noun.text
+    match bounds:
+        case {"ge": low, "le": high}:
+            text += f" from {low} to {high}"
+        case {"gt": low, "le": high}:
+            text += f" above {low}, up to {high}"
+        case {"ge": low}:
+            text += f", at least {low}"
+        case {"gt": low}:
+            text += f" above {low}"
+        case _:
+            pass
+    return f"{text}, a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else text
+
+
+def toml_text(field: FieldInfo, value: Any) -> str:
+    """Return a value of a setting as TOML."""
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return str(value).lower()
+        case str():
+            # JSON's escapes are TOML's too, but TOML wants this character escaped as well.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case tuple():
+            return f"[{', '.join(map(str, value))}]"
+        case _:
+            shown = _noun(field).show(value)
+            return f'"{shown}"' if " " in shown else shown
+
+
+def _noun(field: FieldInfo) -> Noun:
+    for fact in field.metadata:
+        if isinstance(fact, Noun):
+            return fact
+    if get_origin(field.annotation) is Literal:
+        return Noun(f"one of {', '.join(get_args(field.annotation))}")
+    return _NOUNS.get(field.annotation, Noun("a list of tables"))

@@ -1,0 +1,197 @@
+"""The settings of what is kept: messages, sessions, share groups."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from siltstone.broker.settings.kinds import (
+    DAY,
+    U32_MAX,
+    Count,
+    DatabaseName,
+    FilterText,
+    OptionalSeconds,
+    OptionalSize,
+    Seconds,
+    Settings,
+    Size,
+    Thresholds,
+)
+from siltstone.store.segment.segment import SEGMENT_BYTES_MIN
+from siltstone.store.slab.settings import DatabaseSettings
+
+_DEFAULTS: Final = DatabaseSettings()
+# What is the broker's own, and no setting of the database.
+# Unless it is set, no more than this part of the disk is kept free.
+_DISK_SHARE: Final = 8
+OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
+
+
+class StoreRule(Settings):
+    """How the broker stores the messages of matching topics. The first rule that matches a topic
+    applies.
+    """
+
+    filter: FilterText = Field(description="Topics to which this rule applies.")
+    store: Literal["always", "subscribed", "offline", "never"] = Field(
+        default="always",
+        description="When messages are stored. subscribed: if a durable session has a matching "
+        "subscription; offline: if a session with a matching subscription of QoS 1 or 2 is "
+        "offline and the message has QoS 1 or 2.",
+    )
+    durability: Literal["synced", "written", "none"] = Field(
+        default="synced",
+        description="What an acknowledged message survives. synced: a power cut; written: a crash "
+        "of the broker; none: nothing.",
+    )
+
+
+class Storage(Settings):
+    """How messages are stored. `database`, `rules` and `keep_free_bytes` always apply. The other
+    keys apply when the broker creates the database; `siltstone db set` changes an existing
+    database.
+    """
+
+    database: DatabaseName = Field(
+        default="messages", description="Database that stores the messages."
+    )
+    rules: tuple[StoreRule, ...] = Field(
+        default=(),
+        description="Storage rules by topic filter. A message without a matching rule is stored "
+        "and synced.",
+    )
+    shards: Count = Field(
+        default=_DEFAULTS.shards,
+        ge=1,
+        le=16_384,
+        description="Number of shards. Each shard has a writer thread.",
+    )
+    thresholds: Thresholds = Field(
+        default=_DEFAULTS.thresholds,
+        description="Number of distinct words per topic level before the level is treated as "
+        "variable. The last number applies to deeper levels. 0: every level is variable; -1: no "
+        "level is.",
+    )
+    segment_bytes: Size = Field(
+        default=_DEFAULTS.segment_bytes,
+        ge=SEGMENT_BYTES_MIN,
+        le=1 << 40,
+        multiple_of=4096,
+        description="Size of a segment file.",
+    )
+    compression: Literal["none", "zstd", "lz4"] = Field(
+        default="none", description="Compression of the stored messages."
+    )
+    flush_interval: Seconds = Field(
+        default=_DEFAULTS.flush_interval,
+        ge=0,
+        le=3600,
+        description="Longest time that a message waits before it is written.",
+    )
+    idle_flush_interval: Seconds = Field(
+        default=_DEFAULTS.idle_flush_interval,
+        ge=0,
+        le=3600,
+        description="Write waiting messages when none arrives for this long.",
+    )
+    rotate_seconds: OptionalSeconds = Field(
+        default=_DEFAULTS.rotate_seconds, gt=0, description="Time between generations."
+    )
+    rotate_bytes: OptionalSize = Field(
+        default=_DEFAULTS.rotate_bytes, gt=0, description="Size at which a new generation starts."
+    )
+    retain_seconds: OptionalSeconds = Field(
+        default=_DEFAULTS.retain_seconds, gt=0, description="Age at which sealed slabs are dropped."
+    )
+    retain_bytes: OptionalSize = Field(
+        default=_DEFAULTS.retain_bytes,
+        gt=0,
+        description="Total size above which the oldest sealed slabs are dropped.",
+    )
+    reclaim: Literal["none", "delivered"] = Field(
+        default="none",
+        description="What the broker drops before retention does. delivered: sealed slabs of "
+        "which no durable session and no share group needs a message. Other readers of the store "
+        "miss these messages, unless the database is tiered.",
+    )
+    quota_bytes: OptionalSize = Field(
+        default=_DEFAULTS.quota_bytes,
+        gt=0,
+        description="Size on disk above which messages are refused. Space is allocated in steps; "
+        "the last step may exceed the quota.",
+    )
+
+    keep_free_bytes: Size = Field(
+        default=64 * 1024 * 1024,
+        ge=0,
+        description="Free disk space below which messages are refused. The space is reserved for "
+        "the state of sessions. The default is at most an eighth of the disk.",
+    )
+
+    def keep_free(self, disk_bytes: int) -> int:
+        """Return what publishers leave free on a disk of this size."""
+        if "keep_free_bytes" in self.model_fields_set:
+            return self.keep_free_bytes
+        # A small disk would else refuse the first message.
+        return min(self.keep_free_bytes, disk_bytes // _DISK_SHARE)
+
+    def database_settings(self) -> DatabaseSettings:
+        """Return the settings of the database, should it have to be created."""
+        return DatabaseSettings(**self.model_dump(exclude=set(OF_THE_BROKER)))
+
+
+class ShareSettings(Settings):
+    """How a shared subscription selects the member that receives a message."""
+
+    strategy: Literal["least-loaded", "round-robin", "random", "sticky", "sticky-topic"] = Field(
+        default="least-loaded",
+        description="How the broker selects the next member. sticky: always the same member for a "
+        "publisher; sticky-topic: always the same member for a topic.",
+    )
+    loan_timeout: Seconds = Field(
+        default=30.0,
+        gt=0,
+        description="Time without an acknowledgement after which the messages of a member go to "
+        "other members.",
+    )
+    expiry: Seconds = Field(
+        default=7 * DAY,
+        ge=0,
+        le=U32_MAX,
+        description="Time that a group with durable sessions keeps its position without members.",
+    )
+
+
+class SessionSettings(Settings):
+    """Sessions that outlive their connections."""
+
+    durable: bool = Field(
+        default=True,
+        description="Whether sessions survive the broker and read missed messages from the store. "
+        "Otherwise messages wait in memory.",
+    )
+    backlog_messages_max: Count = Field(
+        default=0,
+        ge=0,
+        description="Largest number of missed messages that a returning session receives. 0: no "
+        "limit.",
+    )
+    backlog_bytes_max: Size = Field(
+        default=0,
+        ge=0,
+        description="Largest size of the missed messages that a returning session receives. 0: no "
+        "limit.",
+    )
+    backlog_age_max: Seconds = Field(
+        default=0.0,
+        ge=0,
+        description="Largest age of the missed messages that a returning session receives. 0: no "
+        "limit.",
+    )
+    backlog_policy: Literal["drop-old", "drop-new"] = Field(
+        default="drop-old",
+        description="Which messages are dropped beyond these limits: the oldest or the newest "
+        "ones.",
+    )

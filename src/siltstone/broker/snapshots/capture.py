@@ -1,0 +1,200 @@
+"""The state of a broker that has it in memory, as of one moment, taken a piece at a time.
+
+Retained messages never change, so a list of them is a copy. A session is taken when its turn comes,
+or just before it first changes, whichever is first: so what is taken is what there was when the
+capture began, and the loop never does more than a piece of it at once. Sessions that began later
+are not part of it.
+
+What is left out is what a connection takes with it: clients, windows, keep alives, the wills of
+those who are connected, messages of QoS 0, and sessions that end with their connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.retained.log import Retained
+from siltstone.mqtt.encode import encode_message_properties
+from siltstone.mqtt.packets import Will
+from siltstone.session.sending.delivery import NEVER, Delivery
+from siltstone.session.sending.outbox import Outbox
+from siltstone.session.session import Session
+from siltstone.session.subscribed import Subscribed
+from siltstone.snapshot.format.records import (
+    NEVER_US,
+    Handshakes,
+    QueuedMessage,
+    Record,
+    RetainedMessage,
+    SessionState,
+    SubscriptionState,
+    WaitingWill,
+)
+
+_RETAIN: Final = 4
+_ROW_FLAGS: Final = 7
+_SECOND_US: Final = 1_000_000
+# So many messages take about as long to look at as a session.
+_INFLIGHT_PER_COUNT: Final = 8
+_QUEUED_PER_COUNT: Final = 250
+
+
+class Inflight(NamedTuple):
+    """A message in flight, as it was."""
+
+    delivery: Delivery
+    properties: bytes
+    packet_id: int
+
+
+class Captured(NamedTuple):
+    """A session, as it was; the messages that wait are looked at later, and do not change."""
+
+    client_id: str
+    user: str
+    expiry_seconds: int
+    last_active: float
+    subscriptions: list[Subscribed]
+    inflight: list[Inflight]
+    waiting: list[Delivery]
+    received: tuple[int, ...]
+    released: tuple[int, ...]
+    will: tuple[Will, float] | None
+
+
+class Capture:
+    """One moment of a broker. `step` and `close` are the loop's, `records` any thread's."""
+
+    def __init__(self, broker: Broker) -> None:
+        assert broker.ready.watch is None, "one at a time"
+        self._broker = broker
+        self._now = broker.shell.now()
+        self._now_us = broker.clock.now_us()
+        self.retained = broker.retained.all()
+        # From the last to the first, so that each is let go when its turn comes: to let go of all
+        # of them at the end would take longer than a moment.
+        self._sessions = list(broker.registry.sessions.values())
+        self._sessions.reverse()
+        self._taken: list[Captured] = []
+        broker.ready.epoch += 1
+        broker.ready.watch = self._take
+
+    def step(self, count: int) -> list[Captured] | None:
+        """Look at so many more sessions, fewer where they hold much; return those that were taken
+        since, which may be none. None: all were returned.
+        """
+        sessions = self._sessions
+        if not sessions and not self._taken:
+            return None
+        while count > 0 and sessions:
+            outbox = sessions.pop().outbox
+            outbox.changing()
+            count -= 1 + outbox.inflight // _INFLIGHT_PER_COUNT + outbox.queued // _QUEUED_PER_COUNT
+        taken, self._taken = self._taken, []
+        return taken
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._broker.ready.watch = None
+        self._sessions.clear()
+        self._taken.clear()
+
+    def _take(self, outbox: Outbox) -> None:
+        session = self._broker.registry.sessions.get(outbox.client_id)
+        if session is not None and session.expiry_seconds and session.durable is None:
+            self._taken.append(self._captured(session))
+
+    def _captured(self, session: Session) -> Captured:
+        outbox = session.outbox
+        inflight = outbox.deliveries()
+        left_at = self._broker.registry.left_at(session)
+        return Captured(
+            session.client_id,
+            session.user,
+            session.expiry_seconds,
+            self._now if left_at is None else left_at,
+            list(session.subscriptions.values()),
+            [
+                Inflight(each, each.properties, each.packet_id)
+                for each in inflight
+                if not each.released
+            ],
+            outbox.waiting(),
+            tuple(session.received.packet_ids),
+            tuple([each.packet_id for each in inflight if each.released]),
+            self._broker.wills.waiting(session.client_id),
+        )
+
+    def retained_records(self) -> Iterator[Record]:
+        """Yield the retained messages."""
+        for message in self.retained:
+            if not message.is_over(self._broker.clock):
+                yield _retained_record(message)
+
+    def records(self, captured: Captured) -> Iterator[Record]:
+        """Yield a session and all that belongs to it."""
+        yield SessionState(
+            client_id=captured.client_id,
+            user=captured.user,
+            expiry_seconds=captured.expiry_seconds,
+            last_active_us=self._wall_us(captured.last_active),
+        )
+        for subscribed in captured.subscriptions:
+            yield _subscription_record(subscribed)
+        for delivery, properties, packet_id in captured.inflight:
+            yield self._message(delivery, properties, packet_id)
+        for delivery in captured.waiting:
+            if delivery.flags & 3:
+                yield self._message(delivery, delivery.properties, 0)
+        if captured.received or captured.released:
+            yield Handshakes(received=captured.received, released=captured.released)
+        if captured.will is not None:
+            will, due = captured.will
+            yield WaitingWill(
+                topic=will.topic,
+                payload=will.payload,
+                flags=will.qos | (_RETAIN if will.retain else 0),
+                properties=encode_message_properties(will.properties),
+                due_us=self._wall_us(due),
+            )
+
+    def _message(self, delivery: Delivery, properties: bytes, packet_id: int) -> QueuedMessage:
+        expires_at = delivery.expires_at
+        return QueuedMessage(
+            topic=delivery.topic,
+            payload=delivery.body(),
+            flags=delivery.flags & _ROW_FLAGS,
+            properties=properties,
+            expires_us=NEVER_US if expires_at == NEVER else self._wall_us(expires_at),
+            packet_id=packet_id,
+        )
+
+    def _wall_us(self, at: float) -> int:
+        """Return the time of the wall clock at a time of the broker's own."""
+        return self._now_us + round((at - self._now) * _SECOND_US)
+
+
+def _retained_record(message: Retained) -> RetainedMessage:
+    return RetainedMessage(
+        topic=message.topic,
+        payload=message.payload,
+        flags=message.flags,
+        properties=message.properties,
+        stored_us=message.stored_us,
+        expires_us=message.expires_us,
+        publisher=message.publisher,
+    )
+
+
+def _subscription_record(subscribed: Subscribed) -> SubscriptionState:
+    subscription = subscribed.subscription
+    return SubscriptionState(
+        filter=subscription.filter.text,
+        qos=subscription.qos,
+        no_local=subscription.no_local,
+        retain_as_published=subscription.retain_as_published,
+        retain_handling=subscription.retain_handling,
+        identifier=subscribed.identifier,
+    )

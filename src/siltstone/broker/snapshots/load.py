@@ -1,0 +1,191 @@
+"""A broker's state from the records of a snapshot, before anybody connects.
+
+Sessions come back away from their clients since they were last active: one whose time has passed
+meanwhile ends at the first tick. Messages in flight are sent again under their packet ids, those
+that waited wait again, whatever the limits are now. Wills whose delay has passed are published when
+all sessions are back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import Final
+
+from siltstone.broker.access.access import Identity
+from siltstone.broker.broker import Broker
+from siltstone.broker.deliver.subscribe import Rights
+from siltstone.broker.retained.log import Retained
+from siltstone.errors import UsageError
+from siltstone.mqtt.packets import Subscription, Will
+from siltstone.mqtt.properties import decode_properties
+from siltstone.mqtt.publish import stored_properties
+from siltstone.mqtt.wire import PacketType, Reader, encode_variable
+from siltstone.session.sending.delivery import NEVER, Delivery, Spilled
+from siltstone.session.session import Session
+from siltstone.session.subscribed import Subscribed
+from siltstone.snapshot.format.contents import InFile
+from siltstone.snapshot.format.records import (
+    NEVER_US,
+    Handshakes,
+    QueuedMessage,
+    Record,
+    RetainedMessage,
+    SessionState,
+    SubscriptionState,
+    WaitingWill,
+)
+from siltstone.topic.grammar import TopicFilter
+
+_RETAIN: Final = 4
+_SECOND_US: Final = 1_000_000
+# In place of 0, which is never.
+_JUST_BEFORE: Final = -1e-9
+
+
+class SnapshotLoad:
+    """Takes records in order; `finish` when there are no more."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._now = broker.shell.now()
+        self._now_us = broker.clock.now_us()
+        self._session: Session | None = None
+        self._rights: Rights | None = None
+        self._left_at = 0.0
+        self._inflight: list[Delivery] = []
+        self._waiting: list[Delivery] = []
+        self._wills: list[tuple[Session, WaitingWill]] = []
+        self.sessions = 0
+        self.messages = 0
+        # Those of them whose payloads stay on disk.
+        self.spilled_messages = 0
+
+    def apply(self, record: Record) -> None:
+        """Take one record. Raises: UsageError for one that is of no broker."""
+        match record:
+            # The most frequent first.
+            case QueuedMessage():
+                self._queue(record)
+            case SubscriptionState():
+                self._subscribe(record)
+            case SessionState():
+                self._begin(record)
+            case RetainedMessage():
+                self._retain(record)
+            case Handshakes():
+                self._shake_hands(record)
+            case WaitingWill():
+                self._wills.append((self._current, record))
+            case _:
+                raise UsageError(
+                    f"the snapshot is a copy of a store, not the state of a broker: restore it "
+                    f"with 'siltstone restore': record={type(record).__name__}"
+                )
+
+    def finish(self) -> None:
+        """Let the last session wait for its client, and the wills for their time."""
+        self._end()
+        for session, record in self._wills:
+            self._broker.wills.leave(session, self._will(record), self._now)
+
+    @property
+    def _current(self) -> Session:
+        assert self._session is not None, "the loader has seen the session"
+        return self._session
+
+    def _retain(self, record: RetainedMessage) -> None:
+        message = Retained(
+            record.topic,
+            record.payload,
+            record.flags,
+            stored_properties(record.properties),
+            record.stored_us,
+            record.expires_us,
+            record.publisher,
+        )
+        if not message.is_over(self._broker.clock):
+            self._broker.retained.put_back(message)
+
+    def _begin(self, record: SessionState) -> None:
+        self._end()
+        self._session = self._broker.registry.create(record.client_id, record.user)
+        self._session.expiry_seconds = record.expiry_seconds
+        self._rights = None
+        # A clock that went back makes nobody older, nor younger than new.
+        passed_us = max(0, self._broker.clock.passed_us(record.last_active_us))
+        self._left_at = self._now - passed_us / _SECOND_US
+        self.sessions += 1
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self._inflight:
+            session.outbox.restore(0, [], self._inflight)
+            self._inflight = []
+        if self._waiting:
+            session.outbox.wait_again(self._waiting)
+            self._waiting = []
+        self._broker.registry.leave(session, self._left_at)
+
+    def _subscribe(self, record: SubscriptionState) -> None:
+        session, broker = self._current, self._broker
+        subscription = Subscription(
+            filter=TopicFilter.parse(record.filter),
+            qos=record.qos,
+            no_local=record.no_local,
+            retain_as_published=record.retain_as_published,
+            retain_handling=record.retain_handling,
+        )
+        if self._rights is None:
+            identity = Identity(user=session.user, client_id=session.client_id)
+            self._rights = Rights(
+                may_subscribe=partial(broker.may_subscribe, identity),
+                may_receive=None if broker.access.open else partial(broker.may_receive, identity),
+            )
+        saved = Subscribed(subscription=subscription, identifier=record.identifier)
+        broker.subscriptions.put_back(session, saved, self._rights)
+
+    def _queue(self, record: QueuedMessage) -> None:
+        expires_at = NEVER
+        if record.expires_us != NEVER_US:
+            expires_at = self._time_of(record.expires_us) or _JUST_BEFORE
+        properties = stored_properties(record.properties)
+        payload = record.payload
+        if isinstance(payload, InFile) and not record.packet_id:
+            delivery = Delivery(record.topic, b"", record.flags, properties, expires_at)
+            delivery.spilled = Spilled(payload.file, payload.start, len(payload))
+            self.spilled_messages += 1
+        else:
+            delivery = Delivery(record.topic, payload, record.flags, properties, expires_at)
+        delivery.packet_id = record.packet_id
+        (self._inflight if record.packet_id else self._waiting).append(delivery)
+        self.messages += 1
+
+    def _shake_hands(self, record: Handshakes) -> None:
+        self._current.received.packet_ids.update(record.received)
+        for packet_id in record.released:
+            delivery = Delivery(b"", b"", 2, b"", NEVER)
+            delivery.packet_id = packet_id
+            delivery.sent = delivery.released = True
+            self._inflight.append(delivery)
+
+    def _will(self, record: WaitingWill) -> Will:
+        reader = Reader(encode_variable(len(record.properties)) + record.properties)
+        left = max(0.0, -self._broker.clock.passed_us(record.due_us) / _SECOND_US)
+        return Will(
+            topic=record.topic,
+            payload=record.payload,
+            qos=record.flags & 3,
+            retain=bool(record.flags & _RETAIN),
+            properties=replace(
+                decode_properties(reader, PacketType.PUBLISH),
+                will_delay_interval=ceil(left) or None,
+            ),
+        )
+
+    def _time_of(self, time_us: int) -> float:
+        """Return the broker's own time at a time of the wall clock."""
+        return self._now + (time_us - self._now_us) / _SECOND_US

@@ -1,0 +1,336 @@
+"""Snapshots of a running broker: by the clock, when asked for, and a last one at the end.
+
+How one is written beside what else the loop does is said in `broker.snapshot_pace`. One is written
+at a time. One that fails is told in the log, and the next is tried when its time comes; only the
+last one is not allowed to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import PurePath
+from time import perf_counter, sleep
+from typing import Any, Final, NamedTuple
+
+from siltstone.broker.broker import Broker
+from siltstone.broker.control.contained import contain_async
+from siltstone.broker.snapshots.capture import Capture
+from siltstone.broker.snapshots.load import SnapshotLoad
+from siltstone.broker.snapshots.pace import LoopPace, ThreadPace
+from siltstone.broker.snapshots.standstill import Standstill
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.fs.api import File, FileSystem
+from siltstone.fs.posix import memory_bytes
+from siltstone.logs import log
+from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
+from siltstone.snapshot.directory import Saved, SnapshotDirectory, link_target
+from siltstone.snapshot.format.contents import BoundedContents, NoContents
+from siltstone.snapshot.format.records import Record
+from siltstone.snapshot.loader import SnapshotReader
+from siltstone.snapshot.schedule import Schedule
+from siltstone.store.directory import Store
+from siltstone.store.kv.rocks import open_read_only
+
+OF_BROKER: Final = "broker"
+OF_STORE: Final = "store"
+
+_LOG: Final = logging.getLogger("siltstone.snapshot")
+_PAYLOADS: Final = "payloads.tmp"
+# So often a cut is tried during which something is stored.
+_CUTS_MAX: Final = 5
+# So many sessions are looked at before it is asked whether there is time for more.
+_PIECE: Final = 1
+
+# Begins a snapshot, on the loop.
+Begin = Callable[[], "Begun"]
+
+
+class Begun(NamedTuple):
+    """A snapshot that was begun: what there is to write, None where nothing was found for a moment;
+    what is called on the loop when it was; at which pace to do it, None for at once; and what must
+    be done on the loop before the first record is asked for.
+    """
+
+    records: Iterator[Record | None]
+    end: Callable[[], None]
+    pace: LoopPace | ThreadPace | None
+    prepare: Callable[[], Awaitable[None]] | None = None
+
+
+class Snapshots:
+    """Writes the snapshots of one broker."""
+
+    def __init__(
+        self,
+        open_keeper: Callable[[], SnapshotDirectory],
+        *,
+        interval: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._open_keeper = open_keeper
+        self._keeper: SnapshotDirectory | None = None
+        self._source = ""
+        self._begin: Begin | None = None
+        self._loop = loop
+        self._schedule = Schedule(interval, loop.time())
+        self._asked = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._pace: LoopPace | ThreadPace | None = None
+        self._executor = ThreadPoolExecutor(1, "siltstone-snapshot")
+
+    @property
+    def keeper(self) -> SnapshotDirectory:
+        """The directory of snapshots, made when it is first needed."""
+        if self._keeper is None:
+            self._keeper = self._open_keeper()
+        return self._keeper
+
+    def use(self, source: str, begin: Begin) -> None:
+        """Say what the snapshots are of."""
+        self._source = source
+        self._begin = begin
+
+    def ask(self) -> None:
+        """Let one be written, beginning after now."""
+        self._schedule.ask()
+        self._asked.set()
+
+    async def save_now(self, _request: Mapping[str, Any]) -> str:
+        """Write one for somebody who waits for it; return the name of its file.
+
+        Raises: SiltstoneError, and then the one before stands.
+        """
+        try:
+            saved = await asyncio.shield(self.save(is_last=False))
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
+            raise
+        return saved.path.name
+
+    async def run(self) -> None:
+        """Write snapshots when they are due, until cancelled."""
+        while True:
+            seconds = self._schedule.wait(self._loop.time())
+            if seconds is None or seconds > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), seconds)
+                self._asked.clear()
+                continue
+            await contain_async(self._save_due)
+
+    async def _save_due(self) -> None:
+        try:
+            # Shielded, for a thread that writes cannot be stopped half way.
+            await asyncio.shield(self.save(is_last=False))
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
+
+    async def save(self, *, is_last: bool = True) -> Saved:
+        """Write one, when no other is being written; the last one, and what it waits for, at once.
+
+        Raises: SiltstoneError, and then the one before stands.
+        """
+        if is_last and self._pace is not None:
+            self._pace.hurry()
+        async with self._writing:
+            began = self._loop.time()
+            self._schedule.begin(began)
+            try:
+                saved = await self._save(is_last=is_last)
+            finally:
+                self._schedule.end()
+        if saved.prune_error is not None:
+            log(_LOG, logging.WARNING, "snapshot_prune_failed", error=str(saved.prune_error))
+        log(
+            _LOG,
+            logging.INFO,
+            "snapshot_written",
+            file=saved.path.name,
+            size_bytes=saved.size_bytes,
+            contents=saved.totals.contents,
+            seconds=round(self._loop.time() - began, 3),
+        )
+        return saved
+
+    async def _save(self, *, is_last: bool) -> Saved:
+        assert self._begin is not None, "it is known what the snapshots are of"
+        begun = self._begin()
+        self._pace = begun.pace
+        if is_last and begun.pace is not None:
+            begun.pace.hurry()
+        try:
+            if begun.prepare is not None:
+                await begun.prepare()
+            write = partial(self._write, begun)
+            return await self._loop.run_in_executor(self._executor, write)
+        finally:
+            self._pace = None
+            begun.end()
+
+    def close(self) -> None:
+        """Let go of the directory; one that is being written of what is in memory fails."""
+        if self._pace is not None:
+            self._pace.stop()
+        self._executor.shutdown(wait=True)
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _write(self, begun: Begun) -> Saved:
+        return self.keeper.save(begun.records, source=self._source, pace=begun.pace)
+
+
+def begin_capture(broker: Broker, loop: asyncio.AbstractEventLoop) -> Begun:
+    """Begin a snapshot of what a broker has in memory."""
+    capture = Capture(broker)
+    counts = broker.statistics
+    pace = LoopPace(loop, perf_counter, sleep, lambda: counts.bytes_received)
+    return Begun(_captured_records(capture), capture.close, pace)
+
+
+def _captured_records(capture: Capture) -> Iterator[Record | None]:
+    """Yield the records of a capture, on the loop."""
+    yield from capture.retained_records()
+    while (pieces := capture.step(_PIECE)) is not None:
+        for captured in pieces:
+            yield from capture.records(captured)
+        yield None
+
+
+def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
+    """Begin a snapshot of a store, which is read as other processes would.
+
+    Rows that are delivered meanwhile stay until it is written: it has the sessions that need them.
+    """
+    source = StoreSource(fs, data, partial(open_read_only, fs))
+    counts = broker.statistics
+    pace = ThreadPace(perf_counter, sleep, lambda: counts.bytes_received)
+    return Begun(source.records(), broker.pins.take(), pace, partial(_cut, broker, source))
+
+
+async def _cut(broker: Broker, source: StoreSource) -> None:
+    """Cut a store at one moment, in which the broker stores nothing."""
+    loop = asyncio.get_running_loop()
+    await broker.pins.settled()
+    for _ in range(_CUTS_MAX):
+        standstill = Standstill(broker)
+        try:
+            is_still = await standstill.reach()
+            await loop.run_in_executor(None, source.cut)
+        finally:
+            was_still = standstill.end()
+        if is_still and was_still:
+            return
+    log(_LOG, logging.WARNING, "snapshot_cut_not_quiet")
+
+
+def open_keeper(fs: FileSystem, clock: Clock, data: PurePath, keep: int) -> SnapshotDirectory:
+    """Open the directory of snapshots in a data directory. Raises: LockedError."""
+    return SnapshotDirectory(fs, clock, data / SNAPSHOTS, data / "quarantine", keep=keep)
+
+
+def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
+    """Refuse a directory whose messages and sessions are kept in the other way.
+
+    Raises: UsageError, for a broker that would start without them.
+    """
+    if persistence == "snapshot":
+        if names := store.names():
+            raise UsageError(
+                f'{store.path} has a store, which a broker with persistence = "snapshot" does not '
+                f"read; choose another data directory: databases={', '.join(names)}"
+            )
+        return
+    directory = store.path / SNAPSHOTS
+    name = link_target(fs, directory) if fs.exists(directory) else ""
+    if not name:
+        return
+    if not fs.exists(directory / name):
+        log(_LOG, logging.WARNING, "snapshot_link_broken", missing=name)
+        return
+    with fs.open(directory / name, writable=False) as file:
+        if SnapshotReader(file, NoContents()).about.source == OF_BROKER:
+            raise UsageError(
+                f'{directory} has the state of a broker with persistence = "snapshot", which a '
+                f'broker with persistence = "store" does not read; choose another data directory, '
+                f"or move {directory} away"
+            )
+
+
+def bounded_contents(
+    fs: FileSystem, directory: PurePath, memory_max: int | None
+) -> BoundedContents:
+    """Return where contents go: beyond the memory, of which they may have half where nothing is
+    said, to a file that is gone with this process.
+    """
+
+    def create() -> File:
+        path = directory / _PAYLOADS
+        if fs.exists(path):
+            fs.remove(path)
+        file = fs.create(path)
+        fs.remove(path)
+        return file
+
+    return BoundedContents(memory_bytes() // 2 if memory_max is None else memory_max, create)
+
+
+def load_state(
+    broker: Broker, keeper: SnapshotDirectory, contents: BoundedContents, *, allow_empty: bool
+) -> None:
+    """Let a broker have what its last snapshot holds.
+
+    Raises: what `Keeper.load` raises; UsageError when there is not enough memory.
+    """
+    revival = SnapshotLoad(broker)
+    # All that is made here stays: looking through it for garbage would take longer than making it.
+    gc.disable()
+    try:
+        loaded = keeper.load(revival, contents, allow_empty=allow_empty)
+        revival.finish()
+        # Nor need it ever be looked through by those who collect later.
+        gc.freeze()
+    except MemoryError as exc:
+        raise UsageError(
+            f"the snapshot does not fit into memory; lower snapshot.memory_max, which keeps more "
+            f"payloads on disk, or allow more memory: directory={keeper.directory} "
+            f"sessions={revival.sessions} messages={revival.messages}"
+        ) from exc
+    finally:
+        gc.enable()
+    if contents.size_bytes:
+        log(
+            _LOG,
+            logging.WARNING,
+            "snapshot_payloads_on_disk",
+            size_bytes=contents.size_bytes,
+            messages=revival.spilled_messages,
+            setting="snapshot.memory_max",
+        )
+    for bad in loaded.bad:
+        log(_LOG, logging.ERROR, "snapshot_damaged", moved_to=str(bad.path), error=str(bad.error))
+    if loaded.missing:
+        log(
+            _LOG,
+            logging.WARNING,
+            "snapshot_missing",
+            missing=loaded.missing,
+        )
+    if loaded.path is None:
+        log(_LOG, logging.INFO, "snapshot_not_found")
+        return
+    log(
+        _LOG,
+        logging.WARNING if loaded.bad else logging.INFO,
+        "snapshot_loaded",
+        file=loaded.path.name,
+        retained=len(broker.retained),
+        sessions=revival.sessions,
+        messages=revival.messages,
+    )

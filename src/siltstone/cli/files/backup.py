@@ -1,0 +1,188 @@
+"""`siltstone backup` and `siltstone restore`: a whole data directory in one file, and back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from siltstone.cli.control import is_served, pinned, while_still
+from siltstone.cli.opening import open_reading
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
+from siltstone.cli.output.output import note, say, show_json
+from siltstone.cli.output.progress import BYTES, Meter, progress, tree_size, watched
+from siltstone.cli.output.quantities import format_size, parse_size
+from siltstone.clock import SystemClock
+from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.fs.api import File
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.publish import TEMPORARY_SUFFIX
+from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.format.contents import ContentsInFile
+from siltstone.snapshot.format.records import About, FilePart, Record
+from siltstone.snapshot.format.stream import MAGIC
+from siltstone.snapshot.restore import restore_directory
+from siltstone.snapshot.writer import publish_snapshot
+from siltstone.store.kv.rocks import RocksEngine, open_read_only
+from siltstone.version import __version__
+
+SOURCE = "store"
+_CUTS_MAX: Final = 5
+# zlib then reads the head of gzip, and enough of a file to see what it is.
+_GZIP: Final = 31
+_HEAD_BYTES: Final = 4096
+
+
+def about_store(serial: int = 0) -> About:
+    """Return the first record of a snapshot of a data directory."""
+    return About(
+        serial=serial,
+        created_us=SystemClock().now_us(),
+        source=SOURCE,
+        writer=f"siltstone {__version__}",
+    )
+
+
+def backup(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write.", show_default=False)
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Write a backup of the whole data directory to one file.
+
+    The command works beside a running broker. The file is compressed with gzip.
+
+    $ siltstone backup backup.gz
+    $ siltstone backup backup.gz --data /var/lib/siltstone --force
+    """
+    fs = PosixFileSystem()
+    target = absolute_path(file)
+    if fs.exists(target) and not force:
+        raise ExistsError(f"{file} exists; pass --force to replace it")
+    if not fs.exists(target.parent):
+        raise NotFoundError(f"cannot write {file}: directory {target.parent} does not exist")
+    open_reading(data).close()
+    spill = target.with_name(target.name + ".contents.tmp")
+    for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
+        # By a backup that was killed; one that is still running has the file itself.
+        if fs.exists(left):
+            fs.remove(left)
+    with ExitStack() as closing:
+        contents = closing.enter_context(fs.create(spill))
+        closing.callback(fs.remove, spill)
+        source = StoreSource(
+            fs,
+            absolute_path(data),
+            partial(open_read_only, fs),
+            ContentsInFile(contents),
+        )
+        closing.callback(source.close)
+        if is_served(data):
+            # The sessions of the cut need rows that may be delivered before they are copied.
+            closing.enter_context(pinned(data))
+        _cut(data, source)
+        with progress("Backing up", BYTES, tree_size(fs, absolute_path(data) / "data")) as meter:
+            records = _watched(source.records(), meter)
+            totals, size_bytes = publish_snapshot(fs, target, about_store(), records)
+    if json:
+        document: dict[str, Any] = {
+            "file": str(file),
+            "size_bytes": size_bytes,
+            "digest": totals.digest.hex(),
+        }
+        show_json(document)
+    else:
+        say(f"wrote {file}, {format_size(size_bytes)}")
+
+
+def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
+    """Let records pass, and show the bytes of files among them."""
+    for record in records:
+        if isinstance(record, FilePart):
+            meter.add(len(record.data))
+        yield record
+
+
+def _cut(data: Path, source: StoreSource) -> None:
+    """Cut all databases at one moment, for which a broker that runs there stands still."""
+    if not is_served(data):
+        source.cut()
+        return
+    for _ in range(_CUTS_MAX):
+        if while_still(data, source.cut):
+            return
+    note("messages were stored while the backup started; its databases may differ by some of them")
+
+
+def _check_kind(file: Path, source: File) -> None:
+    """Look at the beginning of a file. Raises: UsageError for another kind of file."""
+    try:
+        begin = zlib.decompressobj(_GZIP).decompress(source.read_at(0, _HEAD_BYTES), len(MAGIC))
+    except zlib.error:
+        begin = None
+    # A backup that was cut off early is damaged, and told as such.
+    if begin is None or source.size() == 0 or not MAGIC.startswith(begin):
+        raise UsageError(f"{file} is not a Siltstone backup")
+
+
+def restore(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="File that 'siltstone backup' wrote.", show_default=False
+        ),
+    ],
+    size_max: Annotated[
+        int | None,
+        typer.Option(
+            "--size-max",
+            metavar="SIZE",
+            parser=converted(parse_size),
+            help="Refuse a backup with more data than this, as 10GiB.",
+            show_default="the free space of the disk",
+        ),
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a data directory from a backup.
+
+    The data directory must not exist, or must be empty.
+
+    $ siltstone restore backup.gz --data restored
+    """
+    fs = PosixFileSystem()
+    directory = absolute_path(data)
+    if not fs.exists(absolute_path(file)):
+        raise NotFoundError(f"cannot read {file}: the file does not exist")
+    with (
+        fs.open(absolute_path(file), writable=False) as source,
+        # The file is read three times: to check it, for the databases, for the broker's state.
+        progress("Restoring", BYTES, 3 * source.size()) as meter,
+    ):
+        _check_kind(file, source)
+        try:
+            summary = restore_directory(
+                fs,
+                SystemClock(),
+                watched(source, meter.add),
+                directory,
+                RocksEngine,
+                size_bytes_max=size_max,
+            )
+        except ExistsError as exc:
+            raise ExistsError(
+                f"data directory {data} is not empty; name a new one with --data"
+            ) from exc
+    if json:
+        show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
+    else:
+        say(f"restored {data} from {file}, {format_size(summary.plain_bytes)}")

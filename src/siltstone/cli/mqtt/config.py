@@ -1,0 +1,264 @@
+"""`siltstone config`: the settings in effect, where they came from, and their reference.
+
+`serve` takes the same options; both find the file and read the settings by `settings_from`.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from os import environ
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from pydantic import BaseModel
+
+from siltstone.broker.settings.broker import BrokerSettings
+from siltstone.broker.settings.kinds import expectation, toml_text
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import note, printable
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.settings import (
+    FLAGS,
+    Key,
+    LoadedSettings,
+    dotted_name,
+    field_of,
+    find_file,
+    known_keys,
+    model_of,
+    read_settings,
+    variable_name,
+)
+
+app = App("Show the settings of the broker.", "siltstone config show")
+
+
+def _option(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=text, show_default=False)
+
+
+DataFlag = Annotated[str | None, _option("--data", "DIR", "Directory that holds all databases.")]
+HostFlag = Annotated[
+    str | None, _option("--host", "HOST", "Address that the first listener binds to.")
+]
+PortFlag = Annotated[str | None, _option("--port", "PORT", "Port of the first listener.")]
+LogLevelFlag = Annotated[
+    str | None, _option("--log-level", "LEVEL", "Log level: debug, info, warning or error.")
+]
+LogFormatFlag = Annotated[
+    str | None, _option("--log-format", "FORMAT", "Log format: human or json.")
+]
+ConfigFlag = Annotated[
+    Path | None,
+    _option(
+        "--config",
+        "FILE",
+        "Settings file. Default: $SILTSTONE_CONFIG, then ./siltstone.toml if it exists.",
+    ),
+]
+SetFlag = Annotated[
+    list[str] | None,
+    _option("--set", "KEY=VALUE", "Any setting, as in limits.receive_max=100. Repeatable."),
+]
+
+
+def settings_from(
+    config: Path | None, assignments: Iterable[str] | None, **named: str | None
+) -> LoadedSettings:
+    """Read the settings, given the flags by name: those of --set, and others that go before them.
+
+    Raises: Exit, once every complaint was noted on a line of its own.
+    """
+    fs = PosixFileSystem()
+    try:
+        overrides = dict(map(_assignment, assignments or ()))
+        for flag in FLAGS:
+            value = named[flag.removeprefix("--").replace("-", "_")]
+            overrides |= {} if value is None else {flag: value}
+        file = find_file(config, environ, fs=fs)
+        return read_settings(_followed(file), environ, overrides, fs=fs)
+    except UsageError as exc:
+        for line in str(exc).splitlines():
+            note(line)
+        raise typer.Exit(2) from None
+
+
+def hush_libraries() -> None:
+    """Keep gRPC from writing into our log, unless somebody wants it: every handshake of TLS that
+    fails is a line of its own form. Called before it starts.
+    """
+    environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected KEY=VALUE, as in limits.receive_max=100")
+    return key.strip(), value
+
+
+def _followed(file: PurePath | None) -> PurePath | None:
+    # The store never follows a link; settings are often put in place by one.
+    return Path(file).resolve() if file is not None and Path(file).is_symlink() else file
+
+
+@app.command("show")
+def show(
+    data: DataFlag = None,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    config: ConfigFlag = None,
+    log_level: LogLevelFlag = None,
+    log_format: LogFormatFlag = None,
+    assignments: SetFlag = None,
+) -> None:
+    """Show the settings in effect as TOML.
+
+    A comment says where each value came from: file, environment or option. Values without a
+    comment are defaults.
+
+    $ siltstone config show
+    $ siltstone config show --config siltstone.toml --set limits.receive_max=100
+    """
+    loaded = settings_from(
+        config,
+        assignments,
+        data=data,
+        host=host,
+        port=port,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    sys.stdout.write(effective_toml(loaded.settings, loaded.origin))
+
+
+@app.command("reference")
+def reference() -> None:
+    """Print the reference of all settings as Markdown.
+
+    $ siltstone config reference
+    """
+    sys.stdout.write(reference_text())
+
+
+Origin: TypeAlias = Callable[[Key], str | None]
+
+
+def effective_toml(settings: BrokerSettings, origin: Origin = lambda _: None) -> str:
+    """Return the settings as a file that would give the same ones."""
+    return "\n".join(_toml_lines(settings, (), "", origin)) + "\n"
+
+
+def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Iterator[str]:
+    """Write a table: its values first, for what follows a title in TOML belongs to it."""
+    below: list[tuple[BaseModel, Key, str]] = []
+    if title:
+        yield from ("", title)
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        path = (*key, name)
+        dotted = ".".join(part for part in path if isinstance(part, str))
+        if isinstance(value, BaseModel):
+            below.append((value, path, f"[{dotted}]"))
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+            below += [(item, (*path, at), f"[[{dotted}]]") for at, item in enumerate(value)]
+        else:
+            given = origin(path)
+            comment = "" if given is None else f"  # {printable(given)}"
+            yield f"{name} = {toml_text(field, value)}{comment}"
+    for item, path, heading in below:
+        yield from _toml_lines(item, path, heading, origin)
+
+
+_WIDTH: Final = 140
+_INTRODUCTION: Final = """\
+# Settings
+
+`siltstone serve` reads its settings from four places. A later place wins over an earlier one, for
+each key separately:
+
+1. the defaults in the tables below;
+2. a TOML file: `--config FILE`, else `$SILTSTONE_CONFIG`, else `siltstone.toml` in the working
+   directory, if it exists;
+3. environment variables: `SILTSTONE_` and the key in capitals, with two underscores for each dot;
+4. flags: `--data`, `--host` and `--port` (of the first listener), `--log-level`, `--log-format`,
+   and `--set KEY=VALUE` for every key.
+
+These three are equivalent, in `siltstone.toml`, in the environment and as a flag:
+
+```toml
+[limits]
+packet_size_max = "4 MiB"
+```
+
+```text
+SILTSTONE_LIMITS__PACKET_SIZE_MAX=4MiB
+--set limits.packet_size_max=4MiB
+```
+
+**Sizes** are a number of bytes, or a text with a unit: KiB, MiB, GiB, kB, MB, GB. **Times** are a
+number of seconds, or a text with units: "250ms", "90s", "1h30m", "30d", "2w". The word `none`
+removes a limit where the table allows it.
+
+In the environment and in flags, write a list or a table as JSON. A number selects one item of a
+list:
+
+```text
+SILTSTONE_LISTENERS='[{"port": 1883}, {"kind": "ws", "port": 8083}]'
+SILTSTONE_LISTENERS__1__PORT=8084
+--set 'storage.rules=[{"filter": "debug/#", "store": "never"}]'
+```
+
+File paths are relative to the working directory. The broker reads its settings once, at its start.
+SIGHUP reloads the password file, the access list and the certificates.
+
+The broker does not start with a wrong value, an unknown key, or an unknown variable that begins
+with `SILTSTONE_`. The error names the place and the expected value. `siltstone serve --check`
+checks the settings without starting the broker. `siltstone config show` prints where each value
+came from.
+
+A listener that other machines can reach refuses anonymous clients, unless it has
+`allow_anonymous = true`. So does a TLS listener on loopback, if there is a password file or a hook.
+The broker does not start with a listener that no client could log in to.
+
+`siltstone config reference` prints this page.
+"""
+
+
+def reference_text() -> str:
+    """Return docs/reference/configuration.md."""
+    keys = known_keys()
+    tables = dict.fromkeys(key[:-1] for key in keys)
+    sections = (_section(table, [key for key in keys if key[:-1] == table]) for table in tables)
+    return "\n".join([_INTRODUCTION, *sections])
+
+
+def _section(table: Key, keys: Iterable[Key]) -> str:
+    model = model_of(table)
+    assert model is not None
+    name = dotted_name(tuple(part for part in table if part != 0))
+    title = f"`[[{name}]]`" if table[-1:] == (0,) else f"`[{name}]`"
+    rows = [_row(key) for key in keys if model_of(key) is None]
+    return "\n".join(
+        [
+            f"## {title if table else 'Top level'}\n",
+            f"{textwrap.fill(' '.join((model.__doc__ or '').split()), _WIDTH)}\n",
+            "| key | value | default | environment variable | meaning |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _row(key: Key) -> str:
+    field = field_of(key)
+    default = "" if field.is_required() else f"`{toml_text(field, field.default)}`"
+    if key == ("listeners",):
+        default = "one, as below"
+    cells = (f"`{key[-1]}`", expectation(field), default, f"`{variable_name(key)}`")
+    return f"| {' | '.join(cells)} | {field.description} |"

@@ -1,0 +1,77 @@
+"""Where the messages of `siltstone sub` go: chosen, counted, written; then they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import BinaryIO, Final
+
+from siltstone.cli.mqtt.rendering import Render
+from siltstone.clock import Clock
+from siltstone.mqtt.flow import pick
+from siltstone.mqtt.publish import PublishBatch
+
+_RETAIN: Final = 4
+
+
+class Retained(Enum):
+    """What becomes of retained messages."""
+
+    SHOWN = "shown"
+    LEFT_OUT = "left out"
+    ONLY = "only"
+
+
+class Receiver:
+    """Writes messages, and calls `full` when it wants no more.
+
+    What it returns as taken is written and flushed: the server may forget it. Messages that come
+    after the last one wanted are not taken, so that a kept session has them still.
+    """
+
+    def __init__(
+        self,
+        out: BinaryIO,
+        render: Render,
+        clock: Clock,
+        *,
+        full: Callable[[], None],
+        count_max: int | None = None,
+        retained: Retained = Retained.SHOWN,
+    ) -> None:
+        self.count = 0
+        self._out = out
+        self._render = render
+        self._clock = clock
+        self._full = full
+        self._count_max = count_max
+        self._retained = retained
+
+    def take(self, batch: PublishBatch) -> int:
+        """Write what is wanted of a batch; return how many messages were dealt with."""
+        wanted, taken = self._choose(batch.flags)
+        chosen = batch if len(wanted) == len(batch.topics) else pick(batch, list(wanted))
+        data = self._render(chosen, self._clock.now_us())
+        if data:
+            self._out.write(data)
+            self._out.flush()
+        self.count += len(wanted)
+        if taken < len(batch.topics) or self.count == self._count_max:
+            self._full()
+        return taken
+
+    def _choose(self, flags: list[int]) -> tuple[Sequence[int], int]:
+        """Return the indexes of the messages to write, and how many messages that settles."""
+        left = len(flags)
+        if self._count_max is not None:
+            left = self._count_max - self.count
+        if self._retained is Retained.SHOWN:
+            taken = min(left, len(flags))
+            return range(taken), taken
+        wanted: list[int] = []
+        for index, flag in enumerate(flags):
+            if len(wanted) == left or (self._retained is Retained.ONLY and not flag & _RETAIN):
+                return wanted, index
+            if self._retained is Retained.ONLY or not flag & _RETAIN:
+                wanted.append(index)
+        return wanted, len(flags)

@@ -1,0 +1,266 @@
+"""`siltstone pipeline`: jobs that turn the store into tables, learn from it, and check it."""
+
+from __future__ import annotations
+
+from time import sleep as wait
+from typing import Annotated, Any
+
+import typer
+
+from siltstone.cli.options import DATA_DEFAULT, Data, Json
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
+from siltstone.cli.output.progress import counting, progress, waiting
+from siltstone.cli.output.quantities import format_size
+from siltstone.cli.pipeline import jobs as pipeline_jobs
+from siltstone.cli.pipeline.place import checked_directory, lake_directory
+from siltstone.cli.pipeline.spark import (
+    MASTER_DEFAULT,
+    Continuous,
+    DatabaseName,
+    Interval,
+    Master,
+    Memory,
+    pipeline,
+    session,
+)
+from siltstone.errors import UsageError
+
+app = App("Run Spark jobs over the store.", "siltstone pipeline tier")
+
+
+Decode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--decode",
+        metavar="FILTER=HOW",
+        help="How to decode payloads: json, cbor, msgpack, text or raw. Repeatable.",
+        show_default="guessed from the payloads",
+    ),
+]
+
+
+@app.command()
+def tier(
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    master: Master = MASTER_DEFAULT,
+    memory: Memory = "1g",
+    continuous: Continuous = False,
+    interval: Interval = 5.0,
+    partition: Annotated[
+        str, typer.Option("--partition", metavar="day|hour", help="Partitions of new tables.")
+    ] = "day",
+    decode: Decode = None,
+    ignore_loss: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-loss", help="Continue even if rows were dropped before they reached the lake."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Copy rows into Delta tables, one per topic structure.
+
+    Each row reaches its table exactly once, also after a crash. The command works beside a running
+    broker.
+
+    $ siltstone pipeline tier
+    $ siltstone pipeline tier --continuous --decode 'plant/#=json'
+    """
+    jobs = pipeline("jobs.tier")
+    settings = jobs.TierSettings(
+        path=checked_directory(data, database),
+        database=database,
+        partition=_one_of(partition, ("day", "hour"), "--partition"),
+        decode=_decoders(decode or []),
+        fails_on_loss=not ignore_loss,
+    )
+    steps: list[Any] = []
+    ended = False
+    with session(master, memory) as spark:
+        job = jobs.TierJob(settings, jobs.on_spark(spark))
+        with counting("Tiering", by_rows=True) as tell:
+            try:
+                while (step := job.step()) is not None or continuous:
+                    if step is None:
+                        wait(interval)
+                        continue
+                    steps.append(step)
+                    tell(step.rows, step.waiting)
+            except KeyboardInterrupt:
+                # Nothing else ends a run that goes on: what is asked for is no failure.
+                if not continuous:
+                    raise
+                ended = True
+            finally:
+                job.close()
+    _show_tiered(jobs.report_of(job.database.name, steps), ended=ended, json=json)
+
+
+def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
+    if json:
+        show_json(
+            {
+                "database": report.database,
+                "batches": report.batches,
+                "rows": report.rows,
+                "dead": report.dead,
+                "files": report.files,
+                "size_bytes": report.size_bytes,
+                "tables": dict(report.tables),
+                "left_out": dict(report.left_out),
+            }
+        )
+        return
+    if not report.rows:
+        said = "stopped; no new rows arrived" if ended else "no new rows"
+        say(f"{said}: all rows of database {report.database} are in Delta tables")
+        return
+    listed = table("table", "rows", right=("rows",))
+    for name, rows in report.tables.items():
+        add_row(listed, (name, f"{rows:,}"))
+    show(listed)
+    say(
+        f"{counted(report.rows, 'row')} in {counted(report.files, 'file')} of "
+        f"{format_size(report.size_bytes)}, {report.dead:,} of them in dead_letter"
+    )
+    for name, fields in report.left_out.items():
+        left = counted(fields, "field")
+        say(f"table {name} has too many columns: {left} stay in the payload only")
+
+
+@app.command()
+def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
+    """Merge small files of the Delta tables into larger ones.
+
+    The command works beside a running broker.
+
+    $ siltstone pipeline compact
+    """
+    with progress("Compacting", "tables") as meter:
+        done = pipeline("jobs.upkeep").compact_lake(
+            lake_directory(data, database),
+            database=database,
+            progress=lambda tables, total: meter.tell(tables, total=total),
+        )
+    if json:
+        show_json(
+            [
+                {
+                    "table": item.table,
+                    "files_removed": item.files_removed,
+                    "files_added": item.files_added,
+                }
+                for item in done
+            ]
+        )
+        return
+    numbers = ("files before", "files after")
+    listed = table("table", *numbers, right=numbers)
+    for item in done:
+        add_row(listed, (item.table, f"{item.files_removed:,}", f"{item.files_added:,}"))
+    show(listed)
+
+
+@app.command()
+def vacuum(
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    hours: Annotated[
+        int,
+        typer.Option(
+            "--hours",
+            metavar="N",
+            help="Keep files that were in use within the last N hours.",
+            min=0,
+        ),
+    ] = 168,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the files without removing them.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove old files of the Delta tables.
+
+    These are files of old table versions, and files that killed jobs left. The command
+    works beside a running broker.
+
+    $ siltstone pipeline vacuum --dry-run
+    """
+    with waiting("Looking for old files"):
+        done = pipeline("jobs.upkeep").vacuum_lake(
+            lake_directory(data, database), database=database, hours=hours, dry_run=dry_run
+        )
+    if json:
+        show_json(done)
+        return
+    listed = table("table", "files removed", right=("files removed",))
+    for name, files in done.items():
+        add_row(listed, (name, f"{len(files):,}"))
+    show(listed)
+
+
+@app.command()
+def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
+    """List the Delta tables with their columns.
+
+    The command works beside a running broker.
+
+    $ siltstone pipeline tables
+    """
+    found = pipeline("jobs.upkeep").describe_lake(lake_directory(data, database), database=database)
+    if json:
+        show_json(
+            [
+                {
+                    "table": item.table,
+                    "rows": item.rows,
+                    "files": item.files,
+                    "size_bytes": item.size_bytes,
+                    "columns": dict(item.columns),
+                }
+                for item in found
+            ]
+        )
+        return
+    numbers = ("rows", "files", "size")
+    listed = table("table", *numbers, "columns", right=numbers)
+    for item in found:
+        columns = ", ".join(f"{name} {kind}" for name, kind in item.own_columns())
+        add_row(
+            listed,
+            (
+                item.table,
+                f"{item.rows:,}",
+                f"{item.files:,}",
+                format_size(item.size_bytes),
+                columns,
+            ),
+        )
+    show(listed)
+
+
+app.command()(pipeline_jobs.audit)
+app.command()(pipeline_jobs.learn)
+app.command("import")(pipeline_jobs.import_)
+app.command()(pipeline_jobs.replay)
+app.command()(pipeline_jobs.rollup)
+app.command()(pipeline_jobs.init)
+
+
+def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def _decoders(given: list[str]) -> dict[str, str]:
+    decoders: dict[str, str] = {}
+    for text in given:
+        topic_filter, equals, name = text.rpartition("=")
+        if not equals or not topic_filter:
+            raise UsageError(f"--decode expects FILTER=HOW, as in 'plant/#=json', got {text!r}")
+        known = ("json", "cbor", "msgpack", "text", "raw")
+        decoders[topic_filter] = _one_of(name, known, "--decode")
+    return decoders

@@ -1,0 +1,54 @@
+"""The data directory that a job works on, looked at before Spark starts: that takes its time."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import siltstone
+from siltstone.cli.nodes import own_directory
+from siltstone.cli.opening import open_reading
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.scan.survey import find_database
+
+
+def checked_directory(data: Path, database: str) -> str:
+    """Return the path of a data directory that has the database; without a name, one.
+
+    Raises: UsageError, NotFoundError; CorruptionError where it cannot be opened.
+    """
+    path = own_directory(data)
+    with open_reading(data) as store:
+        chosen_database(store, data, database)
+    return path
+
+
+def lake_directory(data: Path, database: str) -> str:
+    """Return the path of a data directory, for a job on its Delta tables alone.
+
+    Raises: UsageError, also where there are several databases and none is named.
+    """
+    path = own_directory(data)
+    with suppress(NotFoundError), siltstone.open(data, read_only=True) as store:
+        if not database and len(_own_names(store)) > 1:
+            chosen_database(store, data, database)
+    return path
+
+
+def chosen_database(store: siltstone.Store, data: Path, name: str) -> siltstone.Database:
+    """Return a database by its name; without one, the only one. Raises: UsageError."""
+    names = _own_names(store)
+    if not name and not names:
+        raise UsageError(
+            f"{data} has no database; create one with 'siltstone db create', or start the broker"
+        )
+    if not name and len(names) > 1:
+        raise UsageError(
+            f"several databases exist ({', '.join(names)}); choose one with --database"
+        )
+    return find_database(store, name)
+
+
+def _own_names(store: siltstone.Store) -> list[str]:
+    """Return the databases of a user; those of the broker itself have an underscore in front."""
+    return [name for name in store.names() if not name.startswith("_")]

@@ -1,0 +1,200 @@
+"""`siltstone groups`: share groups, how far behind they are, moved in time.
+
+A group of which no member is durable is known to the broker that runs, and to nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
+from siltstone.cli.sessions.sessions import (
+    COUNT_MAX,
+    Database,
+    To,
+    changing,
+    fact,
+    looking,
+    place_of,
+    seconds_text,
+)
+from siltstone.clock import SystemClock
+from siltstone.errors import NotFoundError
+from siltstone.session.archive.keys import group_id, group_parts
+from siltstone.session.archive.move import move_group
+from siltstone.session.archive.records import SavedGroup, ShardSerial
+from siltstone.session.durable.delivered_source import DeliveredSource
+from siltstone.session.durable.lag import group_lag
+
+app = App("List, inspect, move and drop share groups.", "siltstone groups list")
+
+GroupText = Annotated[
+    str,
+    typer.Argument(
+        metavar="$share/NAME/FILTER", help="Name and filter of the group.", show_default=False
+    ),
+]
+
+
+@app.command("list")
+def list_groups(
+    data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
+) -> None:
+    """List share groups: members, backlog and expiry.
+
+    The command works beside a running broker.
+
+    $ siltstone groups list
+    """
+    live = _live_groups(data)
+    with looking(data, database) as (archive, store):
+        source = DeliveredSource(store.database(database).feed_source())
+        kept = {group_id(group.name, group.filter): group for group in archive.groups()}
+        documents = [
+            _document(group, source, is_kept=text in kept, count_max=COUNT_MAX)
+            for text, group in (live | kept).items()
+        ]
+    if json:
+        show_json(documents)
+    elif not documents:
+        say(f"no share groups in {data}")
+    else:
+        columns = ("group", "strategy", "kept", "members", "behind", "by", "ends in")
+        shown = table(*columns, right=columns[4:])
+        for each in documents:
+            add_row(
+                shown,
+                (
+                    each["group"],
+                    each["strategy"],
+                    "yes" if each["kept"] else "no",
+                    "some" if each["empty_seconds"] is None else "none",
+                    f"{each['behind']:,}{'+' if each['behind_is_more'] else ''}",
+                    seconds_text(each["behind_seconds"]),
+                    seconds_text(each["expires_in_seconds"]),
+                ),
+            )
+        show(shown)
+
+
+@app.command("show")
+def show_group(
+    group: GroupText, data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
+) -> None:
+    """Show the backlog and the position of a share group.
+
+    The command works beside a running broker.
+
+    $ siltstone groups show '$share/workers/plant/#'
+    """
+    group_parts(group)
+    with looking(data, database) as (archive, store):
+        kept = archive.group(group)
+        found = _live_groups(data).get(group) if kept is None else kept
+        if found is None:
+            raise NotFoundError(f"share group {group!r} does not exist")
+        source = DeliveredSource(store.database(database).feed_source())
+        document = _document(found, source, is_kept=kept is not None)
+    if json:
+        show_json(document)
+        return
+    shown = table("", "")
+    for key, value in document.items():
+        add_row(shown, fact(key, value))
+    show(shown)
+
+
+@app.command("reset")
+def reset(
+    group: GroupText,
+    to: To,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
+) -> None:
+    """Move a share group in time, to repeat or to skip messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone groups reset '$share/workers/plant/#' --to latest
+    """
+    parts = group_parts(group)
+    if is_served(data):
+        ask_broker(data, {"do": "move-group", "group": group, "to": to})
+    else:
+        with changing(data, database) as (archive, store):
+            owned = archive.take_group(*parts)
+            if owned is None:
+                raise NotFoundError(f"share group {group!r} does not exist")
+            move_group(owned, place_of(store, database, to))
+            owned.save()
+    if json:
+        show_json({"group": group, "moved": True, "to": to})
+    else:
+        say(f"moved {group}")
+
+
+@app.command("drop")
+def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """Delete the position of a share group without members.
+
+    A client that joins later starts a new group. A running broker is asked to do it.
+
+    $ siltstone groups drop '$share/workers/plant/#'
+    """
+    parts = group_parts(group)
+    if not yes:
+        confirm(f"drop {group} with its queued messages")
+    if is_served(data):
+        found = ask_broker(data, {"do": "drop-group", "group": group})
+    else:
+        with changing(data, None) as (archive, _):
+            owned = archive.take_group(*parts)
+            found = owned is not None
+            if owned is not None:
+                owned.drop()
+    if not found:
+        raise NotFoundError(f"share group {group!r} does not exist")
+    if json:
+        show_json({"group": group, "dropped": True})
+    else:
+        say(f"dropped {group}")
+
+
+def _live_groups(data: Data) -> dict[str, SavedGroup]:
+    """Return the groups that have members, as the broker that runs has them; else none."""
+    if not is_served(data):
+        return {}
+    groups = {}
+    for each in ask_broker(data, {"do": "groups"}):
+        name, topic_filter = group_parts(each["group"])
+        position = tuple(ShardSerial(int(at), serial) for at, serial in each["position"].items())
+        groups[each["group"]] = SavedGroup(
+            name=name, filter=topic_filter, strategy=each["strategy"], position=position
+        )
+    return groups
+
+
+def _document(
+    group: SavedGroup, source: DeliveredSource, *, is_kept: bool, count_max: int | None = None
+) -> dict[str, Any]:
+    now_us = SystemClock().now_us()
+    lag = group_lag(source, group, now_us, count_max=count_max)
+    empty_us = group.empty_since_us
+    empty = None if empty_us is None else (now_us - empty_us) / 1e6
+    return {
+        "group": group_id(group.name, group.filter),
+        "strategy": group.strategy,
+        "kept": is_kept,
+        "behind": lag.messages,
+        "behind_is_more": lag.is_more,
+        "behind_seconds": None if lag.oldest_us is None else (now_us - lag.oldest_us) / 1e6,
+        "empty_seconds": empty,
+        "expires_in_seconds": None if empty is None else group.expiry_seconds - empty,
+        "position": {str(shard): serial for shard, serial in group.position},
+    }

@@ -1,0 +1,360 @@
+"""`siltstone sessions`: who has a durable session, how far behind it is, and what to do about it.
+
+What is shown is what was saved last, a second ago at most. What changes something is asked of the
+broker, where one runs; else it is done here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from siltstone.cli.control import ask_broker, is_served
+from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
+from siltstone.cli.output.quantities import parse_time
+from siltstone.cli.store.kv import open_engine
+from siltstone.clock import SystemClock
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.session.archive.index import expires_at_us
+from siltstone.session.archive.move import Place, find_place, move_session
+from siltstone.session.archive.records import SavedSession, ShardSerial
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.archive.view import ArchiveView
+from siltstone.session.durable.delivered_source import DeliveredSource
+from siltstone.session.durable.lag import Lag, session_lag
+from siltstone.store.directory import COMMITS, Store
+from siltstone.store.tx.reading import KeyValueReader
+
+app = App("List, inspect, move and drop durable sessions.", "siltstone sessions list")
+
+ClientId = Annotated[
+    str, typer.Argument(metavar="CLIENT_ID", help="Client id of the session.", show_default=False)
+]
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database", metavar="NAME", help="Database in which the broker stores messages."
+    ),
+]
+# A list counts no further: it is for people.
+COUNT_MAX: Final = 100_000
+
+
+def parse_place(text: str) -> Place:
+    """Read where to go. Raises: UsageError."""
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    return parse_time(text, SystemClock().now_us())
+
+
+To = Annotated[
+    Any,
+    typer.Option(
+        "--to",
+        metavar="earliest|latest|TIME",
+        parser=converted(parse_place),
+        help="New position: the beginning of the store, its end, or a time.",
+    ),
+]
+
+
+@contextmanager
+def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Store]]:
+    """Open what was saved, and the store, beside a broker that may run. Raises: UsageError.
+
+    What was saved in another database than this one is shown at the beginning of this one.
+    """
+    with open_reading(data) as store:
+        place = store.path / COMMITS
+        try:
+            reader = KeyValueReader(open_engine(place))
+        except NotFoundError as exc:
+            raise UsageError(f"{data} has no durable sessions") from exc
+        try:
+            origin = None if database is None else store.database(database).origin
+            yield ArchiveView(reader, origin), store
+        finally:
+            reader.close()
+
+
+@contextmanager
+def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
+    """Open the archive where no broker runs. Raises: UsageError, LockedError."""
+    with open_writing(data) as store:
+        keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+        origin = None if database is None else store.database(database).origin
+        yield SessionArchive(keyvalue, SystemClock(), origin), store
+
+
+def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ...]:
+    """Return where a place is in the messages."""
+    return find_place(store.database(database).feed_source(), place)
+
+
+@app.command("list")
+def list_sessions(
+    data: Data = DATA_DEFAULT, database: Database = "messages", json: Json = False
+) -> None:
+    """List durable sessions: state, backlog and expiry.
+
+    The command works beside a running broker.
+
+    $ siltstone sessions list
+    """
+    now_us = SystemClock().now_us()
+    is_live = is_served(data)
+    with looking(data, database) as (archive, store):
+        source = DeliveredSource(store.database(database).feed_source())
+        documents = [
+            _document(
+                saved,
+                session_lag(source, saved, now_us, count_max=COUNT_MAX),
+                now_us,
+                is_live=is_live,
+            )
+            for client_id in archive.client_ids()
+            if (saved := archive.session(client_id)) is not None
+        ]
+    if json:
+        show_json(documents)
+        return
+    if not documents:
+        say(f"no durable sessions in {data}")
+        return
+    shown = table(
+        "client id",
+        "state",
+        "filters",
+        "behind",
+        "by",
+        "in flight",
+        "dropped",
+        "ends in",
+        right=("filters", "behind", "by", "in flight", "dropped", "ends in"),
+    )
+    for each in documents:
+        add_row(
+            shown,
+            (
+                each["client_id"],
+                "connected" if each["connected"] else "away",
+                str(len(each["subscriptions"])),
+                f"{each['behind']:,}{'+' if each['behind_is_more'] else ''}",
+                seconds_text(each["behind_seconds"]),
+                str(each["inflight"]),
+                f"{each['dropped']:,}",
+                seconds_text(each["expires_in_seconds"]),
+            ),
+        )
+    show(shown)
+
+
+@app.command("show")
+def show_session(
+    client_id: ClientId,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
+) -> None:
+    """Show the subscriptions and the position of a session.
+
+    The command works beside a running broker.
+
+    $ siltstone sessions show my-client
+    """
+    now_us = SystemClock().now_us()
+    is_live = is_served(data)
+    with looking(data, database) as (archive, store):
+        saved = _known(archive, client_id)
+        source = DeliveredSource(store.database(database).feed_source())
+        document = _document(saved, session_lag(source, saved, now_us), now_us, is_live=is_live)
+    if json:
+        show_json(document)
+        return
+    shown = table("", "")
+    for key, value in document.items():
+        if key == "subscriptions":
+            for one in value:
+                add_row(shown, ("subscription", f"{one['filter']} (QoS {one['qos']})"))
+        else:
+            add_row(shown, fact(key, value))
+    show(shown)
+
+
+@app.command("export")
+def export_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+    """Print the stored state of a session as JSON.
+
+    Bytes are in base64. The command works beside a running broker.
+
+    $ siltstone sessions export my-client
+    """
+    with looking(data, None) as (archive, _):
+        saved = _known(archive, client_id)
+    show_json(_plain(asdict(saved)))
+
+
+@app.command("kick")
+def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
+    """Disconnect a client; its session remains.
+
+    The broker must be running.
+
+    $ siltstone sessions kick my-client
+    """
+    if not is_served(data):
+        raise UsageError(f"no broker is running on {data}; start it with 'siltstone serve'")
+    if ask_broker(data, {"do": "kick", "client_id": client_id}):
+        say(f"disconnected {client_id}")
+    else:
+        raise NotFoundError(f"client {client_id!r} is not connected")
+
+
+@app.command("drop")
+def drop_session(
+    client_id: ClientId, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False
+) -> None:
+    """Delete a session with its queued messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone sessions drop my-client
+    """
+    if not yes:
+        confirm(f"drop the session of {client_id!r} with its queued messages")
+    if is_served(data):
+        found = ask_broker(data, {"do": "drop", "client_id": client_id})
+    else:
+        with changing(data, None) as (archive, _):
+            owned = archive.take(client_id)
+            found = owned is not None
+            if owned is not None and owned.state.will is not None:
+                # Its time is over, and its will is published, when the broker starts.
+                owned.put_meta(expiry_seconds=0, away_since_us=0, connected=False)
+                owned.save()
+            elif owned is not None:
+                owned.drop()
+    if not found:
+        raise NotFoundError(f"client {client_id!r} has no durable session")
+    if json:
+        show_json({"client_id": client_id, "dropped": True})
+    else:
+        say(f"dropped the session of {client_id}")
+
+
+@app.command("move")
+def move(
+    client_id: ClientId,
+    to: To,
+    data: Data = DATA_DEFAULT,
+    database: Database = "messages",
+    json: Json = False,
+) -> None:
+    """Move a session in time, to repeat or to skip messages.
+
+    A running broker is asked to do it.
+
+    $ siltstone sessions move my-client --to earliest
+    $ siltstone sessions move my-client --to -1h
+    """
+    if is_served(data):
+        ask_broker(data, {"do": "move", "client_id": client_id, "to": to})
+    else:
+        with changing(data, database) as (archive, store):
+            owned = archive.take(client_id)
+            if owned is None:
+                raise NotFoundError(f"client {client_id!r} has no durable session")
+            move_session(owned, place_of(store, database, to))
+            owned.save()
+    if json:
+        show_json({"client_id": client_id, "moved": True, "to": to})
+    else:
+        say(f"moved the session of {client_id}")
+
+
+def _known(archive: ArchiveView, client_id: str) -> SavedSession:
+    saved = archive.session(client_id)
+    if saved is None:
+        raise NotFoundError(f"client {client_id!r} has no durable session")
+    return saved
+
+
+def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> dict[str, Any]:
+    expires_us = expires_at_us(saved)
+    return {
+        "client_id": saved.client_id,
+        "user": saved.user,
+        # A broker that was killed could not say that its clients went with it.
+        "connected": saved.connected and is_live,
+        "away_seconds": _since(saved.away_since_us, now_us),
+        "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / 1e6,
+        "behind": lag.messages,
+        "behind_is_more": lag.is_more,
+        "behind_seconds": _since(lag.oldest_us, now_us),
+        "inflight": len(saved.inflight),
+        "has_will": saved.will is not None,
+        # With what it will miss when it comes back.
+        "dropped": saved.dropped + lag.gone,
+        "position": {str(shard): serial for shard, serial in saved.position},
+        "subscriptions": [
+            {"filter": one.filter, "qos": one.qos, "identifier": one.identifier}
+            for one in saved.subscriptions
+        ],
+    }
+
+
+def _since(at_us: int | None, now_us: int) -> float | None:
+    return None if at_us is None else max(0.0, (now_us - at_us) / 1e6)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time as people say it, a dash for none."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# What people call a field that is a time.
+_TIMES: Final = {
+    "away_seconds": "away for",
+    "behind_seconds": "behind by",
+    "empty_seconds": "empty for",
+    "expires_in_seconds": "expires in",
+}
+
+
+def fact(key: str, value: Any) -> tuple[str, str]:
+    """Return a field of a document as people read it: its name, and what it says."""
+    name = _TIMES.get(key, key).replace("_", " ")
+    if value is None or key in _TIMES:
+        return name, seconds_text(value)
+    if isinstance(value, bool):
+        return name, "yes" if value else "no"
+    if isinstance(value, dict):
+        return name, ", ".join(f"shard {shard}: {serial:,}" for shard, serial in value.items())
+    return name, f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,276 @@
+"""`siltstone append`: load rows from a file or stdin."""
+
+from __future__ import annotations
+
+import signal
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+
+from siltstone.cli.opening import note_recovery, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
+from siltstone.cli.output.output import counted, note, say, show_json, were
+from siltstone.cli.output.progress import progress
+from siltstone.cli.output.streams import standard_input
+from siltstone.cli.store.records import BadLines, gather, read_csv, read_json_lines
+from siltstone.errors import UsageError
+from siltstone.store.database import Database, Durability
+from siltstone.store.log.write.partition import Columns
+from siltstone.store.writer.ticket import Ticket
+
+# How many groups of rows are on their way at once: enough to fill the next flush during a sync.
+_TICKETS_MAX: Final = 8
+
+
+class Format(Enum):
+    """How rows are written in the input."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+class DurabilityChoice(Enum):
+    """What an acknowledged row survives."""
+
+    SYNCED = "synced"
+    WRITTEN = "written"
+    NONE = "none"
+
+
+_SUFFIXES: Final = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".json": Format.JSONL,
+    ".csv": Format.CSV,
+}
+
+
+@dataclass(slots=True)
+class Load:
+    """How far a load has come: the rows acknowledged, and those of them that were stored before."""
+
+    rows: int = 0
+    duplicates: int = 0
+
+
+def guess_format(name: str) -> Format:
+    """Tell the format from a file's name; stdin is JSON lines. Raises: UsageError."""
+    if name == "-":
+        return Format.JSONL
+    found = _SUFFIXES.get(Path(name).suffix.lower())
+    if found is None:
+        raise UsageError(
+            f"the suffix of {name!r} names no known format; pass --format jsonl or csv"
+        )
+    return found
+
+
+def load(
+    database: Database,
+    groups: Iterable[Columns],
+    done: Load,
+    *,
+    durability: Durability,
+    producer: str | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Append groups of rows in order, some at once; `done` tells at any time what is acknowledged.
+
+    Raises: what an append raises, and what the groups raise, once those before are acknowledged.
+    """
+    waiting: deque[tuple[Ticket, int]] = deque()
+    waits = durability != "none"
+    try:
+        for sequence, columns in enumerate(groups):
+            identity = None
+            if producer is not None:
+                # A batch is told by its place and what it holds: other rows are never taken for it.
+                identity = (f"{producer}/{sequence}/{_fingerprint(columns)}", 0)
+            with _uninterrupted():
+                ticket = database.append(columns, durability=durability, producer=identity)
+                waiting.append((ticket, columns.count))
+            while waiting and (waiting[0][0].done or (waits and len(waiting) >= _TICKETS_MAX)):
+                _settle(*waiting.popleft(), done)
+            progress(done.rows)
+    finally:
+        if not waits:
+            # Nobody waited for these rows, but the command must not end well if one was refused.
+            database.sync()
+        while waiting:
+            _settle(*waiting.popleft(), done)
+        progress(done.rows)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait: what was given to the store must be counted."""
+    noted: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if noted:
+        raise KeyboardInterrupt
+
+
+def _fingerprint(columns: Columns) -> str:
+    digest = blake2b(digest_size=16)
+    for column in (columns.topics, columns.values, columns.publisher, columns.properties):
+        items = column if isinstance(column, list) else [column or b""]
+        digest.update(array("Q", map(len, items)).tobytes())
+        digest.update(b"".join(items))
+    digest.update(repr(columns.flags).encode())
+    return digest.hexdigest()
+
+
+def _settle(ticket: Ticket, rows: int, done: Load) -> None:
+    ticket.wait()
+    if ticket.error is not None:
+        raise ticket.error
+    done.rows += rows
+    done.duplicates += rows if ticket.duplicate else 0
+
+
+Producer = Annotated[
+    str | None,
+    typer.Option(
+        "--producer",
+        metavar="ID",
+        help="Name of this load. Run it again under its name to continue without duplicates.",
+    ),
+]
+
+
+AppendDurability = Annotated[
+    DurabilityChoice,
+    typer.Option(
+        "--durability",
+        help="What a stored row survives: synced a power cut, written a crash of the process.",
+    ),
+]
+
+
+def append(
+    name: Name,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE|-]", help="File with the rows.", show_default="standard input"
+        ),
+    ] = "-",
+    input_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format", help="Input format. CSV needs a header line.", show_default="by suffix"
+        ),
+    ] = None,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", metavar="N", min=1, max=1_000_000, help="Number of rows per batch."
+        ),
+    ] = 10_000,
+    durability: AppendDurability = DurabilityChoice.SYNCED,
+    producer: Producer = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip invalid lines, and report their number.")
+    ] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Append rows from JSON lines or CSV to a database.
+
+    Timestamps and serials in the input are ignored: each row gets new ones. Stop the broker first:
+    the command needs the data directory for itself.
+
+    $ siltstone append sensors rows.jsonl
+    $ siltstone append sensors --format csv < rows.csv
+    $ siltstone append sensors rows.jsonl --producer load-1 --skip-bad
+    """
+    chosen = input_format or guess_format(source)
+    bad = BadLines() if skip_bad else None
+    done = Load()
+    with (
+        open_writing(data) as store,
+        _opened(source) as file,
+        closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
+    ):
+        database = store.database(name)
+        note_recovery(database)
+        started = time.monotonic()
+        with _told(done), _shown(file, source) as tell:
+            load(
+                database,
+                gather(records, batch, bad),
+                done,
+                durability=durability.value,
+                producer=producer,
+                progress=tell,
+            )
+    _report(done, bad or BadLines(), time.monotonic() - started, json)
+
+
+@contextmanager
+def _told(done: Load) -> Iterator[None]:
+    """Let whatever ends a load tell how many rows were stored before."""
+    try:
+        yield
+    except UsageError as exc:
+        stored = f"{counted(done.rows, 'row')} before it {were(done.rows)} stored"
+        raise UsageError(f"{exc}; {stored}") from exc
+    except BaseException:
+        note(f"stopped; {counted(done.rows, 'row')} {were(done.rows)} stored")
+        raise
+
+
+def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
+    rate = done.rows / seconds if seconds else 0.0
+    if json:
+        show_json(
+            {
+                "rows": done.rows,
+                "duplicates": done.duplicates,
+                "bad_lines": bad.count,
+                "seconds": round(seconds, 6),
+                "rows_per_second": round(rate, 1),
+            }
+        )
+    else:
+        before = f", {done.duplicates:,} of them stored before" if done.duplicates else ""
+        say(f"{counted(done.rows, 'row')} in {seconds:.2f} s, {rate:,.0f} rows/s{before}")
+    for line in bad.first:
+        note(str(line))
+    if bad.count:
+        note(f"skipped {counted(bad.count, 'invalid line')}")
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    if source == "-":
+        yield standard_input()
+    else:
+        with Path(source).open("rb") as file:
+            yield file
+
+
+@contextmanager
+def _shown(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
+    """Show rows and rate and, for a file, how much is left."""
+    total = None if source == "-" else Path(source).stat().st_size
+    with progress("Appending", total=total) as meter:
+
+        def tell(rows: int) -> None:
+            read = None if total is None or file.closed else file.tell()
+            meter.tell(rows, done=total if read is None else read, total=total)
+
+        yield tell

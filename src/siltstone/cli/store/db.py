@@ -1,0 +1,286 @@
+"""`siltstone db`: create, list, look at, change and drop databases."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+import siltstone
+from siltstone.cli.opening import note_recovery, open_creating, open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import (
+    add_row,
+    confirm_drop,
+    facts,
+    say,
+    show,
+    show_json,
+    table,
+)
+from siltstone.cli.output.quantities import format_size
+from siltstone.cli.store import setting_options as options
+from siltstone.cli.store.settings import SETTINGS, named_options, parse_changes, shown_settings
+from siltstone.cli.store.slabs import slab_document, slab_table
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.store.database import Database
+from siltstone.store.log.info import SlabInfo
+from siltstone.store.slab.settings import FIXED, DatabaseSettings
+
+app = App("Create, list, inspect, change and drop databases.", "siltstone db list")
+
+
+@app.command("create")
+def create(
+    name: Name,
+    shards: options.Shards = None,
+    shard_by: options.ShardBy = None,
+    threshold: options.Thresholds = None,
+    segment_bytes: options.SegmentBytes = None,
+    compression: options.Compression = None,
+    flush_interval: options.FlushInterval = None,
+    idle_flush_interval: options.IdleFlushInterval = None,
+    max_items: options.MaxItems = None,
+    sync_interval: options.SyncInterval = None,
+    pending_bytes: options.PendingBytes = None,
+    topic_cache: options.TopicCache = None,
+    rotate: options.Rotate = None,
+    rotate_bytes: options.RotateBytes = None,
+    retain: options.Retain = None,
+    retain_bytes: options.RetainBytes = None,
+    reclaim: options.Reclaim = None,
+    quota: options.Quota = None,
+    reserve: options.Reserve = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a database.
+
+    The data directory is created if it does not exist. Stop the broker first: the command needs
+    the data directory for itself. Times take units (ms, s, m, h, d, w), sizes too (KiB, MiB, GiB).
+
+    $ siltstone db create sensors
+    $ siltstone db create sensors --rotate 1d --retain 30d --compression zstd
+    """
+    given = {
+        "shards": shards,
+        "shard_by": shard_by,
+        "thresholds": threshold,
+        "segment_bytes": segment_bytes,
+        "compression": compression,
+        "flush_interval": flush_interval,
+        "idle_flush_interval": idle_flush_interval,
+        "max_items": max_items,
+        "sync_interval": sync_interval,
+        "pending_bytes_max": pending_bytes,
+        "topic_cache": topic_cache,
+        "rotate_seconds": rotate,
+        "rotate_bytes": rotate_bytes,
+        "retain_seconds": retain,
+        "retain_bytes": retain_bytes,
+        "reclaim": reclaim,
+        "quota_bytes": quota,
+        "reserve_bytes": reserve,
+    }
+    _create(name, {field: value for field, value in given.items() if value is not None}, data, json)
+
+
+def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
+    with named_options("--"):
+        settings = DatabaseSettings.from_json(given)
+    with open_creating(data) as store:
+        exists = name in store.names()
+        try:
+            store.create(name, settings)
+        except SiltstoneError as exc:
+            if not exists:
+                _take_back(store, name, exc)
+            raise
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        say(f"created database {name} in {data}")
+
+
+def _take_back(store: siltstone.Store, name: str, failure: SiltstoneError) -> None:
+    """Drop a database that came to be but could not be opened: after a failure nobody expects it.
+    Where that fails too, as without a file left to open, the failure says so.
+    """
+    try:
+        if name in store.names():
+            store.drop(name)
+    except SiltstoneError:
+        hint = f"database {name!r} may exist in part; remove it with 'siltstone db drop'"
+        failure.args = (f"{failure}; {hint}", *failure.args[1:])
+
+
+@app.command("list")
+def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the databases with their rows and sizes.
+
+    The command works beside a running broker.
+
+    $ siltstone db list
+    """
+    with open_reading(data) as store:
+        documents = [_summary(store.database(name)) for name in store.names()]
+    if json:
+        show_json(documents)
+        return
+    listed = table(
+        "database", "shards", "slabs", "rows", "size", right=("shards", "slabs", "rows", "size")
+    )
+    for each in documents:
+        counts = (f"{each[field]:,}" for field in ("shards", "slab_count", "rows"))
+        add_row(listed, (each["database"], *counts, format_size(each["size_bytes"])))
+    if documents:
+        show(listed)
+    else:
+        say(f"no databases in {data}; create one with 'siltstone db create NAME'")
+
+
+def _summary(database: Database, slabs: list[SlabInfo] | None = None) -> dict[str, Any]:
+    known = database.slabs() if slabs is None else slabs
+    return {
+        "database": database.name,
+        "shards": database.settings.shards,
+        "slab_count": len(known),
+        "rows": sum(slab.rows for slab in known),
+        "size_bytes": sum(slab.size_bytes for slab in known),
+    }
+
+
+@app.command("info")
+def info(
+    name: Name,
+    recover: Annotated[
+        bool,
+        typer.Option(
+            "--recover",
+            help="Open for writing, complete the recovery after a crash, and report it.",
+        ),
+    ] = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Show the settings, slabs and totals of a database.
+
+    The command works beside a running broker. With --recover it needs the data directory for
+    itself.
+
+    $ siltstone db info messages
+    """
+    with open_writing(data) if recover else open_reading(data) as store:
+        database = store.database(name)
+        slabs = database.slabs()
+        summary = _summary(database, slabs)
+        recovery = [
+            {
+                "slab": str(report.slab),
+                "torn_bytes": report.torn_bytes,
+                "rebuilt": list(report.rebuilt),
+                "foreign": list(report.foreign),
+            }
+            for report in database.reports
+        ]
+    if json:
+        show_json(
+            summary
+            | {
+                "settings": database.settings.to_json(),
+                "slabs": [slab_document(slab) for slab in slabs],
+                "recovery": recovery,
+            }
+        )
+        return
+    _show_info(summary, database.settings, slabs, recovery)
+
+
+def _show_info(
+    summary: dict[str, Any],
+    settings: DatabaseSettings,
+    slabs: list[SlabInfo],
+    recovery: list[dict[str, Any]],
+) -> None:
+    totals = [
+        ("database", summary["database"]),
+        ("rows", f"{summary['rows']:,}"),
+        ("size", format_size(summary["size_bytes"])),
+    ]
+    show(facts(totals + shown_settings(settings)))
+    say("")
+    show(slab_table(slabs))
+    if recovery:
+        found = table("recovered", "torn", "indexes rebuilt", "foreign files", right=("torn",))
+        for report in recovery:
+            files = (", ".join(report[kind]) or "none" for kind in ("rebuilt", "foreign"))
+            add_row(found, (report["slab"], format_size(report["torn_bytes"]), *files))
+        say("")
+        show(found)
+
+
+@app.command("drop")
+def drop(
+    name: Name,
+    yes: Yes = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a database with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone db drop sensors
+    """
+    with open_writing(data) as store:
+        if name in store.names() and not yes:
+            rows = sum(slab.rows for slab in store.database(name).slabs())
+            confirm_drop(f"database {name!r}", rows)
+        store.drop(name)
+    if json:
+        show_json({"dropped": name})
+    else:
+        say(f"dropped database {name}")
+
+
+@app.command("set")
+def set_settings(
+    name: Name,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…", help="Settings, with the names of the options of 'db create'."
+        ),
+    ],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Change settings of a database.
+
+    The new settings apply to rows that are written later. Stop the broker first: the
+    command needs the data directory for itself.
+
+    $ siltstone db set messages rotate=1d retain=30d
+    """
+    parsed = parse_changes(changes)
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        _refuse_fixed(database.settings, parsed)
+        with named_options(""):
+            settings = database.configure(**parsed)
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        show(facts(shown_settings(settings)))
+
+
+def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:
+    """Tell what to do about a setting that stays as it is. Raises: UsageError."""
+    for field in sorted(FIXED & changes.keys()):
+        if changes[field] != getattr(settings, field):
+            raise UsageError(
+                f"{SETTINGS[field].option} is fixed when a database is created; "
+                f"create another database with 'siltstone db create'"
+            )

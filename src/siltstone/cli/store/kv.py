@@ -1,0 +1,293 @@
+"""`siltstone kv`: create and drop key-value databases, list them and look into them; the latter
+also while another process has them.
+
+`commits` is among them: the positions of sessions, share groups and topic logs. It is always there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import PurePath
+from typing import Annotated, Any, Final
+
+import typer
+
+from siltstone.cli.opening import open_creating, open_reading, open_writing
+from siltstone.cli.options import (
+    DATA_DEFAULT,
+    Data,
+    FilterOption,
+    Json,
+    Name,
+    Since,
+    Until,
+    Yes,
+    converted,
+)
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import (
+    add_row,
+    confirm_drop,
+    console_on,
+    say,
+    show,
+    show_json,
+    table,
+)
+from siltstone.cli.output.quantities import format_size, parse_span
+from siltstone.cli.output.sinks import JsonLinesSink, Sink, TableSink
+from siltstone.cli.store.setting_options import THRESHOLD_HELP
+from siltstone.cli.store.settings import SETTINGS, named_options, shown_value
+from siltstone.clock import SystemClock
+from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.store.directory import COMMITS
+from siltstone.store.kv.api import Engine
+from siltstone.store.kv.keys import TIME_END
+from siltstone.store.kv.rocks import open_read_only
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.tx.iterator import RowBatch
+from siltstone.store.tx.reading import KeyValueReader
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.topic.grammar import check_topic
+
+app = App("Create, list, read and drop key-value databases.", "siltstone kv list")
+
+_CHUNK: Final = 1000
+_DEFAULTS: Final = KeyValueSettings()
+
+
+def _option(field: str, metavar: str, text: str) -> Any:
+    return typer.Option(
+        f"--{SETTINGS[field].option}",
+        parser=converted(SETTINGS[field].parse),
+        metavar=metavar,
+        help=text,
+        show_default=shown_value(field, getattr(_DEFAULTS, field)),
+    )
+
+
+def open_engine(path: PurePath) -> Engine:
+    """Open a key-value store for reading, beside whoever has it open."""
+    return open_read_only(PosixFileSystem(), path)
+
+
+RetainBytes = Annotated[
+    int | None,
+    _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."),
+]
+
+
+@app.command("create")
+def create(
+    name: Name,
+    plain: Annotated[
+        bool, typer.Option("--map", help="Keep one value per topic, without time.")
+    ] = False,
+    shards: Annotated[
+        int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
+    ] = None,
+    threshold: Annotated[Any, _option("thresholds", "N,N…", THRESHOLD_HELP)] = None,
+    rotate: Annotated[
+        float | None, _option("rotate_seconds", "TIME", "Time between generations, as 1d.")
+    ] = None,
+    rotate_bytes: Annotated[
+        int | None,
+        _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB."),
+    ] = None,
+    retain: Annotated[
+        float | None,
+        _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
+    ] = None,
+    retain_bytes: RetainBytes = None,
+    quota: Annotated[
+        int | None, _option("quota_bytes", "SIZE", "Size beyond which writes are refused.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Create a key-value database.
+
+    The data directory is created if it does not exist. Stop the broker first: the command needs
+    the data directory for itself.
+
+    $ siltstone kv create settings --map
+    $ siltstone kv create history --retain 30d
+    """
+    given = {
+        "shards": shards,
+        "thresholds": threshold,
+        "rotate_seconds": rotate,
+        "rotate_bytes": rotate_bytes,
+        "retain_seconds": retain,
+        "retain_bytes": retain_bytes,
+        "quota_bytes": quota,
+    }
+    _refuse_commits(name)
+    with named_options("--"):
+        known = {field: value for field, value in given.items() if value is not None}
+        settings = KeyValueSettings(timed=not plain, **known)
+    with open_creating(data) as store:
+        if name in store.keyvalue_names():
+            raise ExistsError(f"key-value database {name!r} exists already")
+        store.keyvalue(name, settings)
+    if json:
+        show_json({"database": name, "settings": settings.to_json()})
+    else:
+        say(f"created key-value database {name} in {data}")
+
+
+@app.command("drop")
+def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """Delete a key-value database with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone kv drop settings
+    """
+    _refuse_commits(name)
+    with open_writing(data) as store:
+        if name in store.keyvalue_names() and not yes:
+            rows = sum(1 for _ in store.keyvalue(name).read())
+            confirm_drop(f"key-value database {name!r}", rows)
+        store.drop_keyvalue(name)
+    if json:
+        show_json({"dropped": name})
+    else:
+        say(f"dropped key-value database {name}")
+
+
+def _refuse_commits(name: str) -> None:
+    if name == COMMITS:
+        raise UsageError(
+            f"database {COMMITS} holds the positions of sessions, share groups and topic logs; "
+            f"it cannot be created or dropped"
+        )
+
+
+@app.command("list")
+def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the key-value databases of a data directory.
+
+    The command works beside a running broker.
+
+    $ siltstone kv list
+    """
+    documents = []
+    with open_reading(data) as store:
+        for name, place in store.keyvalue_places().items():
+            with _opened(place) as reader:
+                documents.append(_summary(name, reader))
+    if json:
+        show_json(documents)
+    elif documents:
+        listed = table("database", "kind", "shards", "slabs", "size", right=("shards", "slabs"))
+        for each in documents:
+            kind = "by time" if each["timed"] else "plain map"
+            counts = (f"{each[field]:,}" for field in ("shards", "slab_count"))
+            add_row(listed, (each["database"], kind, *counts, format_size(each["size_bytes"])))
+        show(listed)
+    else:
+        say(f"no key-value databases in {data}")
+
+
+def _summary(name: str, reader: KeyValueReader) -> dict[str, Any]:
+    return {
+        "database": name,
+        "timed": reader.settings.timed,
+        "shards": reader.settings.shards,
+        "slab_count": len(reader.slabs()),
+        "size_bytes": reader.size_bytes(),
+    }
+
+
+@app.command("read")
+def read(
+    name: Name,
+    topic_filter: FilterOption = "#",
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N rows.")
+    ] = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Read the rows of a key-value database.
+
+    The rows of a stream come in order of topic, then of time. The command works beside a running
+    broker.
+
+    $ siltstone kv read history --filter 'plant/#' --since -1h
+    """
+    since_us, until_us = parse_span(since, until, SystemClock().now_us())
+    with _reading(name, data) as reader:
+        columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
+        rows = islice(
+            reader.read(topic_filter, since_us, TIME_END if until_us is None else until_us), limit
+        )
+        sink: Sink = (
+            JsonLinesSink(sys.stdout, columns)
+            if json
+            else TableSink(console_on(sys.stdout), columns)
+        )
+        while some := list(islice(rows, _CHUNK)):
+            sink.write(RowBatch(some).arrow(columns))
+        sink.close()
+
+
+@app.command("get")
+def get(
+    name: Name,
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)
+    ],
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Print the newest value of a topic, unchanged.
+
+    The command works beside a running broker.
+
+    $ siltstone kv get settings plant/limits
+    """
+    check_topic(topic.encode())
+    with _reading(name, data) as reader:
+        newest: Row | None = None
+        for row in reader.read(topic):
+            newest = row
+        if newest is None:
+            raise NotFoundError(f"database {name!r} has no row of topic {topic!r}")
+        columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
+    if json:
+        sink = JsonLinesSink(sys.stdout, columns)
+        sink.write(RowBatch([newest]).arrow(columns))
+        sink.close()
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(newest.value)
+
+
+@contextmanager
+def _reading(name: str, data: Data) -> Iterator[KeyValueReader]:
+    with open_reading(data) as store:
+        places = store.keyvalue_places()
+        if name not in places:
+            raise NotFoundError(
+                f"key-value database {name!r} does not exist in {data} "
+                f"(databases: {', '.join(places) or 'none'})"
+            )
+        with _opened(places[name]) as reader:
+            yield reader
+
+
+@contextmanager
+def _opened(place: PurePath) -> Iterator[KeyValueReader]:
+    reader = KeyValueReader(open_engine(place))
+    try:
+        yield reader
+    finally:
+        reader.close()

@@ -1,0 +1,152 @@
+"""`siltstone slabs`, `seal` and `drop`: the generations of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
+from siltstone.cli.output.output import (
+    add_row,
+    confirm_drop,
+    counted,
+    note,
+    say,
+    show,
+    show_json,
+    table,
+)
+from siltstone.cli.output.quantities import format_moment, format_size, format_time
+from siltstone.errors import UsageError
+from siltstone.store.log.info import SlabInfo
+from siltstone.store.slab.manifest import SlabId
+
+
+def parse_slab(text: str) -> SlabId:
+    """Read `shard/generation`. Raises: UsageError."""
+    shard, slash, generation = text.partition("/")
+    if not (slash and shard.isdecimal() and generation.isdecimal()):
+        raise UsageError(
+            f"expected a slab as SHARD/GENERATION, got {text!r}; 'siltstone slabs' lists them"
+        )
+    return SlabId(int(shard), int(generation))
+
+
+def slab_document(slab: SlabInfo) -> dict[str, Any]:
+    """Return a slab as JSON shows it."""
+    return {
+        "slab": str(slab.slab),
+        "shard": slab.slab.shard,
+        "generation": slab.slab.generation,
+        "state": slab.state,
+        "since": format_time(slab.since_us),
+        "until": None if slab.until_us is None else format_time(slab.until_us),
+        "created": format_time(slab.created_us),
+        "rows": slab.rows,
+        "size_bytes": slab.size_bytes,
+        "segments": slab.segments,
+        "streams": slab.streams,
+        "lost_rows": slab.lost_rows,
+    }
+
+
+def slab_table(slabs: Iterable[SlabInfo]) -> Table:
+    """Return slabs as people see them."""
+    numbers = ("rows", "size", "segments", "streams")
+    listed = table("slab", "state", "since", "until", *numbers, right=numbers)
+    for slab in slabs:
+        until = "" if slab.until_us is None else format_moment(slab.until_us)
+        add_row(
+            listed,
+            (
+                str(slab.slab),
+                slab.state,
+                format_moment(slab.since_us),
+                until,
+                f"{slab.rows:,}",
+                format_size(slab.size_bytes),
+                f"{slab.segments:,}",
+                f"{slab.streams:,}",
+            ),
+        )
+    return listed
+
+
+def note_losses(slabs: Iterable[SlabInfo]) -> None:
+    """Tell of slabs of which repair could not save all rows."""
+    for slab in slabs:
+        if slab.lost_rows != 0:
+            lost = "rows" if slab.lost_rows is None else counted(slab.lost_rows, "row")
+            note(f"slab {slab.slab} has lost {lost} to damage; run 'siltstone verify' for details")
+
+
+def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """List the slabs of a database.
+
+    A slab holds the rows of one generation of one shard. The command works beside a running broker.
+
+    $ siltstone slabs messages
+    """
+    with open_reading(data) as store:
+        found = store.database(name).slabs()
+    note_losses(found)
+    if json:
+        show_json([slab_document(slab) for slab in found])
+    else:
+        show(slab_table(found))
+
+
+def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
+    """Start a new generation; the current slabs become read-only.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone seal messages
+    """
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        database.seal()
+        found = database.slabs()
+    if json:
+        show_json([slab_document(slab) for slab in found])
+    else:
+        show(slab_table(found))
+
+
+def drop(
+    name: Name,
+    slab: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHARD/GENERATION",
+            help="Sealed slab, as listed by 'siltstone slabs'.",
+            show_default=False,
+        ),
+    ],
+    yes: Yes = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete a sealed slab with all its rows.
+
+    Stop the broker first: the command needs the data directory for itself.
+
+    $ siltstone drop messages 0/1
+    """
+    wanted = parse_slab(slab)
+    with open_writing(data) as store:
+        database = store.database(name)
+        note_recovery(database)
+        for found in () if yes else database.slabs():
+            if found.slab == wanted and found.state != "current":
+                confirm_drop(f"slab {wanted} of database {name!r}", found.rows)
+        database.drop_slab(wanted)
+    if json:
+        show_json({"database": name, "dropped": str(wanted)})
+    else:
+        say(f"dropped slab {wanted} of database {name}")

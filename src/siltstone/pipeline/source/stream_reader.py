@@ -1,0 +1,231 @@
+"""The streaming reader: positions, admission control, and the same reading as for a batch.
+
+Spark calls all but `read` in one process that lives as long as the query; it keeps the database
+open there. A position is the identity of the database and a serial for each shard, and the rows
+between two positions never change: a batch that is planned again after a crash is the same batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from siltstone.clock import Clock, SystemClock
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.logs import log
+from siltstone.pipeline.source.origins import origin_of
+from siltstone.pipeline.source.partitions import SourcePartition
+from siltstone.pipeline.source.reader import read_partition
+from siltstone.pipeline.source.schema import arrow_schema
+from siltstone.scan.offsets import AT_EARLIEST, Loss, Offsets, read_offsets, resolve
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.origin import Origin
+from siltstone.scan.survey import own_offsets, refuse_losses
+from siltstone.store.log.read.selection import SlabExtent
+
+_LOG: Final = logging.getLogger(__name__)
+Position = Mapping[int, int]
+
+
+class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a store from a position on."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: StructType,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._fs = fs or PosixFileSystem()
+        self._clock = clock or SystemClock()
+        self._begins = options.stream_start()
+        self._origin: Origin | None = None
+        self._target: dict[int, int] | None = None
+        # Here nothing was found that is wanted; it need not be looked for again.
+        self._passed: dict[int, range] = {}
+        self._waiting_since: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what is open behind: executors only read partitions."""
+        return self.__dict__ | {"_origin": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where the query begins when it has no checkpoint."""
+        origin = self._opened()
+        extents = origin.extents()
+        begins = own_offsets(self._begins, origin.identity(), self._options) or AT_EARLIEST
+        return self._position(resolve(begins, extents))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the first limit that was set: Spark hands it back unless a trigger overrides it.
+
+        Which one it is does not matter: all that were set hold.
+        """
+        options = self._options
+        if options.rows_per_trigger is not None:
+            return ReadMaxRows(options.rows_per_trigger)
+        if options.bytes_per_trigger is not None:
+            return ReadMaxBytes(options.bytes_per_trigger)
+        if options.rows_to_wait_for is not None:
+            return ReadMinRows(options.rows_to_wait_for)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; start where there is nothing to read."""
+        origin = self._opened()
+        extents = origin.extents()
+        begin = self._checked_start(start, extents)
+        end = self._end(begin, extents)
+        limited = not isinstance(limit, ReadAllAvailable)
+        sought = {
+            shard: range(serial, end[shard])
+            for shard, serial in self._sought_from(begin, end).items()
+            if serial < end[shard]
+        }
+        admitted = origin.admit(
+            sought,
+            rows_max=self._options.rows_per_trigger if limited else None,
+            bytes_max=self._options.bytes_per_trigger if limited else None,
+        )
+        ends = {shard: admitted.ends.get(shard, end[shard]) for shard in end}
+        if admitted.rows == 0 and not self._moves(start, begin, ends, extents):
+            self._passed = {shard: range(begin[shard], ends[shard]) for shard in ends}
+            return start
+        if limited and self._waits(admitted.rows):
+            return start
+        self._waiting_since = None
+        return self._position(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return where the store ends, for Spark's metrics."""
+        return self._position(_ends_of(self._opened().extents()))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the end of the store as the end of the query."""
+        self._target = _ends_of(self._opened().extents())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what the tasks of a micro-batch read. Raises: SlabDroppedError."""
+        origin = self._opened()
+        begin = self._checked_start(start, origin.extents())
+        stop = own_offsets(read_offsets(end, "offsets"), origin.identity(), self._options)
+        if stop is None:
+            # The rows of this batch are gone with their database; the next one begins anew.
+            return []
+        plan = origin.plan_micro_batch(begin, stop.serials)
+        log(_LOG, logging.INFO, "micro_batch_planned", place=self._options.place, plan=plan.report)
+        return [SourcePartition(portion) for portion in plan.partitions]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition. Raises: SlabDroppedError, CorruptionError."""
+        return read_partition(self._fs, self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: what a query has read stays until retention drops it."""
+
+    def stop(self) -> None:
+        """Close the store."""
+        if self._origin is not None:
+            self._origin.close()
+            self._origin = None
+
+    def _position(self, serials: Position) -> dict[str, Any]:
+        return Offsets(serials, identity=self._opened().identity().text).to_json()
+
+    def _opened(self) -> Origin:
+        if self._origin is None:
+            self._origin = origin_of(self._fs, self._options)
+        return self._origin
+
+    def _checked_start(
+        self, start: Mapping[str, Any], extents: Sequence[SlabExtent]
+    ) -> dict[int, int]:
+        """Read a position, and check that the store has not gone back behind it, nor another
+        database taken its name.
+        """
+        saved = own_offsets(
+            read_offsets(start, "offsets"), self._opened().identity(), self._options
+        )
+        begin = resolve(saved or AT_EARLIEST, extents)
+        ends = _ends_of(extents)
+        behind = [
+            Loss(shard=shard, serials=range(ends[shard], serial))
+            for shard, serial in begin.items()
+            if serial > ends[shard]
+        ]
+        refuse_losses(behind, self._options)
+        return {shard: min(serial, ends[shard]) for shard, serial in begin.items()}
+
+    def _end(self, begin: Position, extents: Sequence[SlabExtent]) -> dict[int, int]:
+        """Return where the store ends for this query; it never goes back."""
+        ends = _ends_of(extents)
+        if self._target is not None:
+            # A shard that appeared after the query began is left to the next one.
+            ends = {shard: self._target.get(shard, 0) for shard in ends}
+        return {shard: max(begin[shard], end) for shard, end in ends.items()}
+
+    def _sought_from(self, begin: Position, end: Position) -> dict[int, int]:
+        """Return where to look from: behind what is known to hold nothing that is wanted."""
+        sought = dict(begin)
+        for shard, passed in self._passed.items():
+            if sought.get(shard) in passed:
+                sought[shard] = min(passed.stop, end[shard])
+        return sought
+
+    def _moves(
+        self,
+        start: Mapping[str, Any],
+        begin: Position,
+        end: Position,
+        extents: Sequence[SlabExtent],
+    ) -> bool:
+        """Say whether a position must move though nothing is wanted: the store ended before it, it
+        is of another database, or it would stay in a slab that may be dropped, which would look
+        like a loss one day.
+        """
+        saved = read_offsets(start, "offsets")
+        is_own = saved.identity is not None and self._opened().identity().owns(saved.identity)
+        return (
+            not is_own
+            or saved.serials != begin
+            or any(
+                begin[extent.slab.shard] < extent.serials.stop <= end[extent.slab.shard]
+                for extent in extents
+                if extent.until_us is not None
+            )
+        )
+
+    def _waits(self, rows: int) -> bool:
+        """Say whether to wait for more rows: too few are there, and not for too long yet."""
+        wanted = self._options.rows_to_wait_for
+        if wanted is None or rows >= wanted or self._target is not None:
+            return False
+        now = self._clock.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since < self._options.wait_max
+
+
+def _ends_of(extents: Sequence[SlabExtent]) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for extent in extents:
+        shard = extent.slab.shard
+        ends[shard] = max(ends.get(shard, 0), extent.serials.stop)
+    return dict(sorted(ends.items()))

@@ -1,0 +1,306 @@
+"""The options of the source: read once, checked with a sentence each, frozen from then on.
+
+Spark hands options over as text, their names in any case. Times are absolute: a relative one would
+mean something else each time that a query is planned again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.scan.columns.schema import COLUMNS
+from siltstone.scan.node import NODE_OPTIONS, Node, node_from
+from siltstone.scan.offsets import (
+    AT_EARLIEST,
+    AT_LATEST,
+    EARLIEST,
+    LATEST,
+    Offsets,
+    parse_offsets,
+    shortened,
+)
+from siltstone.topic.grammar import TopicFilter
+
+Decode = Literal["raw", "utf8", "json"]
+DECODES: Final[tuple[Decode, ...]] = ("raw", "utf8", "json")
+ROWS_PER_BATCH_MAX: Final = 65_536
+# What Spark says of a table in its catalog, beside the options that the user gave it.
+_OF_CATALOG: Final = frozenset(
+    {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A number is seconds below the first bound, milliseconds below the second, else microseconds.
+_SECONDS_END: Final = 100_000_000_000
+_MILLISECONDS_END: Final = 100_000_000_000_000
+_TIME_END_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
+_DURATIONS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read of which store, and how."""
+
+    path: str = ""
+    node: Node | None = None
+    database: str = ""
+    filters: tuple[str, ...] = ("#",)
+    since_us: int = 0
+    until_us: int | None = None
+    starting: Offsets = AT_EARLIEST
+    ending: Offsets = AT_LATEST
+    columns: tuple[str, ...] = COLUMNS
+    decode: Decode = "raw"
+    payload_schema: str = ""
+    rows_per_batch: int = 16_384
+    rows_per_partition: int | None = None
+    bytes_per_partition: int = 128 * 1024 * 1024
+    fails_on_loss: bool = True
+    rows_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+    rows_to_wait_for: int | None = None
+    wait_max: float = 900.0
+
+    @property
+    def place(self) -> str:
+        """Where the store is, as people name it."""
+        return self.path if self.node is None else self.node.url
+
+    def batch_start(self) -> Offsets:
+        """Return where a batch query begins. Raises: UsageError."""
+        if self.starting == AT_LATEST:
+            raise UsageError(
+                "startingOffsets of a batch query must not be latest: no rows would follow"
+            )
+        if self.ending == AT_EARLIEST:
+            raise UsageError("endingOffsets must not be earliest: no rows come before")
+        return self.starting
+
+    def stream_start(self) -> Offsets:
+        """Return where a streaming query begins that has no checkpoint. Raises: UsageError."""
+        if self.ending != AT_LATEST:
+            raise UsageError("endingOffsets is for batch queries only: a stream does not end")
+        return self.starting
+
+
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
+    """Read and check the options. Raises: UsageError."""
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(given)
+    if not given:
+        # Seen with CREATE TABLE … USING siltstone OPTIONS (…), when the table is read.
+        raise UsageError(
+            "Spark does not pass the options of this table: use a temporary view or spark.read"
+        )
+    node = node_from(given)
+    if node is None and not given.get("path"):
+        raise UsageError(
+            "path is missing: set path to the data directory of the store, or url to a node"
+        )
+    values: dict[str, Any] = {"path": plain_path(given.get("path", "")), "node": node}
+    for name, (field, parse) in _PARSERS.items():
+        text = given.get(name.lower())
+        if text is not None:
+            try:
+                values[field] = parse(text, name)
+            except (ValueError, OverflowError, RecursionError) as exc:
+                raise UsageError(
+                    f"{name} is nested too deeply, or has a number with too many digits: "
+                    f"{name}={shortened(text)}"
+                ) from exc
+    parsed = ReadOptions(**values)
+    if parsed.until_us is not None and parsed.until_us < parsed.since_us:
+        raise UsageError("endTime must not be before startTime")
+    if parsed.payload_schema and parsed.decode != "json":
+        raise UsageError("payloadSchema needs decode=json")
+    if (parsed.rows_to_wait_for or 0) > (parsed.rows_per_trigger or parsed.rows_to_wait_for or 0):
+        raise UsageError("minRowsPerTrigger must not be greater than maxRowsPerTrigger")
+    return parsed
+
+
+def plain_path(path: str) -> str:
+    """Return a path as files have it, of one that Spark may have made a URI."""
+    return re.sub("^file:/+", "/", path)
+
+
+def request_options(options: ReadOptions) -> dict[str, str]:
+    """Return the options that say what to read, as text that `parse_options` reads again.
+
+    Where the store is, and what the reader makes of the rows, stays here.
+    """
+    request = {
+        "filter": json.dumps(options.filters),
+        "startTime": _time_text(options.since_us),
+        "startingOffsets": options.starting.to_text(),
+        "endingOffsets": options.ending.to_text(),
+        "columns": ",".join(options.columns),
+        "rowsPerBatch": str(options.rows_per_batch),
+        "maxBytesPerPartition": str(options.bytes_per_partition),
+        "failOnDataLoss": str(options.fails_on_loss).lower(),
+    }
+    if options.database:
+        request["database"] = options.database
+    if options.until_us is not None:
+        request["endTime"] = _time_text(options.until_us)
+    if options.rows_per_partition is not None:
+        request["maxRowsPerPartition"] = str(options.rows_per_partition)
+    return request
+
+
+def _time_text(time_us: int) -> str:
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat()
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in OPTIONS}
+    for name in given:
+        if name not in known and name not in _OF_CATALOG and not name.startswith("option."):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"supported: {', '.join(OPTIONS)}"
+            raise UsageError(f"unknown option {name}; {hint}")
+
+
+def parse_filters(text: str, name: str) -> tuple[str, ...]:
+    """Read topic filters: a JSON list, or separated by commas or lines. Raises: UsageError.
+
+    A filter that has a comma itself must stand in a list.
+    """
+    if text.lstrip().startswith("["):
+        try:
+            filters = json.loads(text)
+        except json.JSONDecodeError as exc:
+            raise UsageError(f"{name} begins with [ and must be a JSON list: {exc}") from exc
+        if not all(isinstance(item, str) for item in filters):
+            raise UsageError(f"{name} must be a list of text: {name}={text!r}")
+    else:
+        filters = [item.strip() for item in re.split(r"[,\n]", text) if item.strip()]
+    if not filters:
+        raise UsageError(f"{name} must have at least one topic filter; # matches every topic")
+    for item in filters:
+        try:
+            parsed = TopicFilter.parse(item)
+        except InvalidTopicError as exc:
+            raise UsageError(f"{name} must be an MQTT topic filter: {exc}") from exc
+        if parsed.group is not None:
+            raise UsageError(
+                f"{name} must not be a shared filter, remove $share/…: {name}={item!r}"
+            )
+    return tuple(dict.fromkeys(filters))
+
+
+def parse_time(text: str, name: str) -> int:
+    """Read a time in µs: ISO 8601, UTC where it has no zone, or a number since 1970."""
+    word = text.strip()
+    if word.isdecimal():
+        number = int(word)
+        if number < _SECONDS_END:
+            return number * 1_000_000
+        time_us = number * 1000 if number < _MILLISECONDS_END else number
+        if time_us >= _TIME_END_US:
+            raise UsageError(f"{name} must not be after the year 9999: {name}={shortened(text)}")
+        return time_us
+    try:
+        moment = datetime.fromisoformat(word)
+    except ValueError as exc:
+        raise UsageError(
+            f"{name} must be a time such as 2026-01-31T12:00:00Z, or a number since 1970: "
+            f"{name}={text!r}"
+        ) from exc
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    time_us = (moment - _EPOCH) // timedelta(microseconds=1)
+    if time_us < 0:
+        raise UsageError(f"{name} must not be before 1970: {name}={text!r}")
+    return time_us
+
+
+def _parse_columns(text: str, name: str) -> tuple[str, ...]:
+    columns = [item.strip() for item in text.split(",") if item.strip()]
+    if not columns:
+        raise UsageError(f"{name} must have at least one column (supported: {', '.join(COLUMNS)})")
+    if unknown := [item for item in columns if item not in COLUMNS]:
+        raise UsageError(f"unknown column {', '.join(unknown)} (supported: {', '.join(COLUMNS)})")
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"{name} must not repeat a column: {name}={text!r}")
+    return tuple(columns)
+
+
+def _parse_decode(text: str, name: str) -> Decode:
+    for known in DECODES:
+        if text.strip().lower() == known:
+            return known
+    raise UsageError(f"{name} must be one of {', '.join(DECODES)}: {name}={text!r}")
+
+
+def _parse_count(text: str, name: str, highest: int = 1 << 62) -> int:
+    word = text.strip()
+    if not word.isdecimal() or not 1 <= int(word) <= highest:
+        bound = f"from 1 to {highest}" if highest < 1 << 62 else "of 1 or more"
+        raise UsageError(f"{name} must be a number {bound}: {name}={text!r}")
+    return int(word)
+
+
+def _parse_size(text: str, name: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(
+            f"{name} must be a size such as 64MiB, or a number of bytes: {name}={text!r}"
+        )
+    return int(match[1]) * _SIZES[match[2].lower()]
+
+
+def _parse_duration(text: str, name: str) -> float:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{name} must be a duration such as 500ms, 30s or 15m: {name}={text!r}")
+    return float(match[1]) * _DURATIONS[match[2].lower()]
+
+
+def _parse_flag(text: str, name: str) -> bool:
+    word = text.strip().lower()
+    if word not in {"true", "false"}:
+        raise UsageError(f"{name} must be true or false: {name}={text!r}")
+    return word == "true"
+
+
+def _as_given(text: str, name: str) -> str:
+    if not text.strip():
+        raise UsageError(f"{name} is empty: remove it or set a value")
+    return text.strip()
+
+
+_PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "database": ("database", _as_given),
+    "filter": ("filters", parse_filters),
+    "startTime": ("since_us", parse_time),
+    "endTime": ("until_us", parse_time),
+    "startingOffsets": (
+        "starting",
+        lambda text, name: parse_offsets(text, name, default=EARLIEST),
+    ),
+    "endingOffsets": ("ending", lambda text, name: parse_offsets(text, name, default=LATEST)),
+    "columns": ("columns", _parse_columns),
+    "decode": ("decode", _parse_decode),
+    "payloadSchema": ("payload_schema", _as_given),
+    "rowsPerBatch": (
+        "rows_per_batch",
+        lambda text, name: _parse_count(text, name, ROWS_PER_BATCH_MAX),
+    ),
+    "maxRowsPerPartition": ("rows_per_partition", _parse_count),
+    "maxBytesPerPartition": ("bytes_per_partition", _parse_size),
+    "failOnDataLoss": ("fails_on_loss", _parse_flag),
+    "maxRowsPerTrigger": ("rows_per_trigger", _parse_count),
+    "maxBytesPerTrigger": ("bytes_per_trigger", _parse_size),
+    "minRowsPerTrigger": ("rows_to_wait_for", _parse_count),
+    "maxTriggerDelay": ("wait_max", _parse_duration),
+}
+OPTIONS: Final = ("path", *NODE_OPTIONS, *_PARSERS)

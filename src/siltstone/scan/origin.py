@@ -1,0 +1,119 @@
+"""Where the rows of a query come from, as its planning sees it: a directory here, or a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import absolute_path
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.plan import Admitted
+from siltstone.scan.portion import Readable
+from siltstone.scan.survey import (
+    Plan,
+    admit_from,
+    find_database,
+    plan_batch,
+    plan_micro_batch,
+)
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.identity import DatabaseIdentity
+
+
+class Origin(Protocol):
+    """A database, and the options of a query over it."""
+
+    def extents(self) -> list[SlabExtent]:
+        """Return the serials of every slab as of now."""
+        ...
+
+    def identity(self) -> DatabaseIdentity:
+        """Return which database it is whose extents were asked for last."""
+        ...
+
+    def plan_batch(self) -> Plan[Readable]:
+        """Plan a batch query: up to one end for each shard, taken now. Raises: SiltstoneError."""
+        ...
+
+    def plan_micro_batch(self, start: Mapping[int, int], end: Mapping[int, int]) -> Plan[Readable]:
+        """Plan what lies between two positions. Raises: SlabDroppedError."""
+        ...
+
+    def admit(
+        self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
+    ) -> Admitted:
+        """Say how far a step of a stream goes that may read these serials of each shard."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open; a later call opens it again."""
+        ...
+
+
+class DatabaseOrigin:
+    """A database that somebody has open."""
+
+    def __init__(self, database: Database, options: ReadOptions) -> None:
+        self._database = database
+        self._options = options
+
+    def extents(self) -> list[SlabExtent]:
+        return self._database.extents()
+
+    def identity(self) -> DatabaseIdentity:
+        return self._database.origin
+
+    def plan_batch(self) -> Plan[Readable]:
+        return plan_batch(self._database, self._options)
+
+    def plan_micro_batch(self, start: Mapping[int, int], end: Mapping[int, int]) -> Plan[Readable]:
+        return plan_micro_batch(self._database, self._options, start, end)
+
+    def admit(
+        self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
+    ) -> Admitted:
+        return admit_from(
+            self._database, self._options, sought, rows_max=rows_max, bytes_max=bytes_max
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class DirectoryOrigin:
+    """A data directory, opened for reading when it is first needed; nobody is locked out by it."""
+
+    def __init__(self, fs: FileSystem, options: ReadOptions) -> None:
+        self._fs = fs
+        self._options = options
+        self._store: Store | None = None
+
+    def extents(self) -> list[SlabExtent]:
+        return self._opened().extents()
+
+    def identity(self) -> DatabaseIdentity:
+        return self._opened().identity()
+
+    def plan_batch(self) -> Plan[Readable]:
+        return self._opened().plan_batch()
+
+    def plan_micro_batch(self, start: Mapping[int, int], end: Mapping[int, int]) -> Plan[Readable]:
+        return self._opened().plan_micro_batch(start, end)
+
+    def admit(
+        self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
+    ) -> Admitted:
+        return self._opened().admit(sought, rows_max=rows_max, bytes_max=bytes_max)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _opened(self) -> DatabaseOrigin:
+        if self._store is None:
+            self._store = Store(absolute_path(self._options.path), read_only=True, fs=self._fs)
+        return DatabaseOrigin(find_database(self._store, self._options.database), self._options)

@@ -1,0 +1,252 @@
+"""Frames to partitions, and backlogs to micro-batches: pure, so that a replayed plan is the same.
+
+Partitions follow the order of slabs and serials, and are of about one size. Frames that stand
+beside each other become one run; a frame that is too large for a partition is cut by its serials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from siltstone.scan.portion import Portion
+from siltstone.store.log.read.selection import FramePlace, FrameRun, Wanted, run_of
+from siltstone.store.slab.manifest import SlabId
+
+# Less than this is not worth a task of its own, however many could run.
+PARTITION_BYTES_MIN: Final = 8 * 1024 * 1024
+PARTITIONS_WANTED: Final = 8
+# Small frames are joined up to this size before partitions are balanced.
+_GRAIN_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabFrames:
+    """Frames of one slab in order, what is wanted of them, and between which serials.
+
+    `weight` is what reading a byte of them costs, beside reading one of a frame wanted whole.
+    """
+
+    slab: SlabId
+    wanted: Wanted
+    serials: range
+    frames: Iterable[FramePlace]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large a partition may be; bytes are a measure of work and not exact."""
+
+    bytes_max: int
+    rows_max: int | None = None
+
+
+class _Grain(NamedTuple):
+    run: FrameRun
+    size_bytes: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Partitions, and how many frames and bytes they cover."""
+
+    partitions: list[Portion]
+    frames: int
+    size_bytes: int
+
+
+def pack(slabs: Sequence[SlabFrames], limits: Limits, directory: str) -> Packed:
+    """Cut frames of the database in a directory into partitions of about one size."""
+    tally = _Tally()
+    grains = [grain for slab in slabs for grain in _grains(slab, limits, tally)]
+    total = sum(grain.size_bytes for grain in grains)
+    count = max(
+        -(-total // limits.bytes_max), min(PARTITIONS_WANTED, total // PARTITION_BYTES_MIN), 1
+    )
+    wanted = {slab.slab: slab.wanted for slab in slabs}
+    partitions = [
+        _partition(directory, part, wanted)
+        for part in _balanced(grains, total / count, limits.rows_max)
+    ]
+    return Packed(partitions=partitions, frames=tally.frames, size_bytes=tally.size_bytes)
+
+
+@dataclass(slots=True)
+class _Tally:
+    frames: int = 0
+    size_bytes: int = 0
+
+
+def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]:
+    """Yield the frames of a slab, small ones joined with their neighbours, large ones cut."""
+    grain_bytes = min(_GRAIN_BYTES, limits.bytes_max)
+    rows_max = limits.rows_max or 1 << 62
+    held: _Grain | None = None
+    for place in slab.frames:
+        tally.frames += 1
+        tally.size_bytes += place.end - place.position
+        for grain in _cut(place, slab, limits):
+            if held is None:
+                held = grain
+            elif (
+                held.size_bytes + grain.size_bytes <= grain_bytes
+                and held.rows + grain.rows <= rows_max
+                and _adjoin(held.run, grain.run)
+            ):
+                held = _join(held, grain)
+            else:
+                yield held
+                held = grain
+    if held is not None:
+        yield held
+
+
+def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain]:
+    """Yield the wanted serials of a frame, in more than one part where they are too many."""
+    start = max(place.first_serial, slab.serials.start)
+    stop = min(place.stop_serial, slab.serials.stop)
+    rows = stop - start
+    all_rows = place.stop_serial - place.first_serial
+    size = (place.end - place.position) * slab.weight * rows / all_rows
+    parts = max(1, -(-int(size) // limits.bytes_max), -(-rows // (limits.rows_max or rows)))
+    parts = min(parts, rows)
+    bounds = [start + rows * number // parts for number in range(parts + 1)]
+    for begin, end in pairwise(bounds):
+        yield _Grain(run_of(place, range(begin, end)), size * (end - begin) / rows, end - begin)
+
+
+def _adjoin(before: FrameRun, after: FrameRun) -> bool:
+    """Say whether two runs can be read as one."""
+    return (
+        (before.slab, before.base_serial, before.complete)
+        == (after.slab, after.base_serial, after.complete)
+        and before.end == after.position
+        and before.stop_serial == after.start_serial
+    )
+
+
+def _join(before: _Grain, after: _Grain) -> _Grain:
+    run = replace(before.run, end=after.run.end, stop_serial=after.run.stop_serial)
+    return _Grain(run, before.size_bytes + after.size_bytes, before.rows + after.rows)
+
+
+def _balanced(
+    grains: Sequence[_Grain], target: float, rows_max: int | None
+) -> Iterator[list[_Grain]]:
+    """Yield grains in groups that end where the total passes a multiple of the target."""
+    part: list[_Grain] = []
+    rows, passed = 0, 0.0
+    goal = target
+    for grain in grains:
+        # A grain belongs where its middle lies, so that rounding does not add up.
+        full = passed + grain.size_bytes / 2 > goal
+        if part and (full or (rows_max is not None and rows + grain.rows > rows_max)):
+            yield part
+            part, rows = [], 0
+        while full and passed + grain.size_bytes / 2 > goal:
+            goal += target
+        part.append(grain)
+        rows += grain.rows
+        passed += grain.size_bytes
+    if part:
+        yield part
+
+
+def _partition(
+    directory: str, grains: Sequence[_Grain], wanted: Mapping[SlabId, Wanted]
+) -> Portion:
+    runs: list[FrameRun] = []
+    for grain in grains:
+        if runs and _adjoin(runs[-1], grain.run):
+            runs[-1] = replace(runs[-1], end=grain.run.end, stop_serial=grain.run.stop_serial)
+        else:
+            runs.append(grain.run)
+    slabs = list(dict.fromkeys(run.slab for run in runs))
+    return Portion(directory, tuple(runs), tuple((slab, wanted[slab]) for slab in slabs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What a shard has between where a query stands and where the shard ends; `find` returns the
+    serials of a frame that are wanted, within a range.
+    """
+
+    serials: range
+    frames: Iterator[FramePlace]
+    find: Callable[[FramePlace, range], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """Where each shard is to be read up to, and how many rows that is, at most."""
+
+    ends: dict[int, int]
+    rows: int
+
+
+def admit(
+    backlogs: Mapping[int, Backlog],
+    *,
+    rows_max: int | None,
+    bytes_max: int | None,
+    counts: bool = False,
+) -> Admitted:
+    """Take frames from the shards, in proportion to their backlogs, until a limit is met.
+
+    Rows are never more than rows_max; at least one frame with rows is taken, however large it is.
+    Frames without any that is wanted are passed over. Once there is one, frames are taken for
+    whole, unless rows have a limit or are counted.
+    """
+    counts = counts or rows_max is not None
+    rows_left = 1 << 62 if rows_max is None else rows_max
+    bytes_left = 1 << 62 if bytes_max is None else bytes_max
+    waiting = {shard: next(backlog.frames, None) for shard, backlog in backlogs.items()}
+    ends = {
+        shard: backlogs[shard].serials.stop if place is None else backlogs[shard].serials.start
+        for shard, place in waiting.items()
+    }
+    rows = 0
+    while rows_left:
+        shard = _least_served(backlogs, waiting, ends)
+        if shard is None:
+            break
+        place = waiting[shard]
+        assert place is not None
+        serials = backlogs[shard].serials
+        start = max(place.first_serial, serials.start)
+        stop = min(place.stop_serial, serials.stop)
+        within = range(start, stop)
+        found = backlogs[shard].find(place, within) if counts or not rows else within
+        size = place.end - place.position if found else 0
+        if rows and size > bytes_left:
+            break
+        taken = min(len(found), rows_left)
+        rows, rows_left, bytes_left = rows + taken, rows_left - taken, bytes_left - size
+        if taken < len(found):
+            ends[shard] = found[taken]
+        else:
+            waiting[shard] = following = next(backlogs[shard].frames, None)
+            # What lies between has nothing that is wanted, and is passed over with it.
+            ends[shard] = serials.stop if following is None else following.first_serial
+    return Admitted(ends=ends, rows=rows)
+
+
+def _least_served(
+    backlogs: Mapping[int, Backlog],
+    waiting: Mapping[int, FramePlace | None],
+    ends: Mapping[int, int],
+) -> int | None:
+    """Return the shard of which the smallest part was taken, of those that have more."""
+    open_shards = [shard for shard, place in waiting.items() if place is not None]
+    return min(
+        open_shards,
+        key=lambda shard: (
+            (ends[shard] - backlogs[shard].serials.start) / len(backlogs[shard].serials),
+            shard,
+        ),
+        default=None,
+    )

@@ -1,0 +1,64 @@
+"""What one reader of many takes: frames of segments by their place, and nothing that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Protocol
+
+import pyarrow as pa
+
+from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.fs.api import FileSystem
+from siltstone.scan.columns.batches import batches
+from siltstone.scan.options import ReadOptions
+from siltstone.store.log.read.pieces import Piece
+from siltstone.store.log.read.scan import Span
+from siltstone.store.log.read.selection import FrameRun, RunReader, Wanted
+from siltstone.store.slab.manifest import SlabId
+
+
+class Readable(Protocol):
+    """A part of a plan that can go elsewhere and be read there."""
+
+    def batches(
+        self, fs: FileSystem, options: ReadOptions, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield its rows as batches of this schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Runs in order, and what is wanted of the streams of each of their slabs."""
+
+    directory: str
+    runs: tuple[FrameRun, ...]
+    wanted: tuple[tuple[SlabId, Wanted], ...]
+
+    def pieces(self, fs: FileSystem, span: Span, *, fails_on_loss: bool) -> Iterator[Piece]:
+        """Yield the rows of all runs.
+
+        Raises: SlabDroppedError when a slab has gone since the query was planned, unless its rows
+        may be lost; CorruptionError.
+        """
+        directory = PurePath(self.directory)
+        readers = {slab: RunReader(fs, directory, wanted, span) for slab, wanted in self.wanted}
+        for run in self.runs:
+            try:
+                yield from readers[run.slab].read(run)
+            except NotFoundError as exc:
+                if fails_on_loss:
+                    raise SlabDroppedError(
+                        f"slab {run.slab} was dropped after the query was planned; run the query "
+                        "again, or set failOnDataLoss=false to skip its rows"
+                    ) from exc
+
+    def batches(
+        self, fs: FileSystem, options: ReadOptions, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as batches of this schema. Raises: SlabDroppedError, CorruptionError."""
+        span = Span(since_us=options.since_us, until_us=options.until_us)
+        pieces = self.pieces(fs, span, fails_on_loss=options.fails_on_loss)
+        return batches(pieces, schema, options.rows_per_batch)

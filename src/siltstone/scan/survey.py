@@ -1,0 +1,272 @@
+"""From a store to a plan: which slabs, frames and streams a query needs, and what it skips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, Generic, TypeVar
+
+from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import absolute_path
+from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST, Loss, Offsets, find_losses, resolve
+from siltstone.scan.options import ReadOptions
+from siltstone.scan.plan import Admitted, Backlog, Limits, SlabFrames, admit, pack
+from siltstone.scan.portion import Portion, Readable
+from siltstone.store.database import Database
+from siltstone.store.directory import Store
+from siltstone.store.log.read.selection import Choice, FramePlace, SlabExtent, Wanted
+from siltstone.store.slab.identity import DatabaseIdentity, told
+from siltstone.store.slab.manifest import SlabId
+
+R_co = TypeVar("R_co", bound=Readable, covariant=True)
+# Looking for rows in a frame costs about this part of reading all of them; less where one topic of
+# a stream is given by its name, which is found by one search.
+_SEARCH_WEIGHT: Final = 1 / 8
+_NAMED_WEIGHT: Final = 1 / 32
+_NAMED_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """What a query reads, and of how much; streams are counted in each slab."""
+
+    slabs: int
+    slabs_read: int
+    streams: int
+    streams_read: int
+    frames: int
+    frames_read: int
+    size_bytes: int
+    bytes_read: int
+    partitions: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partitions} partitions read {self.slabs_read} of {self.slabs} slabs, "
+            f"{self.streams_read} of {self.streams} streams, "
+            f"{self.frames_read} of {self.frames} frames, "
+            f"{self.bytes_read} of {self.size_bytes} bytes"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Generic[R_co]):
+    """What each reader takes, and what was left out of it."""
+
+    partitions: Sequence[R_co]
+    report: PlanReport
+
+
+@contextmanager
+def opened(fs: FileSystem, options: ReadOptions) -> Iterator[Database]:
+    """Open the database of a query for reading; nobody is locked out by it."""
+    with Store(absolute_path(options.path), read_only=True, fs=fs) as store:
+        yield find_database(store, options.database)
+
+
+def find_database(store: Store, name: str) -> Database:
+    """Open a database by its name, or the only one. Raises: NotFoundError, UsageError."""
+    if name:
+        return store.database(name)
+    # Names that begin so are of the broker's own databases.
+    names = [known for known in store.names() if not known.startswith("_")]
+    if len(names) != 1:
+        raise UsageError(
+            f"database is missing, and the store does not have exactly one (found: "
+            f"{', '.join(names) or 'none'}): set database"
+        )
+    return store.database(names[0])
+
+
+def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
+    """Plan a batch query: up to one end for each shard, taken now."""
+    extents = database.extents()
+    starting = own_offsets(options.batch_start(), database.origin, options) or AT_EARLIEST
+    ending = own_offsets(options.ending, database.origin, options) or AT_LATEST
+    start = resolve(starting, extents)
+    end = resolve(ending, extents)
+    # Who asks for all there is gets all there is; who names a serial gets it or hears of it.
+    if any(serial >= 0 for serial in starting.serials.values()):
+        refuse_losses(find_losses(start, end, extents), options)
+    return plan_between(database, options, start, end, extents)
+
+
+def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
+    """Raise SlabDroppedError when rows are gone that a query needs, unless it may lose them."""
+    if losses and options.fails_on_loss:
+        gone = "; ".join(str(loss) for loss in losses)
+        raise SlabDroppedError(
+            f"the query needs rows that are not in the store: {gone}; they were dropped, or the "
+            "offsets belong to another store; set failOnDataLoss=false to skip them"
+        )
+
+
+def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions) -> Offsets | None:
+    """Return offsets of this database; None for those of another one of its name, where the query
+    may lose rows.
+
+    Raises: SlabDroppedError where it may not.
+    """
+    identity = offsets.identity
+    if not offsets.serials or identity is None or origin.owns(identity):
+        return offsets
+    if options.fails_on_loss:
+        raise SlabDroppedError(
+            f"the offsets belong to an earlier database of this name, which was dropped: "
+            f"offsets={told(identity)} database={origin.text}; start with a new checkpoint, or "
+            "set failOnDataLoss=false to read the present database from its beginning"
+        )
+    return None
+
+
+def plan_between(
+    database: Database,
+    options: ReadOptions,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    extents: Sequence[SlabExtent],
+) -> Plan[Portion]:
+    """Plan what lies between two positions."""
+    chosen: list[SlabFrames] = []
+    choices: list[Choice] = []
+    skipped = 0
+    for extent in extents:
+        serials = wanted_serials(extent, options, start, end)
+        choice = choose(database, options, extent, serials) if serials else None
+        if choice is None:
+            skipped += 1
+            continue
+        choices.append(choice)
+        search = _NAMED_WEIGHT if _names_one(choice.wanted) else _SEARCH_WEIGHT
+        weight = search + (1 - search) * choice.whole_share
+        chosen.append(
+            SlabFrames(
+                slab=extent.slab,
+                wanted=choice.wanted,
+                serials=serials,
+                frames=choice.frames,
+                weight=weight,
+            )
+        )
+    limits = Limits(bytes_max=options.bytes_per_partition, rows_max=options.rows_per_partition)
+    directory = PurePath(absolute_path(options.path)) / "data" / database.name
+    packed = pack(chosen, limits, str(directory))
+    report = PlanReport(
+        slabs=len(choices) + skipped,
+        slabs_read=len({run.slab for part in packed.partitions for run in part.runs}),
+        streams=sum(choice.stream_count for choice in choices),
+        streams_read=sum(len(choice.wanted.streams()) for choice in choices),
+        frames=sum(choice.frame_count for choice in choices),
+        frames_read=packed.frames,
+        size_bytes=sum(choice.size_bytes for choice in choices),
+        bytes_read=packed.size_bytes,
+        partitions=len(packed.partitions),
+    )
+    return Plan(partitions=packed.partitions, report=report)
+
+
+def _names_one(wanted: Wanted) -> bool:
+    """Say whether of streams that are not wanted whole one topic each is, by its name."""
+    return len(wanted.bound) <= _NAMED_MAX and all(
+        len(stream.constraints) == 1 and None not in stream.constraints[0]
+        for stream in wanted.bound
+    )
+
+
+def plan_micro_batch(
+    database: Database, options: ReadOptions, start: Mapping[int, int], end: Mapping[int, int]
+) -> Plan[Portion]:
+    """Plan a step of a stream; all of its rows must be there. Raises: SlabDroppedError."""
+    extents = database.extents()
+    refuse_losses(find_losses(start, end, extents), options)
+    return plan_between(database, options, start, end, extents)
+
+
+def admit_from(
+    database: Database,
+    options: ReadOptions,
+    sought: Mapping[int, range],
+    *,
+    rows_max: int | None,
+    bytes_max: int | None,
+) -> Admitted:
+    """Say how far a step of a stream goes that may read these serials of each shard."""
+    extents = database.extents()
+    backlogs = {
+        shard: _backlog(database, options, shard, serials, extents)
+        for shard, serials in sought.items()
+    }
+    counts = options.rows_to_wait_for is not None
+    return admit(backlogs, rows_max=rows_max, bytes_max=bytes_max, counts=counts)
+
+
+def _backlog(
+    database: Database,
+    options: ReadOptions,
+    shard: int,
+    sought: range,
+    extents: Sequence[SlabExtent],
+) -> Backlog:
+    """Return the frames of a shard that may hold what is wanted, slab after slab."""
+    choices: dict[SlabId, Choice] = {}
+
+    def frames() -> Iterator[FramePlace]:
+        for extent in sorted(extents, key=lambda extent: extent.serials.start):
+            between = {shard: sought.start}, {shard: sought.stop}
+            serials = wanted_serials(extent, options, *between)
+            if extent.slab.shard != shard or not serials:
+                continue
+            choice = choose(database, options, extent, serials)
+            if choice is not None:
+                choices[extent.slab] = choice
+                yield from choice.frames
+
+    def find(place: FramePlace, within: range) -> Sequence[int]:
+        return choices[place.slab].find(place, within)
+
+    return Backlog(serials=sought, frames=frames(), find=find)
+
+
+def wanted_serials(
+    extent: SlabExtent, options: ReadOptions, start: Mapping[int, int], end: Mapping[int, int]
+) -> range:
+    """Return the serials of a slab that a query wants; none where its times lie elsewhere."""
+    shard, serials = extent.slab.shard, extent.serials
+    early = extent.until_us is not None and extent.until_us <= options.since_us
+    late = options.until_us is not None and extent.since_us >= options.until_us
+    if early or late:
+        return range(0)
+    return range(
+        max(serials.start, start.get(shard, serials.start)),
+        min(serials.stop, end.get(shard, serials.start)),
+    )
+
+
+def choose(
+    database: Database, options: ReadOptions, extent: SlabExtent, serials: range
+) -> Choice | None:
+    """Choose the frames of a slab; None for one that was dropped and may be, or whose shard has no
+    rows of the filters.
+
+    Raises: SlabDroppedError.
+    """
+    if not database.may_hold(extent.slab.shard, options.filters):
+        return None
+    try:
+        return database.choose(
+            extent.slab,
+            options.filters,
+            serials,
+            since_us=options.since_us,
+            until_us=options.until_us,
+        )
+    except (NotFoundError, SlabDroppedError) as exc:
+        lost = [Loss(shard=extent.slab.shard, serials=serials)]
+        try:
+            refuse_losses(lost, options)
+        except SlabDroppedError as refusal:
+            raise refusal from exc
+        return None

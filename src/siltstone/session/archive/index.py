@@ -1,0 +1,107 @@
+"""What is found of sessions and groups without looking at each: timers, who is connected, counts.
+
+It follows from their states alone, so each save moves it from what was saved before to what is
+saved now, in the same transaction. Pure: rows that must be there, and shares in counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from siltstone.session.archive.keys import (
+    COUNT_GROUPS,
+    COUNT_SESSIONS,
+    GroupKeys,
+    SessionKeys,
+    away_topic,
+    due_topic,
+)
+from siltstone.session.archive.records import (
+    NEVER_EXPIRES,
+    SavedGroup,
+    SavedSession,
+    SavedSubscription,
+)
+from siltstone.store.tx.transaction import Transaction
+
+WILL: Final = "will"
+EXPIRY: Final = "expiry"
+GROUP: Final = "group"
+# At the same time the will comes first: the end of the session would take it away.
+KINDS: Final = (WILL, EXPIRY, GROUP)
+
+_SECOND_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Rows by their topics; and topics that count one more for this, each with its note."""
+
+    rows: dict[str, bytes]
+    counts: dict[str, bytes]
+
+
+NO_INDEX: Final = Index({}, {})
+
+
+def expires_at_us(session: SavedSession) -> int | None:
+    """Return when a session ends that stays away; None is never, or not while it is connected."""
+    if session.away_since_us is None or session.expiry_seconds == NEVER_EXPIRES:
+        return None
+    return session.away_since_us + session.expiry_seconds * _SECOND_US
+
+
+def will_at_us(session: SavedSession) -> int | None:
+    """Return when the will of a session is due: after its delay, or when the session ends."""
+    if session.away_since_us is None or session.will is None:
+        return None
+    delay = min(session.will.delay_seconds, session.expiry_seconds)
+    return session.away_since_us + delay * _SECOND_US
+
+
+def session_index(
+    session: SavedSession, subscriptions: Iterable[SavedSubscription], keys: SessionKeys
+) -> Index:
+    """Return what is to be found of a session that has these subscriptions."""
+    client_id = session.client_id.encode()
+    rows: dict[str, bytes] = {}
+    for kind, at_us in ((WILL, will_at_us(session)), (EXPIRY, expires_at_us(session))):
+        if at_us is not None:
+            rows[due_topic(at_us, kind, keys.word)] = client_id
+    counts = {COUNT_SESSIONS: b""}
+    if session.connected:
+        rows[f"connected/{keys.word}"] = client_id
+    else:
+        for subscription in subscriptions:
+            text = subscription.filter
+            counts[away_topic(text, subscription.qos)] = text.encode()
+    return Index(rows, counts)
+
+
+def group_index(group: SavedGroup, keys: GroupKeys) -> Index:
+    """Return what is to be found of a group."""
+    rows: dict[str, bytes] = {}
+    if group.empty_since_us is not None and group.expiry_seconds != NEVER_EXPIRES:
+        at_us = group.empty_since_us + group.expiry_seconds * _SECOND_US
+        rows[due_topic(at_us, GROUP, keys.word)] = keys.id.encode()
+    return Index(rows, {COUNT_GROUPS: b""})
+
+
+def gone(old: Index, new: Index) -> list[str]:
+    """Return the rows that the new state has no more."""
+    return [topic for topic in old.rows if topic not in new.rows]
+
+
+def move(tx: Transaction, old: Index, new: Index) -> None:
+    """Let the index say what follows from the new state; what is gone was deleted before."""
+    for topic, value in new.rows.items():
+        if topic not in old.rows:
+            tx.write(topic, value)
+    for topic, note in old.counts.items():
+        if topic not in new.counts:
+            tx.add(topic, -1, note)
+    for topic, note in new.counts.items():
+        if topic not in old.counts:
+            tx.add(topic, 1, note)

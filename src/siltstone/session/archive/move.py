@@ -1,0 +1,60 @@
+"""Sessions and groups moved in time: to read again what they have had, or to skip what they have
+not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from siltstone.session.archive.owned.group import OwnedGroup
+from siltstone.session.archive.owned.session import OwnedSession
+from siltstone.session.archive.records import RELEASED, ShardSerial
+from siltstone.session.durable.saved_progress import places
+from siltstone.store.feed.position import FeedPosition
+
+# The beginning of the store, its end, or a time in µs.
+Place = Literal["earliest", "latest"] | int
+
+
+class Timeline(Protocol):
+    """Where the rows of a store stand in time."""
+
+    def ends(self) -> list[int]:
+        """Return for each shard the serial after its last row that can be read."""
+        ...
+
+    def position_at(self, since_us: int) -> FeedPosition:
+        """Return the place of the first frame with a row at or after a time, of each shard."""
+        ...
+
+
+def find_place(source: Timeline, place: Place) -> tuple[ShardSerial, ...]:
+    """Return the serial of each shard at a place; a time is found to the frame."""
+    if place == "earliest":
+        return places(dict.fromkeys(range(len(source.ends())), 0))
+    if place == "latest":
+        return places(dict(enumerate(source.ends())))
+    return places(dict(source.position_at(place).serials))
+
+
+def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None:
+    """Let a session go on at a position, with all its subscriptions; to be saved.
+
+    What was in flight is forgotten, but for what the client has and must still release.
+    """
+    state = owned.state
+    owned.put_progress(
+        position=position,
+        inflight=tuple(one for one in state.inflight if one.flags & RELEASED),
+        next_packet_id=state.next_packet_id,
+    )
+    for message in state.extra:
+        owned.drop_extra(message.packet_id)
+    for subscription in state.subscriptions:
+        owned.put_subscription(replace(subscription, since=position))
+
+
+def move_group(owned: OwnedGroup, position: tuple[ShardSerial, ...]) -> None:
+    """Let a group go on at a position; to be saved."""
+    owned.put_progress(position=position)

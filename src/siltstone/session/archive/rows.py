@@ -1,0 +1,118 @@
+"""How the archive takes, creates and walks what it keeps, be it sessions or groups.
+
+To take is to write the owner anew, and to read only when that is durable: the former owner can save
+nothing behind it, and what it saved before is seen. So nobody has to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import merge
+from typing import Final
+
+from siltstone.errors import ConflictError, PreconditionError
+from siltstone.session.archive.index import NO_INDEX, move
+from siltstone.session.archive.owned.rows import Begin, Content, Stored
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.operations import COMMIT_SERIAL, count_in
+
+# So often somebody else may come between the end of what is replaced and its successor.
+_ATTEMPTS: Final = 10
+
+
+class ArchiveRows:
+    """The rows of the archive; any thread may call."""
+
+    def __init__(self, database: KeyValueDatabase) -> None:
+        self._database = database
+
+    def begin(self, key: str) -> Begin:
+        """Return how the owner of a key begins its transactions: such that do not wait."""
+        shard = self._database.shard_of(key)
+        return partial(self._database.transaction, shard=shard, timeout=0.0)
+
+    def fence(self, key: str, *, owner_topic: str, state_topic: str) -> CommitTicket:
+        """Begin to take what has these topics for its owner and its state, if it is there."""
+        tx = self._database.transaction(key=key)
+        tx.require_present(state_topic)
+        tx.write(owner_topic, COMMIT_SERIAL)
+        return tx.submit()
+
+    def create(self, key: str, content: Content, stored: Stored) -> CommitTicket:
+        """Begin to store what is new; it fails where something is kept already."""
+        keys = content.keys
+        tx = self._database.transaction(key=key)
+        tx.require_absent(keys.owner)
+        tx.write(keys.owner, COMMIT_SERIAL)
+        tx.write(keys.state, stored.state)
+        for topic in content.topics():
+            value = content.row(topic)
+            if value is not None:
+                tx.write(topic, value)
+        move(tx, NO_INDEX, stored.found)
+        return tx.submit()
+
+    def replace(self, key: str, content: Content, stored: Stored, drop: Callable[[], None]) -> int:
+        """Store what is new after dropping what is kept; return the serial.
+
+        Raises: ConflictError when others create it again and again.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                drop()
+            except PreconditionError:
+                # Somebody has taken it in between, and is fenced off in the next round.
+                continue
+            serial = serial_of(self.create(key, content, stored))
+            if serial is not None:
+                return serial
+        raise ConflictError(
+            f"another process creates the same key at the same time, try again: key={key!r}"
+        )
+
+    def rows(self, key: str, topic_filter: str) -> Iterator[Row]:
+        """Yield the rows of a filter on the shard of a key."""
+        return self._database.read(topic_filter, key=key)
+
+    def walk(self, topic_filter: str, first_topic: str = "") -> Iterator[Row]:
+        """Yield the rows of a filter of all shards, in the order of a stream; all of them are of
+        one. Where only its second word varies, that is the order of those words.
+        """
+        shards = [
+            self._database.read(topic_filter, shard=shard, first_topic=first_topic)
+            for shard in self.shards()
+        ]
+        if len(shards) == 1:
+            return shards[0]
+        single = topic_filter.count("+") == 1
+        return merge(*shards, key=second_word if single else _topic)
+
+    def count(self, topic: str) -> int:
+        """Return what a counting row has come to, over all shards."""
+        return sum(count_in(self._database.get(topic, shard=shard)) for shard in self.shards())
+
+    def shards(self) -> range:
+        """Return the numbers of the shards."""
+        return range(self._database.settings.shards)
+
+
+def serial_of(ticket: CommitTicket) -> int | None:
+    """Wait for a commit and return its serial, None when its requirements were not met."""
+    try:
+        return ticket.wait().serial
+    except PreconditionError as exc:
+        # The ticket has the error: with its trace, it would keep itself alive through its frames.
+        exc.__traceback__ = None
+        return None
+
+
+def second_word(row: Row) -> str:
+    """Return the word that names what a row is about."""
+    return row.topic.split("/", 2)[1]
+
+
+def _topic(row: Row) -> str:
+    return row.topic

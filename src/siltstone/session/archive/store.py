@@ -1,0 +1,368 @@
+"""The archive of durable sessions and share groups: what outlives connections, brokers, power cuts.
+
+A session that is away is rows in the key-value database `commits` and nothing in memory; it is
+loaded when its client returns. Who takes one fences off its former owner first and looks then, so
+what it sees is the last that the former one could save.
+
+What waits for the disk is for threads; `save_later` and `drop_later` of what was taken do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import merge
+from itertools import groupby, islice
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import UsageError
+from siltstone.logs import log
+from siltstone.session.archive.codec import decode_group, decode_session
+from siltstone.session.archive.index import KINDS, expires_at_us
+from siltstone.session.archive.keys import (
+    AWAY_FILTER,
+    CONNECTED_FILTER,
+    COUNT_GROUPS,
+    COUNT_RUN,
+    COUNT_SESSIONS,
+    GROUPS_FILTER,
+    SESSIONS_FILTER,
+    GroupKeys,
+    SessionKeys,
+    due_time,
+    due_topic,
+    group_id,
+)
+from siltstone.session.archive.owned import group as owned_group
+from siltstone.session.archive.owned import session as owned_session
+from siltstone.session.archive.owned.group import GroupContent, OwnedGroup
+from siltstone.session.archive.owned.rows import Stored
+from siltstone.session.archive.owned.session import OwnedSession, SessionContent
+from siltstone.session.archive.places import Page, sessions_before
+from siltstone.session.archive.records import SavedGroup, SavedSession
+from siltstone.session.archive.rows import ArchiveRows, second_word, serial_of
+from siltstone.session.archive.start_over import StartOver, group_in, session_in
+from siltstone.store.directory import COMMITS, COMMITS_SETTINGS
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.slab.identity import DatabaseIdentity, told
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.operations import COUNT_BYTES, SERIAL_BYTES, count_in
+from siltstone.store.tx.transaction import Transaction
+
+ARCHIVE_NAME: Final = COMMITS
+ARCHIVE_SETTINGS: Final = COMMITS_SETTINGS
+
+_MANY: Final = 1000
+_LOG: Final = logging.getLogger("siltstone.sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A run of the broker: its number, and who was connected when the one before it stopped
+    without saying so.
+    """
+
+    run: int
+    orphans: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Something whose time has come: `will`, `expiry`, or `group` with its share filter as the id.
+
+    It is due again until the session or group was saved without it, or dropped.
+    """
+
+    kind: str
+    client_id: str
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A session as a list shows it."""
+
+    client_id: str
+    user: str
+    version: int
+    connected: bool
+    run: int
+    away_since_us: int | None
+    expires_at_us: int | None
+    has_will: bool
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwayFilter:
+    """A filter that sessions have which are away: how many, and the highest QoS among them."""
+
+    filter: str
+    count: int
+    qos_max: int
+
+
+# The class has a method of that name.
+Summaries = list[SessionSummary]
+Groups = list[SavedGroup]
+Dues = list[Due]
+TakenSessions = list[OwnedSession | None]
+CreatedSessions = list[OwnedSession]
+
+
+class SessionArchive:
+    """Sessions by client id, groups by name and filter, timers in order of time."""
+
+    def __init__(
+        self, database: KeyValueDatabase, clock: Clock, origin: DatabaseIdentity | None = None
+    ) -> None:
+        """Keep everything in this database. Raises: UsageError unless it is a plain map whose
+        words are fixed and varying in turn, as those of ARCHIVE_SETTINGS are.
+
+        `origin` is the database of the messages: what was saved in another one starts at its
+        beginning. Without it, places are taken as they are.
+        """
+        settings = database.settings
+        if settings.timed or settings.thresholds != ARCHIVE_SETTINGS.thresholds:
+            raise UsageError(
+                f"internal error: sessions are in the database {ARCHIVE_NAME!r}, got "
+                f"{database.name!r}"
+            )
+        self._database = database
+        self._rows = ArchiveRows(database)
+        self._clock = clock
+        self._origin = origin
+
+    def begin_run(self) -> RunStart:
+        """Count one more run of the broker, durably. The orphans stay such until they are saved as
+        away, so a crash before that loses none.
+        """
+        committed = self._database.transact(_count_run, shard=0)
+        orphans = sorted(row.value.decode() for row in self._rows.walk(CONNECTED_FILTER))
+        return RunStart(committed.value, orphans)
+
+    def take(self, client_id: str) -> OwnedSession | None:
+        """Load a session and fence off who owned it before; None when there is none."""
+        return self.take_many([client_id])[0]
+
+    def take_many(self, client_ids: Sequence[str]) -> TakenSessions:
+        """Take many sessions in one group of commits, or a few."""
+        keys = [SessionKeys(client_id) for client_id in client_ids]
+        tickets = [
+            self._rows.fence(client_id, owner_topic=known.owner, state_topic=known.state)
+            for client_id, known in zip(client_ids, keys, strict=True)
+        ]
+        serials = [serial_of(ticket) for ticket in tickets]
+        taken: TakenSessions = []
+        for client_id, known, serial in zip(client_ids, keys, serials, strict=True):
+            found = None if serial is None else self._load(client_id, known)
+            if serial is None or found is None:
+                taken.append(None)
+            else:
+                content, stored = found
+                owned = OwnedSession(self._rows.begin(client_id), content, stored, serial)
+                if self._origin is not None:
+                    _tell(owned.start_in(self._origin), self._origin, client_id=client_id)
+                taken.append(owned)
+        return taken
+
+    def peek(self, client_id: str) -> SavedSession | None:
+        """Return a session as it was saved last, whoever owns it."""
+        found = self._load(client_id, SessionKeys(client_id))
+        if found is None:
+            return None
+        saved = found[0].session()
+        return saved if self._origin is None else session_in(saved, self._origin)[0]
+
+    def create(self, session: SavedSession) -> OwnedSession:
+        """Create a session, in place of what was kept for the client id."""
+        return self.create_many([session])[0]
+
+    def create_many(self, sessions: Sequence[SavedSession]) -> CreatedSessions:
+        """Create many sessions in one group of commits, or a few; of one id the last one wins."""
+        if self._origin is not None:
+            sessions = [replace(session, identity=self._origin.text) for session in sessions]
+        contents = [SessionContent(session, SessionKeys(session.client_id)) for session in sessions]
+        states = [content.stored(1) for content in contents]
+        tickets = [
+            self._rows.create(content.meta.client_id, content, stored)
+            for content, stored in zip(contents, states, strict=True)
+        ]
+        serials = [serial_of(ticket) for ticket in tickets]
+        created: CreatedSessions = []
+        for content, stored, serial in zip(contents, states, serials, strict=True):
+            client_id = content.meta.client_id
+            if serial is None:
+                drop = partial(self._drop, client_id)
+                serial = self._rows.replace(client_id, content, stored, drop)  # noqa: PLW2901
+            created.append(OwnedSession(self._rows.begin(client_id), content, stored, serial))
+        return created
+
+    def mark_away(self, client_ids: Iterable[str], at_us: int) -> int:
+        """Save sessions as away since a time: those whose broker stopped without saying so.
+
+        Returns how many there were. Their wills and their ends are due from then on.
+        """
+        marked = 0
+        waiting = iter(client_ids)
+        while some := [*islice(waiting, _MANY)]:
+            tickets: list[CommitTicket | None] = []
+            for session in self.take_many(some):
+                if session is not None:
+                    session.put_meta(connected=False, away_since_us=at_us, unclean=True)
+                    tickets.append(session.save_later())
+            for ticket in tickets:
+                if ticket is not None:
+                    ticket.wait()
+            marked += len(tickets)
+        return marked
+
+    def due(self, now_us: int | None = None, limit: int = _MANY) -> Dues:
+        """Return what was to happen by now, the earliest first, and no more than so many.
+
+        Nothing is ever early, and nothing is lost while the clock jumps: whatever is behind it is
+        due, until it was done. What falls into a time that may not have passed waits.
+        """
+        now = self._clock.now_us() if now_us is None else now_us
+        held = self._clock.held_us()
+        # What is certain goes on with the clock.
+        certain = now - len(held)
+        spans = [range(certain + 1), range(max(certain + 1, held.stop), now + 1)]
+        found = merge(*(self._due(kind, spans) for kind in KINDS), key=lambda due: due.at_us)
+        return [*islice(found, limit)]
+
+    def list(self, after: str = "", limit: int = _MANY) -> Summaries:
+        """Return sessions in order of their client ids, from behind one on."""
+        first = SessionKeys(after).state if after else ""
+        rows = self._rows.walk(SESSIONS_FILTER, first)
+        return [*islice((_summary(row) for row in rows if row.topic != first), limit)]
+
+    def sessions_before(self, floors: Mapping[int, int], after: str = "") -> Page:
+        """Return sessions that stand before any of these serials, from behind a client id on."""
+        walk = self._rows.walk
+        return sessions_before(walk, floors, self._origin, after=after, limit=_MANY)
+
+    def count(self) -> int:
+        """Return how many sessions there are, without walking them."""
+        return self._rows.count(COUNT_SESSIONS)
+
+    def filters(self) -> Iterator[AwayFilter]:
+        """Yield the distinct filters of sessions that are away, in no order that means anything."""
+        rows = self._rows.walk(AWAY_FILTER)
+        for _, same in groupby(rows, key=second_word):
+            counts = [(int(row.topic[-1]), row.value) for row in same]
+            yield AwayFilter(
+                filter=counts[0][1][COUNT_BYTES:].decode(),
+                count=sum(count_in(value) for _, value in counts),
+                qos_max=max(qos for qos, _ in counts),
+            )
+
+    def take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
+        """Load a share group and fence off who led it before; None when there is none."""
+        keys = GroupKeys(group_id(name, topic_filter))
+        ticket = self._rows.fence(keys.id, owner_topic=keys.owner, state_topic=keys.state)
+        serial = serial_of(ticket)
+        found = None if serial is None else self._load_group(keys)
+        if serial is None or found is None:
+            return None
+        owned = OwnedGroup(self._rows.begin(keys.id), found[0], found[1], serial)
+        if self._origin is not None:
+            _tell(owned.start_in(self._origin), self._origin, group=keys.id)
+        return owned
+
+    def peek_group(self, name: str, topic_filter: str) -> SavedGroup | None:
+        """Return a group as it was saved last, whoever leads it."""
+        found = self._load_group(GroupKeys(group_id(name, topic_filter)))
+        if found is None:
+            return None
+        saved = found[0].group()
+        return saved if self._origin is None else group_in(saved, self._origin)[0]
+
+    def create_group(self, group: SavedGroup) -> OwnedGroup:
+        """Create a share group, in place of what was kept for its name and filter."""
+        keys = GroupKeys(group_id(group.name, group.filter))
+        if self._origin is not None:
+            group = replace(group, identity=self._origin.text)
+        content = GroupContent(group, keys)
+        stored = content.stored(1)
+        serial = serial_of(self._rows.create(keys.id, content, stored))
+        if serial is None:
+            drop = partial(self._drop_group, group)
+            serial = self._rows.replace(keys.id, content, stored, drop)
+        return OwnedGroup(self._rows.begin(keys.id), content, stored, serial)
+
+    def list_groups(self, after: str = "", limit: int = _MANY) -> Groups:
+        """Return groups without their progress, in order of `$share/<name>/<filter>`, from behind
+        one on.
+        """
+        first = GroupKeys(after).state if after else ""
+        rows = self._rows.walk(GROUPS_FILTER, first)
+        return [*islice((decode_group(row.value)[0] for row in rows if row.topic != first), limit)]
+
+    def count_groups(self) -> int:
+        """Return how many share groups there are, without walking them."""
+        return self._rows.count(COUNT_GROUPS)
+
+    def _load(self, client_id: str, keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
+        return owned_session.content_of(self._rows.rows(client_id, keys.all), keys)
+
+    def _load_group(self, keys: GroupKeys) -> tuple[GroupContent, Stored] | None:
+        return owned_group.content_of(self._rows.rows(keys.id, keys.all), keys)
+
+    def _drop(self, client_id: str) -> None:
+        owned = self.take(client_id)
+        if owned is not None:
+            owned.drop()
+
+    def _drop_group(self, group: SavedGroup) -> None:
+        owned = self.take_group(group.name, group.filter)
+        if owned is not None:
+            owned.drop()
+
+    def _due(self, kind: str, spans: Iterable[range]) -> Iterator[Due]:
+        # There may be many between the spans: they are not walked.
+        for span in filter(None, spans):
+            for row in self._rows.walk(f"due/+/{kind}/+", due_topic(span.start, kind, "")):
+                at_us = due_time(row.topic)
+                if at_us not in span:
+                    break
+                yield Due(kind=kind, client_id=row.value.decode(), at_us=at_us)
+
+
+def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> None:
+    if started is not None and (started.rows_behind or started.inflight):
+        log(
+            _LOG,
+            logging.WARNING,
+            "position_reset",
+            **whose,
+            rows_behind=started.rows_behind,
+            inflight=started.inflight,
+            former=told(started.former),
+            database=origin.text,
+        )
+
+
+def _count_run(tx: Transaction) -> int:
+    run = int.from_bytes(tx.get(COUNT_RUN) or b"", "big") + 1
+    tx.write(COUNT_RUN, run.to_bytes(SERIAL_BYTES, "big"))
+    return run
+
+
+def _summary(row: Row) -> SessionSummary:
+    session, _ = decode_session(row.value)
+    return SessionSummary(
+        client_id=session.client_id,
+        user=session.user,
+        version=session.version,
+        connected=session.connected,
+        run=session.run,
+        away_since_us=session.away_since_us,
+        expires_at_us=expires_at_us(session),
+        has_will=session.will is not None,
+        dropped=session.dropped,
+    )

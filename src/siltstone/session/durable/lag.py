@@ -1,0 +1,242 @@
+"""How far a session or group is behind: rows of the store that it has still to get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, cast
+
+from siltstone.session.archive.records import (
+    NOT_STORED,
+    SavedGroup,
+    SavedSession,
+    SerialRange,
+    ShardSerial,
+)
+from siltstone.session.durable.wanted import WantedFilter
+from siltstone.session.sending.delivery import left_us_of, properties_of
+from siltstone.store.feed.pool import Source
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.matcher import Matcher
+
+_SETTINGS: Final = FeedSettings(decode=False)
+_NOWHERE: Final[Mapping[int, int]] = {}
+
+# Says whether a row, by its index in a batch, is to be counted.
+Counts = Callable[[FeedBatch, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Messages that wait, their values' size, and when the first of them came, if any.
+
+    `is_more` says that there are more, which were not counted. `gone` is how many rows, wanted or
+    not, retention dropped from the store before they could be read.
+    """
+
+    messages: int
+    size_bytes: int
+    oldest_us: int | None
+    is_more: bool
+    gone: int = 0
+
+
+def group_lag(
+    source: Source, saved: SavedGroup, now_us: int, *, count_max: int | None = None
+) -> Lag:
+    """Count what the members of a group have still to get."""
+    filters = [TopicFilter.parse(saved.filter)]
+    rows = _Rows(source, filters, saved.position, {})
+    return _lag(rows, _counts_of_group(saved, now_us), count_max)
+
+
+def session_lag(
+    source: Source, saved: SavedSession, now_us: int, *, count_max: int | None = None
+) -> Lag:
+    """Count what a session has not acknowledged, by its own subscriptions; what groups lend is
+    theirs.
+    """
+    wanted = _Wanted(saved, now_us)
+    rows = _Rows(source, wanted.filters, saved.position, {})
+    return _lag(rows, wanted.counts, count_max)
+
+
+def backlog_lag(
+    source: Source, saved: SavedSession, ends: Mapping[int, int], age_max_us: int, now_us: int
+) -> Lag:
+    """Count what waits for a session before these ends, but for what it was sent before, and what
+    is too old; an age of 0 is none.
+    """
+    wanted = _Wanted(saved, now_us)
+    sent = {(one.shard, one.serial) for one in saved.inflight if one.shard != NOT_STORED}
+
+    def counts(batch: FeedBatch, index: int) -> bool:
+        is_old = age_max_us and batch.came_us(index) + age_max_us < now_us
+        return (
+            not is_old
+            and (batch.shard, batch.serials[index]) not in sent
+            and wanted.counts(batch, index)
+        )
+
+    return _lag(_Rows(source, wanted.filters, saved.position, ends), counts, None)
+
+
+def session_first(
+    source: Source,
+    saved: SavedSession,
+    ends: Mapping[int, int],
+    now_us: int,
+    *,
+    starts: Mapping[int, int] = _NOWHERE,
+) -> dict[int, int]:
+    """Return for each shard the first row before its end that a session has still to get, or has
+    not acknowledged; the end where there is none. Rows before the starts are known not to be for
+    it.
+    """
+    wanted = _Wanted(saved, now_us)
+    rows = _Rows(source, wanted.filters, _later(saved.position, starts), ends)
+    found = rows.first(wanted.counts)
+    for one in saved.inflight:
+        if one.shard in found:
+            found[one.shard] = min(found[one.shard], one.serial)
+    return found
+
+
+def group_first(
+    source: Source, saved: SavedGroup, ends: Mapping[int, int], now_us: int
+) -> dict[int, int]:
+    """Return for each shard the first row before its end that the members of a group have still to
+    get; the end where there is none.
+    """
+    rows = _Rows(source, [TopicFilter.parse(saved.filter)], saved.position, ends)
+    return rows.first(_counts_of_group(saved, now_us))
+
+
+class _Wanted:
+    """What a session that is away will get: what a subscription of QoS 1 or 2 matches since it was
+    made, of what has QoS 1 or 2, is not done, not its own where that is not wanted, and not
+    expired.
+    """
+
+    def __init__(self, saved: SavedSession, now_us: int) -> None:
+        self._publisher = saved.client_id.encode()
+        self._done = _serials(saved.done)
+        self._now_us = now_us
+        self._matcher = Matcher()
+        self.filters: list[TopicFilter] = []
+        for one in saved.subscriptions:
+            topic_filter = TopicFilter.parse(one.filter)
+            if topic_filter.group is None and one.qos:
+                self.filters.append(topic_filter)
+                wish = WantedFilter(
+                    one.qos, one.no_local, one.retain_as_published, b"", dict(one.since), None
+                )
+                self._matcher.put(topic_filter.levels, one.filter, wish)
+
+    def counts(self, batch: FeedBatch, index: int) -> bool:
+        """Tell whether a row is one that it gets."""
+        shard, serial = batch.shard, batch.serials[index]
+        if batch.flags[index] & 3 == 0 or (shard, serial) in self._done:
+            return False
+        is_own = batch.publishers[index] == self._publisher
+        for value in self._matcher.match(batch.topics[index]):
+            wish = cast("WantedFilter", value)
+            if serial >= wish.since.get(shard, 0) and not (is_own and wish.no_local):
+                return not _is_expired(batch, index, self._now_us)
+        return False
+
+
+class _Rows:
+    """What any of the filters matches between a position and the ends, or those of now."""
+
+    def __init__(
+        self,
+        source: Source,
+        filters: Collection[TopicFilter],
+        position: Iterable[ShardSerial],
+        ends: Mapping[int, int],
+    ) -> None:
+        self._source = source
+        self._filters = list(filters)
+        self._starts = dict(position)
+        self._ends = ends
+        self.gone = 0
+
+    def __iter__(self) -> Iterator[tuple[FeedBatch, int]]:
+        for shard, last in enumerate(self._source.ends() if self._filters else ()):
+            yield from self._of_shard(shard, self._ends.get(shard, last))
+
+    def first(self, counts: Counts) -> dict[int, int]:
+        """Return the first row of each shard that counts; the end of one that has none."""
+        found = dict(self._ends)
+        for shard, end in self._ends.items():
+            for batch, rows in groupby(self._of_shard(shard, end), key=lambda row: row[0]):
+                # In a batch, rows of one stream stand together.
+                counted = [batch.serials[index] for _, index in rows if counts(batch, index)]
+                if counted:
+                    found[shard] = min(counted)
+                    break
+        return found
+
+    def _of_shard(self, shard: int, end: int) -> Iterator[tuple[FeedBatch, int]]:
+        serial = self._starts.get(shard, 0)
+        while self._filters and serial < end:
+            found = self._source.read(shard, serial, self._filters, _SETTINGS)
+            if shard in self._starts:
+                self.gone += max(0, found.rows_from - serial)
+            if found.batch is not None:
+                found.batch.load()
+                for index, each in enumerate(found.batch.serials):
+                    if each < end:
+                        yield found.batch, index
+            if found.stop <= serial:
+                break
+            serial = found.stop
+
+
+def _lag(rows: _Rows, counts: Counts, count_max: int | None) -> Lag:
+    count = size_bytes = 0
+    oldest_us: int | None = None
+    is_more = False
+    for batch, index in rows:
+        if not counts(batch, index):
+            continue
+        if count == count_max:
+            is_more = True
+            break
+        count += 1
+        size_bytes += len(batch.values[index])
+        at_us = batch.timestamps[index]
+        oldest_us = at_us if oldest_us is None else min(oldest_us, at_us)
+    return Lag(count, size_bytes, oldest_us, is_more, rows.gone)
+
+
+def _counts_of_group(saved: SavedGroup, now_us: int) -> Counts:
+    done = _serials(saved.done)
+
+    def counts(batch: FeedBatch, index: int) -> bool:
+        return (batch.shard, batch.serials[index]) not in done and not _is_expired(
+            batch, index, now_us
+        )
+
+    return counts
+
+
+def _later(position: Iterable[ShardSerial], starts: Mapping[int, int]) -> list[ShardSerial]:
+    """Return a position, in each shard not before its start."""
+    places = dict(position)
+    return [
+        ShardSerial(shard, max(places.get(shard, 0), starts.get(shard, 0)))
+        for shard in places.keys() | starts.keys()
+    ]
+
+
+def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
+    return {(part.shard, serial) for part in ranges for serial in range(part.first, part.stop)}
+
+
+def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
+    return left_us_of(properties_of(batch, index), batch.came_us(index), now_us) == 0

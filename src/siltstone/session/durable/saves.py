@@ -1,0 +1,129 @@
+"""Saves a durable session, one save at a time, and tells those who wait for one.
+
+Whoever asks for a save is called back when everything that was changed before is durable. What is
+asked for while a save is under way is part of the next one. A save that failed for want of room is
+tried again; after any other failure nobody is called back, and the owner hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError
+from siltstone.guard import contain
+
+Act = Callable[[], None]
+# How long to wait before a failed save is tried again.
+_AGAIN_SECONDS: Final = 0.5
+_LAST_TRIES: Final = 20
+
+
+class SaveTicket(Protocol):
+    """The outcome of a save."""
+
+    error: Exception | None
+
+    def on_done(self, callback: Callable[[SaveTicket], None]) -> None:
+        """Call back from any thread when the outcome is known."""
+
+
+def _nothing_changed() -> SaveTicket | None:
+    """Hand over nothing."""
+    return None
+
+
+def _unheard(_: Exception) -> None:
+    """Tell no owner of a failure."""
+
+
+class SaveScheduler:
+    """One session's saves.
+
+    `submit` hands over what was changed and returns the ticket, None where nothing was; `hop` runs
+    something on the owner's thread; `later` runs something after so many seconds.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[], SaveTicket | None],
+        *,
+        hop: Callable[[Act], None],
+        later: Callable[[float, Act], object],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._submit = submit
+        self._hop = hop
+        self._later = later
+        self._failed = failed
+        self._is_saving = False
+        self._is_wanted = False
+        self._waiting: list[Act] = []
+        self._last: Act | None = None
+        self._tries = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was to be saved is."""
+        return not self._is_saving and not self._is_wanted
+
+    def save(self, then: Act | None = None) -> None:
+        """Save what was changed until now; call back when it is durable."""
+        if then is not None:
+            self._waiting.append(then)
+        self._is_wanted = True
+        if not self._is_saving:
+            self._begin()
+
+    def close(self, then: Act) -> None:
+        """Save for the last time; call back when it is durable, or cannot be."""
+        self._last = then
+        self.save()
+
+    def end(self) -> None:
+        """Let go of the owner, which refers to this: there is nothing more to save."""
+        self._submit = _nothing_changed
+        self._failed = _unheard
+
+    def _begin(self) -> None:
+        self._is_saving = True
+        self._is_wanted = False
+        waiting, self._waiting = self._waiting, []
+        mistake = OutcomeUnknownError("internal error: see the log of the broker")
+        contain(partial(self._hand_over, waiting), partial(self._end, waiting, mistake))
+
+    def _hand_over(self, waiting: list[Act]) -> None:
+        try:
+            ticket = self._submit()
+        except SiltstoneError as exc:
+            self._end(waiting, exc)
+            return
+        if ticket is None:
+            self._end(waiting, None)
+        else:
+            ticket.on_done(lambda done: self._hop(partial(self._end, waiting, done.error)))
+
+    def _end(self, waiting: list[Act], error: Exception | None) -> None:
+        if isinstance(error, RetryError) and self._may_retry():
+            self._waiting = waiting + self._waiting
+            self._later(_AGAIN_SECONDS, self._begin)
+            return
+        self._is_saving = False
+        if error is None:
+            for act in waiting:
+                contain(act)
+        else:
+            self._waiting = []
+            self._is_wanted = False
+            contain(partial(self._failed, error))
+        if self._is_wanted and not self._is_saving:
+            self._begin()
+        elif self._last is not None and not self._is_saving:
+            last, self._last = self._last, None
+            contain(last)
+
+    def _may_retry(self) -> bool:
+        """Tell whether to try again: for ever, but for the last time not so long."""
+        self._tries += self._last is not None
+        return self._tries < _LAST_TRIES

@@ -1,0 +1,597 @@
+"""The sending half of a session: packet ids, the window, what waits, and the bytes to write.
+
+Everything that goes to a client is written to one buffer, which the broker takes once a turn of its
+loop. A message of QoS 1 or 2 is in flight from its first sending until its last acknowledgement,
+under one packet id, however many connections that takes. What may not be sent yet waits in a queue
+that has a limit; what does not fit is dropped by policy, and counted.
+
+Invariants: messages leave in the order in which they were offered; at most `window` messages are
+unacknowledged on a connection; nothing is written to a connection that is not attached.
+
+Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP in 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from librt.strings import BytesWriter
+
+from siltstone.mqtt.publish import (
+    PUBACK,
+    PUBREC,
+    PUBREL,
+    PublishWriter,
+    encode_acks,
+)
+from siltstone.session.durable.progress import Progress, ShardProgress
+from siltstone.session.sending.delivery import DUP, NEVER, Budget, Delivery, grow_old, is_last
+from siltstone.session.sending.inflight import Inflight
+from siltstone.session.sending.waiting import Unsaved, Waiting
+
+_V5: Final = 5
+_STUCK_SECONDS: Final = 1.0
+_RELIEVED_MAX: Final = 1_000
+_NOT_FOUND: Final = 0x92
+
+
+class Ready:
+    """The outboxes that have something to write; `wake` is called when there is a first one."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.outboxes: list[Outbox] = []
+        # An outbox that is far behind, met since somebody last looked.
+        self.behind: Outbox | None = None
+        # Who is shown each outbox once before it changes, and how often that was begun.
+        self.watch: Callable[[Outbox], None] | None = None
+        self.epoch = 0
+
+    def take(self) -> list[Outbox]:
+        """Return the outboxes that have something to write, and begin anew."""
+        outboxes = self.outboxes
+        self.outboxes = []
+        return outboxes
+
+
+class Outbox:
+    """What one session is to be sent. Attached to one connection at a time, or to none."""
+
+    def __init__(
+        self,
+        ready: Ready,
+        budget: Budget,
+        queued_messages_max: int,
+        queued_bytes_max: int,
+        drop_old: bool,
+    ) -> None:
+        self._ready = ready
+        self._bytes_max = queued_bytes_max
+        self._queue = Waiting(budget, queued_messages_max, queued_bytes_max, drop_old)
+        # Whose it is, and when it was last shown to who watches.
+        self.client_id = ""
+        self._epoch = ready.epoch
+        self.touched = False
+        self.attached = False
+        # Whether the session has ended: nothing waits here any more.
+        self._is_over = False
+        # Where the bytes go, and who has more to offer when nothing waits here.
+        self.sink: Callable[[bytes], None] | None = None
+        self.refill: Callable[[], None] | None = None
+        self.paused = False
+        self.paused_at = 0.0
+        self.version = 0
+        self._too_large = 0
+        self.expired = 0
+        self.sent = 0
+        self.completed = 0
+        self.sent_bytes = 0
+        self._out: BytesWriter | None = None
+        self._window = 0
+        self._buffer_max = 0
+        self._publishes = PublishWriter(0, 0, 0)
+        self._inflight = Inflight(budget)
+        # Who waits until this is not far behind any more.
+        self._relieved: list[Callable[[], None]] = []
+        # When `is_stuck` was last answered, and how many were sent by then.
+        self._looked_at = 0.0
+        self._looked_sent = -1
+        # In flight from an earlier connection, to be sent again.
+        self._again: deque[Delivery] = deque()
+        # Whether QoS 2 must be on disk before the next packet of its handshake is sent, who sees to
+        # that, and what waits for it: messages, with all that come behind them, and the packet ids
+        # of those that were received.
+        self.save: Callable[[], None] | None = None
+        # Called once when anything changes that is to be saved; None when it was, or nobody asked.
+        self.moved: Callable[[], None] | None = None
+        self._unsaved = Unsaved()
+        self._unsaved_releases: list[int] = []
+
+    @property
+    def dropped(self) -> int:
+        """The number of messages that were dropped: too much, or too large for the client."""
+        return self._queue.dropped + self._too_large
+
+    @property
+    def queued(self) -> int:
+        """The number of messages that wait to be sent."""
+        return len(self._queue)
+
+    @property
+    def inflight(self) -> int:
+        """The number of messages that were sent and are not acknowledged."""
+        return len(self._inflight)
+
+    def attach(
+        self,
+        version: int,
+        window: int,
+        packet_size_max: int,
+        buffer_max: int,
+        alias_max: int,
+        now: float,
+    ) -> None:
+        """Begin a connection: send what is in flight again, then what waits.
+
+        A limit on packets of 0 is none. [MQTT-4.4.0-1]: packet ids stay as they were.
+        """
+        self.version = version
+        self.attached = True
+        self.paused = False
+        self._window = window
+        self._buffer_max = buffer_max
+        self._publishes = PublishWriter(version, packet_size_max, alias_max)
+        inflight = self._inflight.deliveries.values()
+        self._again = deque([each for each in inflight if not each.released])
+        for delivery in self._again:
+            delivery.sent = False
+        released: list[int] = []
+        for each in inflight:
+            if each.released:
+                each.sent = True
+                released.append(each.packet_id)
+        self._inflight.outstanding = len(released)
+        if released:
+            # [MQTT-3.3.4-10]: PUBREL does not wait for the window, which is for messages.
+            self._writer().write(encode_acks(PUBREL, released, 0))
+        self.pump(now)
+
+    def detach(self) -> None:
+        """End the connection; QoS 0 messages that wait are of no use any more."""
+        self.attached = False
+        self.sink = None
+        self.refill = None
+        self._out = None
+        self._again.clear()
+        self._queue.keep_acknowledged()
+        self._relieve()
+
+    def changing(self) -> None:
+        """Show this to who watches, once, before what outlives a connection changes."""
+        ready = self._ready
+        watch = ready.watch
+        if watch is not None and self._epoch != ready.epoch and not self._is_over:
+            self._epoch = ready.epoch
+            watch(self)
+
+    def discard(self) -> None:
+        """Forget everything: the session ends."""
+        self.changing()
+        self._is_over = True
+        self._queue.clear()
+        self._again.clear()
+        self._inflight.clear()
+        self.save = None
+        self.moved = None
+
+    def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
+        """Return what waits until what is in flight now is saved."""
+        releases, self._unsaved_releases = self._unsaved_releases, []
+        return self._unsaved.take(), releases
+
+    def send_saved(self, unsaved: list[Delivery], releases: list[int]) -> None:
+        """Send what has waited, now that it is saved."""
+        if not self.attached:
+            return
+        for delivery in self._unsaved.saved(unsaved):
+            if delivery.loan is not None and delivery.lane is None:
+                # Who has lent it has taken it back. There is room for another: ask to be pumped.
+                self._inflight.remove(delivery)
+                self._writer()
+                continue
+            delivery.sent = True
+            delivery.is_unsent = False
+            self._write_message(
+                delivery.topic,
+                delivery.payload,
+                delivery.flags,
+                delivery.packet_id,
+                delivery.properties,
+            )
+        for packet_id in releases:
+            self._inflight.deliveries[packet_id].sent = True
+        if releases:
+            self._writer().write(encode_acks(PUBREL, releases, 0))
+
+    def deliveries(self) -> list[Delivery]:
+        """Return what is in flight, in the order in which it was first sent."""
+        return list(self._inflight.deliveries.values())
+
+    def waiting(self) -> list[Delivery]:
+        """Return what was not sent yet, in order."""
+        return self._queue.messages()
+
+    def number_waiting(self) -> None:
+        """Give packet ids to the messages of QoS 1 and 2 that wait and are no rows of the store;
+        those for which there is none are dropped.
+        """
+        for delivery in self._queue.take_others():
+            if delivery.flags & 3 == 0:
+                continue
+            if delivery.packet_id == 0:
+                if not self._inflight.has_free_id():
+                    self._queue.dropped += 1
+                    continue
+                delivery.packet_id = self._inflight.free_id()
+                delivery.is_unsent = True
+            self._inflight.add(delivery)
+
+    @property
+    def last_packet_id(self) -> int:
+        """The packet id that was given last."""
+        return self._inflight.last_id
+
+    def restore(self, last_packet_id: int, reserved: list[int], inflight: list[Delivery]) -> None:
+        """Begin where an earlier connection has left off, before this one is attached.
+
+        The reserved packet ids are of rows that will be offered with them.
+        """
+        self._inflight.last_id = last_packet_id
+        self._inflight.reserved = set(reserved)
+        for delivery in inflight:
+            self._inflight.add(delivery)
+
+    def wait_again(self, waiting: list[Delivery]) -> None:
+        """Let messages wait that have waited before, whatever the limits are now."""
+        for delivery in waiting:
+            self._queue.add_row(delivery)
+
+    def give_up(self, packet_id: int, qos: int) -> None:
+        """Let a packet id be used again whose message is gone, though it was in flight.
+
+        A client that has the message, by QoS 2, would take the next one of this id for the same:
+        it must release the id first.
+        """
+        self._inflight.reserved.discard(packet_id)
+        if qos == 2:
+            gone = Delivery(b"", b"", qos, b"", NEVER)
+            gone.packet_id = packet_id
+            gone.released = True
+            self._inflight.add(gone)
+            self._inflight.outstanding += 1
+            self._unsaved_releases.append(packet_id)
+            if self.save is not None:
+                self.save()
+
+    def drop_waiting(self, unwanted: set[Delivery]) -> None:
+        """Forget messages that were not sent yet, which the client wants no longer."""
+        self._queue.remove(unwanted)
+        for delivery in unwanted:
+            self._forget(delivery)
+
+    def take_rows(self, owner: Progress) -> list[Delivery]:
+        """Take back all rows of somebody that are not acknowledged, in order; what was sent stays
+        in flight here, and its end will mean nothing to them.
+        """
+        return self._inflight.rows_of(owner) + self._queue.take_rows(owner)
+
+    def stir(self) -> None:
+        """Tell, once, that something is to be saved."""
+        moved = self.moved
+        if moved is not None:
+            self.moved = None
+            moved()
+
+    def write(self, data: bytes) -> None:
+        """Write the bytes of another packet behind all before it."""
+        if self.attached:
+            self._writer().write(data)
+
+    def offer(
+        self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
+    ) -> None:
+        """Send a message now if it is its turn, else let it wait."""
+        if self._ready.watch is not None and flags & 3 != 0:
+            self.changing()
+        if not self._queue and not self._again and self._may_send(flags):
+            if self._exceeds(topic, payload, flags, properties):
+                return
+            if flags & 3 != 0 or self._unsaved.holds():
+                self._send(Delivery(topic, payload, flags, properties, expires_at))
+            else:
+                self._write_message(topic, payload, flags, 0, properties)
+        elif self.attached or (flags & 3 != 0 and not self._is_over):
+            self._enqueue(Delivery(topic, payload, flags, properties, expires_at))
+
+    def offer_row(self, delivery: Delivery, lane: ShardProgress, serial: int) -> None:
+        """Send a row of the store, of QoS 1 or 2, now if it is its turn, else let it wait.
+
+        It is never dropped: who offers rows offers no more than may wait.
+        """
+        delivery.lane = lane
+        delivery.serial = serial
+        if self._queue or self._again or not self._may_send(delivery.flags):
+            self._queue.add_row(delivery)
+        elif self._exceeds(delivery.topic, delivery.payload, delivery.flags, delivery.properties):
+            self._forget(delivery)
+        else:
+            self._send(delivery)
+
+    def when_relieved(self, act: Callable[[], None]) -> None:
+        """Call back once when most of what waits now was sent, or nobody is there to send it to."""
+        self._relieved.append(act)
+        if len(self._relieved) > _RELIEVED_MAX:
+            # Most of these have long given up waiting.
+            self._relieve()
+
+    def is_stuck(self, now: float) -> bool:
+        """Tell whether waiting is of no use: nobody reads, or nothing was sent since last asked."""
+        if not self.attached or (self.paused and now - self.paused_at > _STUCK_SECONDS):
+            return True
+        if self.sent != self._looked_sent:
+            self._looked_sent = self.sent
+            self._looked_at = now
+        return now - self._looked_at > _STUCK_SECONDS
+
+    def acknowledge(self, first: int, packet_ids: list[int], now: float) -> int:
+        """Take acknowledgements of one kind from the client, all successes.
+
+        Return the packet id of the first one that does not answer a message of its QoS, with which
+        all ends, or 0. An id that is not known is no mistake: its message may have ended before.
+        """
+        if not self.attached:
+            return 0
+        self.changing()
+        if first == PUBREC:
+            wrong = self._release(packet_ids)
+        else:
+            wrong = 0
+            for packet_id in packet_ids:
+                delivery = self._inflight.deliveries.get(packet_id)
+                if delivery is not None and delivery.sent:
+                    if not is_last(first, delivery):
+                        wrong = packet_id
+                        break
+                    self._complete(delivery)
+        if wrong == 0 and (self._queue or self._again):
+            self.pump(now)
+        return wrong
+
+    def refuse(self, first: int, packet_id: int, now: float) -> int:
+        """Take an acknowledgement that says that the client does not want the message; return as
+        `acknowledge` does.
+        """
+        self.changing()
+        delivery = self._inflight.deliveries.get(packet_id)
+        # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure ends the message all the same.
+        if self.attached and delivery is not None and delivery.sent and not delivery.released:
+            if delivery.flags & 3 != (1 if first == PUBACK else 2):
+                return packet_id
+            self._complete(delivery)
+            self.pump(now)
+        return 0
+
+    def pump(self, now: float) -> None:
+        """Send what waits, as far as the connection allows."""
+        while self._again and self._inflight.outstanding < self._window and self._may_write():
+            self._send_again(self._again.popleft(), now)
+        if self._again:
+            return
+        if self._queue:
+            self.changing()
+        while self._queue and self._may_send(self._queue.first_flags()):
+            delivery = self._queue.pop()
+            if delivery.expires_at != NEVER and delivery.expires_at <= now:
+                self.expired += 1
+                self._forget(delivery)
+                continue
+            grow_old(delivery, now)
+            topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
+            if self._exceeds(topic, payload, flags, delivery.properties):
+                self._forget(delivery)
+                continue
+            if flags & 3 != 0 or self._unsaved.holds():
+                self._send(delivery)
+            else:
+                self._write_message(topic, payload, flags, 0, delivery.properties)
+        if self._relieved and self._queue.is_short():
+            self._relieve()
+
+    def take(self) -> bytes:
+        """Return what is to be written now; empty if the connection has gone."""
+        self.touched = False
+        out = self._out
+        self._out = None
+        data = b"" if out is None else out.getvalue()
+        self.sent_bytes += len(data)
+        return data
+
+    @property
+    def waits(self) -> bool:
+        """Whether something could be sent as soon as there is room."""
+        return self.attached and not self.paused and bool(self._queue or self._again)
+
+    def is_clear(self) -> bool:
+        """Tell whether nothing waits, so that what is offered would be sent at once."""
+        return not self._queue and not self._again and self._may_send(1)
+
+    def _may_write(self) -> bool:
+        if not self.attached or self.paused:
+            return False
+        out = self._out
+        held = self._unsaved.size_bytes
+        return held < self._buffer_max if out is None else len(out) + held < self._buffer_max
+
+    def _may_send(self, flags: int) -> bool:
+        """Tell whether a message may be sent for the first time."""
+        if not self._may_write():
+            return False
+        inflight = self._inflight
+        return flags & 3 == 0 or (
+            inflight.outstanding < self._window and inflight.size_bytes < self._bytes_max
+        )
+
+    def _send(self, delivery: Delivery) -> None:
+        """Send a message for the first time on this connection, under a packet id of its own."""
+        if delivery.flags & 3 == 0:
+            self._unsaved.add(delivery)
+            return
+        self.stir()
+        inflight = self._inflight
+        is_saved = delivery.packet_id != 0
+        if is_saved:
+            inflight.reserved.discard(delivery.packet_id)
+        else:
+            delivery.packet_id = inflight.free_id()
+        inflight.add(delivery)
+        inflight.outstanding += 1
+        save = self.save
+        if save is not None and delivery.flags & 3 == 2 and not is_saved:
+            # Sent again under another id after a crash, it would be another message.
+            delivery.is_unsent = True
+            self._unsaved.add_to_save(delivery)
+            save()
+            return
+        if self._unsaved.holds():
+            # What came later is not sent earlier, whatever its QoS.
+            if not is_saved:
+                delivery.is_unsent = True
+            self._unsaved.add(delivery)
+            return
+        delivery.sent = True
+        delivery.is_unsent = False
+        self._write_message(
+            delivery.topic,
+            delivery.payload,
+            delivery.flags,
+            delivery.packet_id,
+            delivery.properties,
+        )
+
+    def _forget(self, delivery: Delivery) -> None:
+        """Tell of a row that is not sent, and need not be."""
+        lane = delivery.lane
+        if lane is not None:
+            self.stir()
+            lane.complete(delivery.serial)
+
+    def _send_again(self, delivery: Delivery, now: float) -> None:
+        """Send what an earlier connection left unacknowledged, under its own packet id."""
+        if delivery.is_unsent and delivery.expires_at != NEVER and delivery.expires_at <= now:
+            self.expired += 1
+            self._inflight.outstanding += 1
+            self._complete(delivery)
+            return
+        delivery.sent = True
+        self._inflight.outstanding += 1
+        topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
+        if self._exceeds(topic, payload, flags, delivery.properties):
+            self._complete(delivery)
+        else:
+            # It may have expired by now, but its delivery has begun.
+            grow_old(delivery, now)
+            if delivery.is_unsent:
+                delivery.is_unsent = False
+            else:
+                # [MQTT-3.3.1-1].
+                flags |= DUP
+            self._write_message(topic, payload, flags, delivery.packet_id, delivery.properties)
+
+    def _exceeds(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
+        """[MQTT-3.1.2-24]: must not be sent; [MQTT-3.1.2-25]: act as if it had been."""
+        if self._publishes.fits(topic, payload, flags, properties):
+            return False
+        self._too_large += 1
+        self.stir()
+        return True
+
+    def _write_message(
+        self, topic: bytes, payload: bytes, flags: int, packet_id: int, properties: bytes
+    ) -> None:
+        self.sent += 1
+        self._publishes.write(self._writer(), topic, payload, flags, packet_id, properties)
+
+    def _writer(self) -> BytesWriter:
+        out = self._out
+        if out is None:
+            out = BytesWriter()
+            self._out = out
+            if not self.touched:
+                self.touched = True
+                ready = self._ready
+                ready.outboxes.append(self)
+                if len(ready.outboxes) == 1:
+                    ready.wake()
+        return out
+
+    def _release(self, packet_ids: list[int]) -> int:
+        """Answer PUBREC with PUBREL; a message that the receiver has is kept no longer."""
+        save = self.save
+        wrong = 0
+        for packet_id in packet_ids:
+            delivery = self._inflight.deliveries.get(packet_id)
+            reason = 0
+            if delivery is not None and delivery.released:
+                if not delivery.sent:
+                    # The answer waits to be saved.
+                    continue
+            elif delivery is None or not delivery.sent:
+                reason = _NOT_FOUND if self.version == _V5 else 0
+            elif delivery.flags & 3 != 2:
+                wrong = packet_id
+                break
+            else:
+                kept = self._received(delivery)
+                if save is not None:
+                    # The client may forget the packet id once it has this answer.
+                    kept.sent = False
+                    self._unsaved_releases.append(packet_id)
+                    continue
+            self._writer().write(encode_acks(PUBREL, [packet_id], reason))
+        if save is not None and self._unsaved_releases:
+            save()
+        return wrong
+
+    def _received(self, delivery: Delivery) -> Delivery:
+        self._forget(delivery)
+        # Not the same object: who was shown what waits may not have looked at it yet.
+        kept = Delivery(delivery.topic, b"", delivery.flags, b"", delivery.expires_at)
+        kept.serial = delivery.serial
+        kept.packet_id = delivery.packet_id
+        kept.sent = True
+        kept.released = True
+        self._inflight.replace(delivery, kept)
+        return kept
+
+    def _complete(self, delivery: Delivery) -> None:
+        self.stir()
+        self._inflight.remove(delivery)
+        self.completed += 1
+        self._forget(delivery)
+
+    def _enqueue(self, delivery: Delivery) -> None:
+        self.stir()
+        made_room = self._queue.add(delivery)
+        if self._queue.is_long():
+            self._ready.behind = self
+        if made_room and self._queue and self._may_send(self._queue.first_flags()):
+            # What kept this one waiting was dropped: ask to be pumped.
+            self._writer()
+
+    def _relieve(self) -> None:
+        relieved = self._relieved
+        self._relieved = []
+        for act in relieved:
+            act()

@@ -1,0 +1,501 @@
+"""One database: append rows, read them back, look after its slabs.
+
+A database that is open for writing has a thread per shard and belongs to the Store that holds the
+directory's lock; one that is open for reading looks at the disk again whenever it runs out of rows.
+Everything may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from siltstone.clock import Clock
+from siltstone.errors import NotFoundError, SiltstoneError, UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted, listen
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.reader import FeedReader
+from siltstone.store.feed.reading import StoreSource
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.log.arguments import require_kind, require_number
+from siltstone.store.log.info import Hole, SlabInfo, StreamInfo, holes_of, slab_info, stream_infos
+from siltstone.store.log.iterator import StreamIterator, StreamRef, require_place, require_times
+from siltstone.store.log.opening import RecoveryReport
+from siltstone.store.log.read.cursor import read_in_time_order
+from siltstone.store.log.read.pieces import COLUMNS, Batch, Row, schema_of
+from siltstone.store.log.read.scan import Span, Status, count_rows, read_stream
+from siltstone.store.log.read.selection import Choice, SlabExtent, choose_frames, extent_of
+from siltstone.store.log.slab import Slab
+from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.partition import Columns, columns_of, may_hold, shard_of, split_call
+from siltstone.store.shard.block_log import BlockLogs
+from siltstone.store.shard.readable_slabs import ReadableSlabs
+from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.writable_slabs import Dropping, Reclaimable, WritableSlabs
+from siltstone.store.slab.drops import DropLog
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.settings import CALL_BYTES_MAX, DatabaseSettings
+from siltstone.store.writer.producers import producer_of
+from siltstone.store.writer.ticket import Ticket, seconds_to_wait
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match
+
+Durability = Literal["synced", "written", "none"]
+DURABILITIES: Final = ("synced", "written", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Rows of a stream, the position behind them, and why they ended there."""
+
+    iterator: StreamIterator
+    batch: Batch
+    status: Status
+
+
+class Database:
+    """Rows by topic and time. Made by a Store."""
+
+    def __init__(
+        self, fs: FileSystem, clock: Clock, directory: PurePath, *, writable: bool
+    ) -> None:
+        self._slabs: WritableSlabs | ReadableSlabs
+        if writable:
+            self._slabs = WritableSlabs(fs, clock, directory)
+        else:
+            self._slabs = ReadableSlabs(fs, directory)
+        self._feeds = Feeds(self._slabs)
+        # What tells this database from any other, also from a later one of the same name.
+        self.origin = self._slabs.manifest.identity
+        self.identity = self.origin.text
+
+    @property
+    def name(self) -> str:
+        """The database's name."""
+        return self._slabs.manifest.database
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; its Store opens it anew when asked."""
+        return self._slabs.closed
+
+    @property
+    def settings(self) -> DatabaseSettings:
+        """The settings in force."""
+        return self._slabs.manifest.settings
+
+    @property
+    def reports(self) -> list[RecoveryReport]:
+        """What opening found in each shard that is open."""
+        return self._slabs.reports if isinstance(self._slabs, WritableSlabs) else []
+
+    def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
+        """Call back for every shard that is open, and for each later one when it is opened."""
+        self._writable().when_recovered(listener)
+
+    def append(
+        self,
+        rows: Iterable[Row] | Columns,
+        *,
+        durability: Durability = "synced",
+        producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Ticket:
+        """Queue rows; the ticket's `wait` returns when they are as durable as asked.
+
+        `synced` survives a power cut, `written` a crash of this process, `none` is not waited for.
+        The rows of one call that go to one shard are stored together or not at all. A producer's
+        call with a sequence that it has used before is acknowledged without being stored again.
+        What was refused with a RetryError must be sent again before any later one is taken, for as
+        long as the database is open; a producer that gives it up goes on under another name. What
+        was refused for what it holds keeps its number until a later one is stored. `timeout` bounds
+        the wait for room in the queue.
+
+        Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
+        InvalidTopicError, StorageFullError, QuotaExceededError.
+        """
+        if durability not in DURABILITIES:
+            raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
+        seconds = seconds_to_wait(timeout)
+        slabs = self._writable()
+        if slabs.manifest.holds_logs:
+            raise UsageError(f"database {self.name!r} has topic logs: send messages to a topic log")
+        columns = rows if isinstance(rows, Columns) else columns_of(rows)
+        settings = self.settings
+        parts = split_call(columns, settings)
+        for part in parts:
+            _prepare(part.call, durability, producer)
+        ticket = Ticket(columns.count, len(parts), waits=durability != "none")
+        for number, part in enumerate(parts):
+            try:
+                slabs.shard(part.shard).submit(part.call, ticket, part.rows, seconds)
+            except SiltstoneError as exc:
+                # No shard may take a later call of the producer before this one comes again.
+                for rest in parts[number + 1 :]:
+                    # One that cannot be opened takes no later call either.
+                    with suppress(SiltstoneError):
+                        slabs.shard(rest.shard).owe(rest.call)
+                if number == 0:
+                    raise
+                # Others of this call are under way: the ticket tells what became of the whole.
+                for rest in parts[number:]:
+                    ticket.resolve(exc, rest.rows)
+                break
+        return ticket
+
+    def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
+        """Tell whether rows of a topic and publisher were stored by this call of a producer."""
+        name_key, sequence = producer_of(producer)
+        key = topic if self.settings.shard_by == "topic" else publisher
+        shard = self._writable().shard(shard_of(key, self.settings.shards))
+        return shard.committer.has_stored(name_key, sequence)
+
+    @again_when_dropped
+    def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
+        """Return the streams that may hold rows of the filter at or after a time, oldest slab
+        first.
+        """
+        parsed = TopicFilter.parse(topic_filter)
+        require_times(since_us)
+        self._slabs.refresh()
+        found: list[StreamRef] = []
+        for slab in self._overlapping(since_us, None):
+            matches = slab.match(parsed)
+            if not matches:
+                # Behind damage there may be one; who reads a stream up to there is told then.
+                slab.check_whole()
+            found += [
+                StreamRef(
+                    database=self.name,
+                    slab=slab.id,
+                    stream_id=match.stream.id,
+                    pattern=match.stream.pattern.decode(),
+                    identity=self.identity,
+                )
+                for match in matches
+            ]
+        return found
+
+    @again_when_dropped
+    def iterator(
+        self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
+    ) -> StreamIterator:
+        """Return the position before the first row of a stream at or after a time.
+
+        Raises: SlabDroppedError, NotFoundError.
+        """
+        require_kind("stream", stream, StreamRef, "one that streams() returned")
+        require_times(since_us)
+        require_place(stream, database=self.name, identity=self.identity)
+        slab = self._slabs.slab(stream.slab)
+        if slab.stream(stream.stream_id) is None:
+            self._slabs.refresh()
+        if slab.stream(stream.stream_id) is None:
+            raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
+        return StreamIterator(
+            database=self.name,
+            slab=stream.slab,
+            stream_id=stream.stream_id,
+            next_serial=0,
+            since_us=since_us,
+            filter=TopicFilter.parse(topic_filter),
+            identity=self.identity,
+        )
+
+    @again_when_dropped
+    def next(
+        self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
+    ) -> Read:
+        """Read on from a position: up to rows_max matching rows, all before until_us.
+
+        The status is MORE where rows_max ended the read, LIMIT where until_us did.
+        Raises: SlabDroppedError, UsageError, CorruptionError.
+        """
+        require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
+        require_number("rows_max", rows_max)
+        require_times(iterator.since_us, until_us)
+        require_place(iterator, database=self.name, identity=self.identity)
+        if not iterator.identity:
+            iterator = replace(iterator, identity=self.identity)
+        if rows_max < 1:
+            raise UsageError(f"rows_max must be at least 1, got {rows_max}")
+        span = Span(since_us=iterator.since_us, until_us=until_us)
+        slab = self._slabs.slab(iterator.slab)
+        # Whether the slab has ended must be known before looking for its last rows.
+        ended = self._slabs.ended(iterator.slab)
+        match = slab.match_stream(iterator.stream_id, iterator.filter)
+        if match is None and self._slabs.refresh():
+            match = slab.match_stream(iterator.stream_id, iterator.filter)
+        if match is None:
+            slab.check_whole()
+            status = Status.END if ended else Status.CAUGHT_UP
+            return Read(iterator=iterator, batch=Batch([], 0), status=status)
+        found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
+        if found.status is Status.CAUGHT_UP and not found.num_rows and self._slabs.refresh():
+            slab = self._slabs.slab(iterator.slab)
+            ended = self._slabs.ended(iterator.slab)
+            found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
+        return Read(
+            iterator=iterator.at(found.next_serial),
+            batch=Batch(found.pieces, found.num_rows),
+            status=found.status,
+        )
+
+    @again_when_dropped
+    def read(
+        self,
+        topic_filter: str = "#",
+        *,
+        since_us: int = 0,
+        until_us: int | None = None,
+        columns: Sequence[str] = COLUMNS,
+        rows_max: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what matches in [since, until), of all shards and generations, in order of time.
+
+        The end is where the database ended when the read began.
+        """
+        schema_of(columns)
+        require_times(since_us, until_us)
+        if rows_max is not None:
+            require_number("rows_max", rows_max)
+            if rows_max < 0:
+                raise UsageError(f"rows_max must be 0 or more, got {rows_max}")
+        parsed = TopicFilter.parse(topic_filter)
+        span = Span(since_us=since_us, until_us=until_us)
+        self._slabs.refresh()
+        shards: dict[int, list[tuple[Slab, list[Match], int]]] = {}
+        for slab in self._overlapping(since_us, until_us):
+            end = slab.next_serial()
+            shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
+        return read_in_time_order(list(shards.values()), span, columns, rows_max)
+
+    @again_when_dropped
+    def count(
+        self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
+    ) -> int:
+        """Count what matches, from the index wherever whole frames match."""
+        require_times(since_us, until_us)
+        parsed = TopicFilter.parse(topic_filter)
+        span = Span(since_us=since_us, until_us=until_us)
+        self._slabs.refresh()
+        return sum(
+            count_rows(slab, slab.match(parsed), span)
+            for slab in self._overlapping(since_us, until_us)
+        )
+
+    @again_when_dropped
+    def extents(self) -> list[SlabExtent]:
+        """Return the serials of every slab as of now: one consistent end for each shard."""
+        self._slabs.refresh()
+        return [extent_of(slab) for slab in self._slabs.all()]
+
+    def may_hold(self, shard: int, topic_filters: Sequence[str]) -> bool:
+        """Say whether a shard may have rows of any of the filters; without filters, any rows."""
+        # The shards of topic logs have a topic each, whatever its name.
+        if not topic_filters or self._slabs.manifest.logs:
+            return True
+        parsed = map(TopicFilter.parse, topic_filters)
+        return any(may_hold(shard, each, self.settings) for each in parsed)
+
+    def choose(
+        self,
+        slab: SlabId,
+        topic_filters: Sequence[str],
+        serials: range,
+        *,
+        since_us: int = 0,
+        until_us: int | None = None,
+    ) -> Choice:
+        """Choose the frames of a slab that may hold rows of any of the filters, for bulk readers;
+        without filters, of all rows.
+
+        Raises: SlabDroppedError, NotFoundError, CorruptionError.
+        """
+        require_times(since_us, until_us)
+        parsed = [TopicFilter.parse(text) for text in topic_filters]
+        span = Span(since_us=since_us, until_us=until_us)
+        return choose_frames(self._slabs.slab(slab), parsed, span, serials)
+
+    def feed(
+        self,
+        wanted: Wanted = "#",
+        *,
+        position: FeedPosition | None = None,
+        since_us: int = 0,
+        credit: int = CREDIT,
+    ) -> FeedReader:
+        """Subscribe: rows that match any of the filters, from a position or time on, and then those
+        that come; in order of serials for each shard, each once. A StreamIterator goes on in its
+        shard, with its filter. No more than `credit` rows wait unacknowledged.
+
+        Raises: UsageError, SlabDroppedError, ClosedError.
+        """
+        require_times(since_us)
+        if isinstance(wanted, StreamIterator):
+            require_place(wanted, database=self.name, identity=self.identity)
+        return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
+
+    def end_position(self) -> FeedPosition:
+        """Return the position behind the last row: a feed that begins there gets what comes."""
+        return self._feeds.end_position()
+
+    def feed_source(self) -> StoreSource:
+        """Return what a FeedHub reads; for those who bring a loop or thread of their own."""
+        return self._feeds.source
+
+    def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+        """Call back with the rows of every flush from now on, when readers can see them; return
+        what ends it. It is called on a shard's thread, in order for each shard, and must be quick.
+        """
+        return listen(self._writable(), callback)
+
+    @again_when_dropped
+    def slabs(self) -> list[SlabInfo]:
+        """Return all slabs with their bounds and sizes."""
+        self._slabs.refresh()
+        return [slab_info(slab, self._slabs.slab_bytes(slab.id)) for slab in self._slabs.all()]
+
+    @again_when_dropped
+    def structure(self) -> list[StreamInfo]:
+        """Return the learned structures of every slab with their numbers of rows."""
+        self._slabs.refresh()
+        return [info for slab in self._slabs.all() for info in stream_infos(slab)]
+
+    @again_when_dropped
+    def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
+        """Return what reads between two times pass over, because repair could not save it."""
+        require_times(since_us, until_us)
+        span = Span(since_us=since_us, until_us=until_us)
+        self._slabs.refresh()
+        return [
+            hole for slab in self._overlapping(since_us, until_us) for hole in holes_of(slab, span)
+        ]
+
+    @again_when_dropped
+    def size_bytes(self) -> int:
+        """Return the disk space that all slabs take."""
+        return sum(self._slabs.slab_bytes(slab.id) for slab in self._slabs.all())
+
+    def seal(self) -> None:
+        """Turn every shard's generation over: what was current takes no more rows."""
+        self._writable().seal()
+
+    def restart_times(self) -> int:
+        """Let rows be stamped by the clock again where earlier ones are stamped ahead of it: in a
+        new generation of each shard where that is so. Serials go on. Return how many shards there
+        were.
+
+        The rows that are there keep their times. Retention counts them as if they came now.
+
+        Raises: UsageError for rows whose order is that of their times.
+        """
+        if self.name.startswith("_"):
+            raise UsageError(
+                f"database {self.name!r} belongs to the broker, which reads it in order of time; "
+                "its times are not shown anywhere and stay as they are"
+            )
+        return self._writable().restart_times()
+
+    @again_when_dropped
+    def newest_us(self) -> int:
+        """Return the latest time that a row of its current slabs has, or the next one at least
+        will have.
+        """
+        return self._slabs.newest_us()
+
+    def sync(self) -> None:
+        """Return when every row that was appended before is durable."""
+        self._writable().sync()
+
+    def drop_slab(self, slab: SlabId) -> None:
+        """Delete a sealed slab. Raises: UsageError for a current one, NotFoundError."""
+        require_kind("slab", slab, SlabId, "a SlabId")
+        self._writable().drop(slab)
+
+    def enforce_retention(self) -> list[SlabId]:
+        """Drop the slabs that are too old or too much; return which."""
+        return self._writable().enforce_retention()
+
+    def reclaimable(self) -> Reclaimable:
+        """Return where the slabs end that `reclaim` drops once no row of them is needed. Of a
+        database that is tiered, only those that are in the lake.
+        """
+        return self._writable().reclaimable()
+
+    def reclaim(
+        self, needed: Mapping[int, int], dropping: Dropping = lambda: nullcontext(enter_result=True)
+    ) -> list[SlabId]:
+        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
+        needed from a serial on. Each is dropped within a context that tells whether it may be.
+        """
+        return self._writable().reclaim(needed, dropping)
+
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
+        """Turn over the generations of some size that end before what is needed of their shard,
+        unless the settings tell when generations end; say whether there was any.
+        """
+        return self._writable().seal_delivered(needed)
+
+    @property
+    def drops(self) -> DropLog:
+        """The slabs that were dropped since it was opened."""
+        return self._writable().drops
+
+    def leave_free(self, size_bytes: int) -> None:
+        """Refuse rows from now on when the disk has less left than this, for others need it."""
+        self._writable().leave_free(size_bytes)
+
+    def configure(self, **changes: Any) -> DatabaseSettings:
+        """Change settings; what is written from now on follows them. Raises: UsageError."""
+        return self._writable().configure(changes)
+
+    def refresh(self) -> None:
+        """Look at the disk for what another process has written; reads do so by themselves."""
+        self._slabs.refresh()
+
+    def close(self) -> None:
+        """Store what is queued and end the threads."""
+        try:
+            self._slabs.close()
+        finally:
+            self._feeds.close()
+
+    def failure(self) -> Exception | None:
+        """Return what has failed so that nothing more is stored; None: nothing did."""
+        return self._slabs.failure() if isinstance(self._slabs, WritableSlabs) else None
+
+    def block_logs(self) -> BlockLogs:
+        """Return its shards as the logs of one topic each. Raises: UsageError."""
+        slabs = self._writable()
+        slabs.hold_logs()
+        return BlockLogs(slabs)
+
+    def _writable(self) -> WritableSlabs:
+        if not isinstance(self._slabs, WritableSlabs):
+            raise UsageError("the store was opened for reading only")
+        return self._slabs
+
+    def _overlapping(self, since_us: int, until_us: int | None) -> list[Slab]:
+        return [
+            slab
+            for slab in self._slabs.all()
+            if (slab.record.until_us is None or slab.record.until_us > since_us)
+            and (until_us is None or slab.record.since_us < until_us)
+        ]
+
+
+def _prepare(call: Call, durability: Durability, producer: tuple[str, int] | None) -> None:
+    call.wants_sync = durability == "synced"
+    if call.size_bytes > CALL_BYTES_MAX:
+        raise UsageError(
+            f"the append is too large, split it: size_bytes={call.size_bytes} max={CALL_BYTES_MAX}"
+        )
+    if producer is not None:
+        call.producer, call.sequence = producer_of(producer)

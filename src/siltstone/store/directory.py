@@ -1,0 +1,464 @@
+"""A data directory: the lock, the version, and the databases in it.
+
+    DIR/LOCK  DIR/VERSION  DIR/CLOCK  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/
+    DIR/quarantine/
+
+VERSION is written last, so a directory that has it is whole. CLOCK says where the clocks stood when
+it was written last, so that a wall clock that jumped meanwhile is not believed at once. Key-value
+databases have names of their own: one may be called as a database of messages is. `commits` is one,
+in a place of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import PurePath
+from threading import Lock
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from siltstone.clock import (
+    CONFIRM_SECONDS,
+    JUMP_SECONDS,
+    Clock,
+    GuardedClock,
+    Sighting,
+    SystemClock,
+)
+from siltstone.errors import (
+    ClosedError,
+    CorruptionError,
+    ExistsError,
+    NotFoundError,
+    SiltstoneError,
+    StorageFullError,
+    UsageError,
+)
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path, boot_id
+from siltstone.fs.publish import create_directories, remove_tree, replace_file
+from siltstone.store.database import Database
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.api import EngineOpener
+from siltstone.store.kv.rocks import RocksEngine
+from siltstone.store.kv.room import DiskRoom
+from siltstone.store.kv.wal import check_begin, check_logs, has_begun, set_odd_aside
+from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_seen
+from siltstone.store.log.arguments import require_kind
+from siltstone.store.log.first_slab import create_slabs
+from siltstone.store.log.slab_names import holds_rows
+from siltstone.store.slab.manifest import MANIFEST, Manifest
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
+from siltstone.store.tx.settings import KeyValueSettings
+
+VERSION: Final = b"siltstone 1\n"
+# The key-value database of positions: sessions, share groups, offsets of topic logs. It has these
+# settings whoever opens it first: every fixed word of its topics is a stream of its own, and almost
+# nothing there is read in a transaction, so few writes need be remembered for it.
+COMMITS: Final = "commits"
+COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
+# What a key-value database leaves free on the disk: RocksDB writes back what it has in memory. The
+# positions go on for longer, and have a reserve besides: those who return drain what fills a disk.
+KEYVALUE_FLOOR_BYTES: Final = 16 * 1024 * 1024
+COMMITS_FLOOR_BYTES: Final = 4 * 1024 * 1024
+COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
+_DROPPING: Final = "dropping"
+# More than any order of operations has open at once.
+_SPARE_DESCRIPTORS: Final = 8
+_T = TypeVar("_T")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def guarded_clock(
+    *, jump_seconds: float = JUMP_SECONDS, confirm_seconds: float = CONFIRM_SECONDS
+) -> GuardedClock:
+    """Return the machine's clock, which a store does not believe at once when it has jumped."""
+    return GuardedClock(
+        SystemClock(), jump_seconds=jump_seconds, confirm_seconds=confirm_seconds, boot=boot_id()
+    )
+
+
+class Store:
+    """An open data directory.
+
+    Without a clock it has a guarded one: nothing is dropped by its age because the wall clock has
+    jumped, now or since the directory was written last.
+    """
+
+    def __init__(
+        self,
+        path: PurePath,
+        *,
+        read_only: bool = False,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        open_engine: EngineOpener = RocksEngine,
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
+        self._clock = clock or (SystemClock() if read_only else guarded_clock())
+        # Held while a database is opened, created, dropped or closed, which takes its time. What
+        # is open is looked up without it: a dict that is there does not change.
+        self._mutex = Lock()
+        self._databases: Mapping[str, Database] = {}
+        self._open_engine = open_engine
+        self._keyvalues: Mapping[str, KeyValueDatabase] = {}
+        self._closed = False
+        self._file_lock = None
+        if read_only:
+            self._check_version()
+            return
+        create_directories(self._fs, path)
+        self._file_lock = self._fs.lock(path / "LOCK")
+        try:
+            self._prepare()
+            self._resume_clock()
+        except BaseException:
+            self._file_lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def clock(self) -> Clock:
+        """What tells the time here."""
+        return self._clock
+
+    def note_time(self) -> None:
+        """Keep in mind, durably, where the clocks stand: a later start is compared with it."""
+        if isinstance(self._clock, GuardedClock):
+            write_last_seen(self._fs, self.path, self._clock.sighting())
+
+    def last_seen(self) -> Sighting | None:
+        """Return where the clocks stood when the directory was written last; None where nothing
+        was ever stored.
+        """
+        seen = read_last_seen(self._fs, self.path)
+        if seen is not None:
+            return seen
+        newest_us = newest_row_us(self._fs, [self.path / "data" / name for name in self.names()])
+        return None if newest_us is None else Sighting(time_us=newest_us)
+
+    def newest_us(self) -> dict[str, int]:
+        """Return the latest time that rows of each open database may have, those of the broker's
+        own left out: their times are not shown. It waits for nothing.
+        """
+        newest: dict[str, int] = {}
+        for name, database in self._databases.items():
+            # One that is being closed is not open any more.
+            with suppress(ClosedError):
+                if not name.startswith("_") and not database.closed:
+                    newest[name] = database.newest_us()
+        return newest
+
+    def names(self) -> list[str]:
+        """Return the names of the databases."""
+        data = self.path / "data"
+        if not self._fs.exists(data):
+            return []
+        return [
+            entry.name
+            for entry in self._fs.list(data)
+            if entry.kind is EntryKind.DIRECTORY and self._fs.exists(data / entry.name / MANIFEST)
+        ]
+
+    def create(self, name: str, settings: DatabaseSettings | None = None) -> Database:
+        """Create a database and open it. Raises: ExistsError, UsageError."""
+        with self._mutex:
+            self._check_writable()
+            _check_name(name)
+            if settings is not None:
+                require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
+            directory = self.path / "data" / name
+            if self._fs.exists(directory / MANIFEST):
+                raise ExistsError(f"database {name!r} exists already")
+            if self._fs.exists(directory):
+                self._clear_remains(directory)
+            create_directories(self._fs, directory)
+            manifest = Manifest(
+                database=name,
+                salt=secrets.randbits(63),
+                settings=settings or DatabaseSettings(),
+                slabs=(),
+            )
+            manifest = create_slabs(self._fs, self._clock, directory, manifest)
+            replace_file(self._fs, directory / MANIFEST, manifest.encode())
+            return self._open(name)
+
+    def database(self, name: str) -> Database:
+        """Open a database; its own settings hold. Raises: NotFoundError, CorruptionError."""
+        with self._mutex:
+            self._check_open()
+            require_kind("name", name, str, "text")
+            if name not in self._databases or self._databases[name].closed:
+                _check_name(name)
+                if not self._fs.exists(self.path / "data" / name / MANIFEST):
+                    raise NotFoundError(
+                        f"database {name!r} does not exist in {self.path} (databases: "
+                        f"{', '.join(self.names()) or 'none'})"
+                    )
+                self._open(name)
+            return self._databases[name]
+
+    def ensure(self, name: str, settings: DatabaseSettings | None = None) -> Database:
+        """Open a database, creating it where it is missing; settings of an existing one win."""
+        if name in self.names():
+            return self.database(name)
+        return self.create(name, settings)
+
+    def drop(self, name: str) -> None:
+        """Delete a database with all its rows. Raises: NotFoundError."""
+        with self._mutex:
+            self._check_writable()
+            if name not in self.names():
+                raise NotFoundError(f"database {name!r} does not exist in {self.path}")
+            if name in self._databases:
+                known = self._databases[name]
+                self._databases = _without(self._databases, name)
+                known.close()
+            directory = self.path / "data" / name
+            # The mark tells what a crash leaves of it from a database that lost its manifest.
+            replace_file(self._fs, directory / _DROPPING, b"")
+            self._fs.remove(directory / MANIFEST)
+            self._fs.sync_directory(directory)
+            self._clear_remains(directory)
+
+    def keyvalue(self, name: str, settings: KeyValueSettings | None = None) -> KeyValueDatabase:
+        """Open a key-value database, creating it where it is missing; settings of an existing one
+        win, and `commits` has its own. Raises: UsageError, also where the store is read only;
+        CorruptionError.
+        """
+        with self._mutex:
+            self._check_writable()
+            require_kind("name", name, str, "text")
+            if settings is not None:
+                require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
+            known = self._keyvalues.get(name)
+            if known is None or known.closed:
+                _check_name(name)
+                directory = self.path / "kv" / name
+                if name == COMMITS:
+                    directory, settings = self.path / COMMITS, COMMITS_SETTINGS
+                if self._fs.exists(directory / _DROPPING):
+                    self._remove_keyvalue(directory)
+                create_directories(self._fs, directory)
+                check_begin(self._fs, directory)
+                set_odd_aside(self._fs, directory)
+                check_logs(self._fs, directory)
+                known = self._open_keyvalue(name, directory, settings)
+                self._keyvalues = {**self._keyvalues, name: known}
+            return known
+
+    def _open_keyvalue(
+        self, name: str, directory: PurePath, settings: KeyValueSettings | None
+    ) -> KeyValueDatabase:
+        """Open a key-value database; where the disk is full, with the help of its reserve."""
+        room = (
+            DiskRoom(
+                self._fs,
+                directory,
+                floor_bytes=COMMITS_FLOOR_BYTES,
+                reserve_bytes=COMMITS_RESERVE_BYTES,
+            )
+            if name == COMMITS
+            else DiskRoom(self._fs, directory, floor_bytes=KEYVALUE_FLOOR_BYTES)
+        )
+        try:
+            return self._with_engine(name, directory, settings, room)
+        except StorageFullError:
+            if not room.give_up_reserve():
+                raise
+        return self._with_engine(name, directory, settings, room)
+
+    def _with_engine(
+        self, name: str, directory: PurePath, settings: KeyValueSettings | None, room: DiskRoom
+    ) -> KeyValueDatabase:
+        engine = self._open_engine(directory)
+        room.write_back = engine.write_back
+        return KeyValueDatabase(engine, self._clock, name, settings, room=room.lacks)
+
+    def keyvalue_names(self) -> list[str]:
+        """Return the names of the key-value databases; `commits` is not one of them, it is always
+        there.
+        """
+        directory = self.path / "kv"
+        if not self._fs.exists(directory):
+            return []
+        return [
+            entry.name
+            for entry in self._fs.list(directory)
+            if entry.kind is EntryKind.DIRECTORY
+            and not self._fs.exists(directory / entry.name / _DROPPING)
+        ]
+
+    def keyvalue_places(self) -> dict[str, PurePath]:
+        """Return the directories of the key-value databases that were ever opened, `commits` too,
+        by their names.
+        """
+        places = {name: self.path / "kv" / name for name in self.keyvalue_names()}
+        places[COMMITS] = self.path / COMMITS
+        return {name: place for name, place in places.items() if has_begun(self._fs, place)}
+
+    def drop_keyvalue(self, name: str) -> None:
+        """Delete a key-value database with all its rows. Raises: NotFoundError."""
+        with self._mutex:
+            self._check_writable()
+            if name not in self.keyvalue_names():
+                raise NotFoundError(f"key-value database {name!r} does not exist in {self.path}")
+            if name in self._keyvalues:
+                known = self._keyvalues[name]
+                self._keyvalues = _without(self._keyvalues, name)
+                known.close()
+            directory = self.path / "kv" / name
+            replace_file(self._fs, directory / _DROPPING, b"")
+            self._remove_keyvalue(directory)
+
+    def failure(self) -> tuple[str, Exception] | None:
+        """Return a database in which a write or sync has failed, and the cause; None: all work.
+
+        Such a database stores nothing more until the store is closed and opened again. This waits
+        for nothing.
+        """
+        causes = {name: known.failure() for name, known in self._databases.items()}
+        causes |= {name: known.failure() for name, known in self._keyvalues.items()}
+        return next(((name, cause) for name, cause in causes.items() if cause is not None), None)
+
+    def close(self) -> None:
+        """Close every database and let go of the lock."""
+        with self._mutex:
+            self._closed = True
+            open_databases = [known for known in self._databases.values() if not known.closed]
+            open_keyvalues = [known for known in self._keyvalues.values() if not known.closed]
+            self._databases, self._keyvalues = {}, {}
+            try:
+                # All of them, whatever keeps one from its last sync.
+                with ExitStack() as closing:
+                    for database in open_databases:
+                        closing.callback(database.close)
+                    for keyvalue in open_keyvalues:
+                        closing.callback(keyvalue.close)
+            finally:
+                if self._file_lock is not None:
+                    # A disk that is full or fails loses no more than this.
+                    with suppress(SiltstoneError):
+                        self.note_time()
+                    self._file_lock.release()
+                    self._file_lock = None
+
+    def _clear_remains(self, directory: PurePath) -> None:
+        """Remove what a crash left of a database that was being created or dropped.
+
+        Raises: CorruptionError where there are rows and nobody dropped them.
+        """
+        if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
+            raise CorruptionError(
+                "the manifest is missing, run `siltstone verify --repair` or restore a backup",
+                path=directory,
+            )
+        for entry in self._fs.list(directory):
+            if entry.kind is EntryKind.DIRECTORY:
+                remove_tree(self._fs, directory / entry.name)
+        remove_tree(self._fs, directory)
+
+    def _remove_keyvalue(self, directory: PurePath) -> None:
+        """Remove what is left of a key-value database that was dropped, the mark of it last."""
+        for entry in self._fs.list(directory):
+            if entry.kind is EntryKind.DIRECTORY:
+                remove_tree(self._fs, directory / entry.name)
+            elif entry.name != _DROPPING:
+                self._fs.remove(directory / entry.name)
+        self._fs.sync_directory(directory)
+        remove_tree(self._fs, directory)
+
+    def _open(self, name: str) -> Database:
+        directory = self.path / "data" / name
+        database = Database(self._fs, self._clock, directory, writable=not self.read_only)
+        self._databases = {**self._databases, name: database}
+        return database
+
+    def _prepare(self) -> None:
+        """Lay out an empty directory, or check that this one is ours."""
+        if self._fs.exists(self.path / "VERSION"):
+            self._check_version()
+            return
+        strangers = [entry.name for entry in self._fs.list(self.path)]
+        if set(strangers) - {"LOCK", "data", COMMITS, "VERSION.tmp"}:
+            raise UsageError(
+                f"{self.path} is neither empty nor a Siltstone data directory; choose another one"
+            )
+        for name in ("data", COMMITS):
+            create_directories(self._fs, self.path / name)
+        replace_file(self._fs, self.path / "VERSION", VERSION)
+
+    def _resume_clock(self) -> None:
+        """Compare the clocks with where they stood when the directory was written last."""
+        if isinstance(self._clock, GuardedClock):
+            seen = self.last_seen()
+            if seen is not None:
+                self._clock.resume(seen)
+
+    def _check_version(self) -> None:
+        version = self.path / "VERSION"
+        if not self._fs.exists(version):
+            raise NotFoundError(f"{self.path} is not a Siltstone data directory")
+        if self._fs.read(version) != VERSION:
+            raise UsageError(f"another version of Siltstone wrote {self.path}: use that version")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the store is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise UsageError("the store was opened for reading only")
+
+
+def open_store(
+    path: str | PurePath, *, read_only: bool = False, clock: Clock | None = None
+) -> Store:
+    """Open a data directory: for writing, which locks and if need be creates it, or for reading.
+
+    Raises: LockedError when another process writes it, NotFoundError when there is nothing to read,
+    UsageError when there can be no such path.
+    """
+    if not isinstance(path, str | PurePath):
+        raise UsageError(f"path must be text or a path: type={type(path).__name__}")
+    try:
+        # Names of files that are no UTF-8 come with escapes for their bytes.
+        encoded = str(path).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc
+    if 0 in encoded:
+        raise UsageError(f"path must not have the character U+0000: path={str(path)!r}")
+    return Store(absolute_path(path), read_only=read_only, clock=clock)
+
+
+def _without(known: Mapping[str, _T], name: str) -> dict[str, _T]:
+    return {each: known[each] for each in known if each != name}
+
+
+def _check_name(name: str) -> None:
+    require_kind("name", name, str, "text")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the name of a database must have 1 to 100 letters, digits, '_', '-' and '.', and "
+            f"must begin with a letter, a digit or '_': name={name!r}"
+        )

@@ -1,0 +1,145 @@
+"""The feeds of one database: opened by anybody, run by threads that live as long as any is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import ClosedError, SlabDroppedError, UsageError
+from siltstone.store.feed.position import NEVER, FeedPosition
+from siltstone.store.feed.reader import FeedReader
+from siltstone.store.feed.reading import Slabs, StoreSource
+from siltstone.store.feed.rows.batch import FeedBatch, committed_batch
+from siltstone.store.feed.runner import FeedRunner
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.log.arguments import require_kind, require_number
+from siltstone.store.log.iterator import StreamIterator
+from siltstone.store.log.write.cook import Cooked
+from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.slab.identity import told
+from siltstone.store.slab.manifest import SlabId
+from siltstone.topic.grammar import TopicFilter
+
+CREDIT: Final = 1 << 18
+# Large enough for Arrow, small enough for Python's collector, which visits rows as long as they
+# live; and nothing is decoded before somebody asks for them.
+_SETTINGS: Final = FeedSettings(read_rows=1 << 14, read_bytes=16 * 1024 * 1024, decode=False)
+
+Wanted = str | Sequence[str] | StreamIterator
+
+
+def listen(slabs: WritableSlabs, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+    """Call back with the rows of each flush, on its shard's thread; return what ends it."""
+
+    def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+        callback(committed_batch(slab.shard, slab.generation, first_serial, cooked))
+
+    return slabs.on_stored(stored)
+
+
+class Feeds:
+    """Opens feeds; the rows are written by this process, or by another one."""
+
+    def __init__(self, slabs: Slabs) -> None:
+        self.source = StoreSource(slabs)
+        self._origin = slabs.manifest.identity
+        self._listen = partial(listen, slabs) if isinstance(slabs, WritableSlabs) else None
+        self._lock = Lock()
+        self._runner: FeedRunner | None = None
+        self._open = 0
+        self._closed = False
+
+    def open(
+        self, wanted: Wanted, *, position: FeedPosition | None, since_us: int, credit: int
+    ) -> FeedReader:
+        """Begin a feed. Raises: UsageError, ClosedError."""
+        require_number("credit", credit)
+        require_number("since_us", since_us)
+        if position is not None:
+            require_kind("position", position, FeedPosition, "a FeedPosition")
+        if credit < 1:
+            raise UsageError(f"credit must be at least 1, got {credit}")
+        if isinstance(wanted, StreamIterator):
+            if position is not None or since_us:
+                raise UsageError(
+                    "give either an iterator or a start, not both: an iterator is a start"
+                )
+            filters = [wanted.filter]
+            since_us = wanted.since_us
+            position = self._position_of(wanted)
+        else:
+            texts = [wanted] if isinstance(wanted, str) else wanted
+            require_kind("wanted", texts, Iterable, "a filter, filters or a StreamIterator")
+            filters = [TopicFilter.parse(text) for text in texts]
+            if not filters:
+                raise UsageError("a feed needs at least one filter")
+            if position is not None:
+                self._check_place(position)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the database is closed")
+            if self._runner is None:
+                self._runner = FeedRunner(self.source, self._listen, _SETTINGS)
+            self._open += 1
+            start = self.source.position_at(since_us) if position is None else position
+            return self._runner.add(
+                filters,
+                FeedPosition(start.serials, self._origin.text),
+                credit=credit,
+                since_us=since_us,
+                left=self._left,
+            )
+
+    def end_position(self) -> FeedPosition:
+        """Return the position behind the last row there is."""
+        self.source.refresh()
+        return FeedPosition(dict(enumerate(self.source.ends())), self._origin.text)
+
+    def close(self) -> None:
+        """End all feeds: their users hear that the database is closed."""
+        with self._lock:
+            self._closed = True
+            runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.end(ClosedError("the database is closed"))
+
+    def _check_place(self, position: FeedPosition) -> None:
+        """Refuse a position that this database never gave out.
+
+        Raises: SlabDroppedError for one of another database, UsageError for one behind the end.
+        """
+        identity = position.identity
+        if position.serials and identity is not None and not self._origin.owns(identity):
+            raise SlabDroppedError(
+                f"the position belongs to an earlier database of this name, which was dropped; "
+                f"start without a position: position={told(identity)} database={self._origin.text}"
+            )
+        ends = self.end_position().serials
+        for shard, serial in position.serials.items():
+            if serial != NEVER and serial > ends.get(shard, 0):
+                raise UsageError(
+                    f"the position is after the last row, so it belongs to another database: "
+                    f"shard={shard} serial={serial} end={ends.get(shard, 0)}"
+                )
+
+    def _left(self) -> None:
+        with self._lock:
+            self._open -= 1
+            runner = None
+            if not self._open:
+                runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.end(ClosedError("the feed is closed"))
+
+    def _position_of(self, iterator: StreamIterator) -> FeedPosition:
+        """Return where a feed begins that goes on behind an iterator: in its shard, no other."""
+        shard = iterator.slab.shard
+        serial = max(
+            iterator.next_serial,
+            self.source.first_serial(iterator.slab),
+            self.source.position_at(iterator.since_us).serial(shard) if iterator.since_us else 0,
+        )
+        shards = range(len(self.source.ends()))
+        return FeedPosition({number: serial if number == shard else NEVER for number in shards})

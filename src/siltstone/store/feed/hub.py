@@ -1,0 +1,411 @@
+"""Who gets which rows: live feeds from memory, the others from shared reads. Compiled; no threads,
+no clock, no I/O.
+
+A hub belongs to one owner, a loop or a thread, which calls everything here. For each shard a feed
+is in one of three states:
+
+    live       it has had every row before the hub's end of the shard; a committed batch
+               finds it by its filters, so that a batch costs nothing for those it does not match
+    waiting    it stands behind the end and has credit: reads are made for it, in turn
+    dry        it stands behind the end and has no credit
+
+Invariants:
+- a feed gets the rows of a shard that match its filters in order of serials, each once: whatever is
+  handed over is cut to what lies behind the feed's place, and the place moves before it is handed
+  over;
+- a feed never gets more rows than it has credit for; what is cut off comes later;
+- feeds at one place share one read, and a shard has one read under way; whoever stands within what
+  was read joins in;
+- nothing is delivered while something is being delivered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.store.feed.dispatch import Dispatch, hand_over
+from siltstone.store.feed.groups import FilterGroups
+from siltstone.store.feed.pool import Feed, FilterGroup, Held, ReadJob, Rows, ShardFeeds, Source
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.topic.grammar import TopicFilter
+
+
+class FeedHub:
+    """The feeds of a database.
+
+    Whoever hands committed batches to `announce` begins to listen for them before the hub is made:
+    what is committed in between is then announced, or behind the ends that the hub begins with.
+    `deliver` gets each dispatch; `want_read` gets a job, to `run` on any thread and to give back to
+    `finish` on the owner's.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        deliver: Callable[[Dispatch], None],
+        want_read: Callable[[ReadJob], None],
+        settings: FeedSettings,
+    ) -> None:
+        self._source = source
+        self._deliver = deliver
+        self._want_read = want_read
+        self._settings = settings
+        # The serial after the last row that was announced, by shard.
+        self.ends: list[int] = source.ends()
+        self._lanes: list[ShardFeeds] = []
+        for shard in range(len(self.ends)):
+            self._lanes.append(ShardFeeds(shard, self.ends[shard], settings))
+        self._groups = FilterGroups(len(self.ends))
+        self._feeds: dict[Feed, None] = {}
+        self._announced: deque[FeedBatch] = deque()
+        self._finished: deque[ReadJob] = deque()
+        self._due: deque[ShardFeeds] = deque()
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def add(
+        self, filters: Iterable[TopicFilter], position: FeedPosition, credit: int, tag: object
+    ) -> Feed:
+        """Begin a feed at a position; nothing is delivered before its first job is given back."""
+        if credit < 0:
+            raise UsageError(f"credit must be 0 or more, got {credit}")
+        feed = Feed(self._groups.join(filters), position, credit, tag)
+        feed.ends = self.ends
+        self._feeds[feed] = None
+        for lane in self._lanes:
+            feed.add_shard()
+            self._settle(lane, feed)
+        while self._due and not self._running:
+            # Whoever adds a feed does not know it yet when rows of it come.
+            self._pump(self._due.popleft(), 0)
+        return feed
+
+    def filter(self, feed: Feed, filters: Iterable[TopicFilter]) -> None:
+        """Give a feed other filters; they hold for all rows that were not delivered yet."""
+        if feed.removed:
+            return
+        former = feed.group
+        feed.group = self._groups.follow(former, filters)
+        for shard in range(len(feed.places)):
+            if feed.live[shard]:
+                del former.live[shard][feed]
+                feed.group.live[shard][feed] = None
+        self._groups.leave(former)
+
+    def grant(self, feed: Feed, rows: int) -> None:
+        """Give a feed credit for so many more rows."""
+        if rows < 0:
+            raise UsageError(f"credit cannot be negative: rows={rows}")
+        if feed.removed or rows == 0:
+            return
+        feed.credit += rows
+        feed.window = max(feed.window, feed.credit)
+        for lane in self._lanes:
+            if not feed.live[lane.shard]:
+                if not feed.waiting[lane.shard]:
+                    lane.put(feed)
+                self._call(lane)
+        self._run()
+
+    def remove(self, feed: Feed) -> None:
+        """End a feed; its position stays what it is."""
+        if feed.removed:
+            return
+        for lane in self._lanes:
+            feed.places[lane.shard] = self._withdraw(lane, feed)
+        feed.removed = True
+        del self._feeds[feed]
+        self._groups.leave(feed.group)
+
+    def behind(self) -> dict[int, int]:
+        """Return, for each shard that some feed has not read to its end, the first serial that any
+        of them has still to read.
+        """
+        found: dict[int, int] = {}
+        for feed in self._feeds:
+            for shard in range(len(feed.places)):
+                if not feed.live[shard]:
+                    place = feed.places[shard]
+                    found[shard] = min(place, found.get(shard, place))
+        return found
+
+    def announce(self, batch: FeedBatch) -> None:
+        """Hand over what was committed; in order, for each shard."""
+        self._announced.append(batch)
+        self._run()
+
+    def advance(self, ends: list[int]) -> None:
+        """Take note that there are rows up to these ends, which nobody will announce."""
+        self._add_lanes(len(ends))
+        for lane in self._lanes:
+            if ends[lane.shard] > lane.end:
+                self._fall_behind(lane, ends[lane.shard])
+        self._run()
+
+    def finish(self, job: ReadJob) -> None:
+        """Take a job back that has run."""
+        self._finished.append(job)
+        self._run()
+
+    def _run(self) -> None:
+        """Do all that is due; what becomes due on the way is done here too, and not inside it."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while True:
+                if self._announced:
+                    self._commit(self._announced.popleft())
+                elif self._finished:
+                    self._take_back(self._finished.popleft())
+                elif self._due:
+                    self._pump(self._due.popleft(), self._settings.dispatches_max)
+                else:
+                    break
+        finally:
+            self._running = False
+
+    def _send(self, dispatch: Dispatch) -> None:
+        if dispatch.shares or dispatch.lost:
+            if self._settings.decode:
+                dispatch.batch.load()
+            self._deliver(dispatch)
+
+    def _add_lanes(self, shards: int) -> None:
+        """Follow a database that has more shards than before."""
+        for shard in range(len(self._lanes), shards):
+            lane = ShardFeeds(shard, 0, self._settings)
+            self._lanes.append(lane)
+            self.ends.append(0)
+            self._groups.add_shard()
+            for feed in self._feeds:
+                feed.add_shard()
+                self._settle(lane, feed)
+
+    def _set_end(self, lane: ShardFeeds, end: int) -> None:
+        lane.end = end
+        self.ends[lane.shard] = end
+
+    def _settle(self, lane: ShardFeeds, feed: Feed) -> None:
+        """Put a feed where it belongs by its place and its credit."""
+        shard = lane.shard
+        if feed.places[shard] >= lane.end:
+            feed.live[shard] = True
+            feed.group.live[shard][feed] = None
+        elif feed.credit:
+            lane.put(feed)
+            self._call(lane)
+
+    def _withdraw(self, lane: ShardFeeds, feed: Feed) -> int:
+        """Take a feed out of wherever it is in a shard; return its place."""
+        place = feed.place(lane.shard)
+        if feed.live[lane.shard]:
+            feed.live[lane.shard] = False
+            del feed.group.live[lane.shard][feed]
+        else:
+            lane.take(feed)
+        return place
+
+    def _fall_behind(self, lane: ShardFeeds, end: int) -> None:
+        """Let a shard end later, and live feeds read what is before that."""
+        behind = [feed for group in self._groups.all() for feed in group.live[lane.shard]]
+        for feed in behind:
+            feed.places[lane.shard] = self._withdraw(lane, feed)
+        self._set_end(lane, end)
+        for feed in behind:
+            self._settle(lane, feed)
+
+    def _call(self, lane: ShardFeeds) -> None:
+        if not lane.due:
+            lane.due = True
+            self._due.append(lane)
+
+    def _commit(self, batch: FeedBatch) -> None:
+        """Let live feeds have what was committed."""
+        self._add_lanes(batch.shard + 1)
+        lane = self._lanes[batch.shard]
+        if batch.stop_serial <= lane.end:
+            # It was there before the hub was.
+            return
+        if batch.start_serial > lane.end:
+            # Serials were left out, or somebody began to listen too late: a read will tell.
+            self._fall_behind(lane, batch.start_serial)
+        start = batch.start_serial
+        self._set_end(lane, batch.stop_serial)
+        if not self._feeds:
+            return
+        held = Held(start, batch.stop_serial, start, batch)
+        held.complete = True
+        lane.remember(held)
+        dispatch = Dispatch(batch)
+        self._share_live(lane, start, dispatch)
+        self._send(dispatch)
+
+    def _share_live(self, lane: ShardFeeds, start: int, dispatch: Dispatch) -> None:
+        batch = dispatch.batch
+        names = batch.names
+        found = [self._groups.who_wants(name) for name in names]
+        alike = True
+        for groups in found:
+            if groups is not found[0]:
+                alike = False
+                break
+        if alike:
+            for group in found[0]:
+                self._share_group(lane, start, dispatch, group, None)
+            return
+        wanted: dict[FilterGroup, list[int]] = {}
+        some: set[int] = set()
+        for number in range(len(found)):
+            for group in found[number]:
+                if group.live[lane.shard]:
+                    some.add(number)
+                    if group in wanted:
+                        wanted[group].append(number)
+                    else:
+                        wanted[group] = [number]
+        if not wanted:
+            return
+        batch.load()
+        by_name = rows_by_name(batch, some)
+        for group, numbers in wanted.items():
+            rows = None if len(numbers) == len(names) else rows_of_names(by_name, numbers)
+            self._share_group(lane, start, dispatch, group, rows)
+
+    def _share_group(
+        self, lane: ShardFeeds, start: int, dispatch: Dispatch, group: FilterGroup, rows: Rows
+    ) -> None:
+        """Give every live feed of a group its rows; who has no credit for all of them is live no
+        longer.
+        """
+        shard = lane.shard
+        batch = dispatch.batch
+        shares = dispatch.shares
+        count = batch.count if rows is None else len(rows)
+        left: list[Feed] = []
+        for feed in group.live[shard]:
+            if feed.credit >= count and feed.places[shard] <= start:
+                feed.credit -= count
+                shares.append((feed, rows))
+            elif feed.places[shard] < batch.stop_serial:
+                stop = hand_over(dispatch, feed, rows, feed.places[shard], batch.stop_serial)
+                if stop < batch.stop_serial:
+                    feed.places[shard] = stop
+                    left.append(feed)
+        for feed in left:
+            feed.live[shard] = False
+            del group.live[shard][feed]
+
+    def _take_back(self, job: ReadJob) -> None:
+        lane = self._lanes[job.shard]
+        lane.job = None
+        self._call(lane)
+        if job.error is not None:
+            self._fail(lane, job, job.error)
+        elif job.held is not None:
+            lane.keep(job.held)
+            self._serve(lane, job.held)
+
+    def _fail(self, lane: ShardFeeds, job: ReadJob, error: SiltstoneError) -> None:
+        """End the feeds for which something was read that cannot be."""
+        dispatch = Dispatch(FeedBatch(job.shard, 0, job.start, job.start, 0))
+        dispatch.error = error
+        for feed in lane.between(job.start, job.start + 1):
+            if feed.group in job.groups:
+                feed.error = error
+                self.remove(feed)
+                dispatch.shares.append((feed, []))
+        self._send(dispatch)
+
+    def _pump(self, lane: ShardFeeds, dispatches_max: int) -> None:
+        """Serve a shard's queue from memory, until a read must be made or so much was delivered."""
+        lane.due = False
+        served = 0
+        while lane.job is None:
+            feed = self._next_in_turn(lane)
+            if feed is None:
+                return
+            place = feed.places[lane.shard]
+            held = lane.find(place, feed.group)
+            if held is None:
+                # The read may give it less than it waits for.
+                lane.put(feed)
+                self._start(lane, place, self._near(lane, feed))
+            elif served >= dispatches_max:
+                # Nothing is read, but the owner can do something else before it comes back.
+                lane.put(feed)
+                self._start(lane, place, {})
+            else:
+                served += 1
+                self._serve(lane, held)
+                if self._announced:
+                    self._call(lane)
+                    return
+
+    def _start(self, lane: ShardFeeds, place: int, groups: dict[FilterGroup, None]) -> None:
+        lane.job = ReadJob(lane.shard, place, groups, self._source, self._settings)
+        self._want_read(lane.job)
+
+    def _next_in_turn(self, lane: ShardFeeds) -> Feed | None:
+        """Return the feed whose turn it is; one with little credit lets the others go first,
+        once.
+        """
+        shard = lane.shard
+        while lane.queue:
+            feed = lane.queue.popleft()
+            feed.queued[shard] = False
+            if not feed.waiting[shard]:
+                continue
+            enough = min(self._settings.resume_rows, feed.window // 2)
+            if feed.credit < enough and not feed.passed[shard] and lane.queue:
+                feed.passed[shard] = True
+                feed.queued[shard] = True
+                lane.queue.append(feed)
+                continue
+            feed.passed[shard] = False
+            return feed
+        return None
+
+    def _near(self, lane: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
+        """Return the groups of all who wait where a read for a feed may get, itself first."""
+        place = feed.places[lane.shard]
+        groups: dict[FilterGroup, None] = {feed.group: None}
+        filters = len(feed.group.filters)
+        for other in lane.between(place, place + self._settings.read_rows):
+            if other.group not in groups:
+                filters += len(other.group.filters)
+                if filters > self._settings.filters_max:
+                    break
+                groups[other.group] = None
+        return groups
+
+    def _serve(self, lane: ShardFeeds, held: Held) -> None:
+        """Let everybody who waits within what is in memory have their rows of it."""
+        shard = lane.shard
+        batch = held.batch
+        if batch is None:
+            batch = FeedBatch(shard, 0, held.start, held.stop, 0)
+        dispatch = Dispatch(batch)
+        for feed in lane.between(held.start, held.stop):
+            if not held.covers(feed.group):
+                continue
+            lane.take(feed)
+            place = feed.places[shard]
+            if place < held.rows_from:
+                if place or feed.is_placed[shard]:
+                    # A feed that begins with the first row there is has lost nothing.
+                    dispatch.lost.append((feed, held.rows_from - place))
+                    feed.gaps += held.rows_from - place
+                place = held.rows_from
+            stop = held.stop
+            if batch.count:
+                stop = hand_over(dispatch, feed, held.rows_of(feed.group), place, stop)
+            feed.places[shard] = stop
+            self._settle(lane, feed)
+        self._send(dispatch)

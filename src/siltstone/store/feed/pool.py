@@ -1,0 +1,335 @@
+"""What a hub knows of its feeds, and of each shard: who waits where, and what is held in memory.
+Compiled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from typing import Protocol, cast
+
+from siltstone.errors import SiltstoneError
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.matcher import Matcher
+
+Rows = list[int] | None
+
+
+class Found:
+    """What a read found: everything that was asked for in the serials from start to stop.
+
+    Rows before `rows_from` are gone, with a slab that was dropped. The batch is None where nothing
+    matched.
+    """
+
+    def __init__(self, start: int, stop: int, rows_from: int, batch: FeedBatch | None) -> None:
+        self.start = start
+        self.stop = stop
+        self.rows_from = rows_from
+        self.batch = batch
+
+
+class Source(Protocol):
+    """Where a hub reads: the slabs of a database, as they are now."""
+
+    def ends(self) -> list[int]:
+        """Return for each shard the serial after its last row that can be read."""
+        ...
+
+    def read(
+        self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
+    ) -> Found:
+        """Read on from a serial, as much as the settings allow. Raises: SiltstoneError."""
+        ...
+
+
+class Place:
+    """Where a matcher finds a group. The group that follows another one has the same place, so that
+    only the filters are filed anew in which the two differ.
+    """
+
+    def __init__(self, group: FilterGroup) -> None:
+        self.group = group
+
+
+class FilterGroup:
+    """Feeds that have the same filters: they are matched together."""
+
+    def __init__(self, filters: dict[tuple[bytes, ...], TopicFilter], shards: int) -> None:
+        self.filters = tuple(filters.values())
+        # By which it is known: the levels of all filters.
+        self.key = frozenset(filters)
+        self.members = 0
+        self.live: list[dict[Feed, None]] = []
+        for _ in range(shards):
+            self.live.append({})
+        self._matcher: Matcher | None = None
+
+    def join(self, matcher: Matcher) -> None:
+        """Let a matcher find this group by its filters."""
+        for topic_filter in self.filters:
+            matcher.put(topic_filter.levels, self, self)
+
+    def matcher(self) -> Matcher:
+        """Return what finds this group alone."""
+        matcher = self._matcher
+        if matcher is None:
+            matcher = Matcher()
+            self.join(matcher)
+            self._matcher = matcher
+        return matcher
+
+
+class Feed:
+    """A subscription to the store. `tag` is its user's; the rest belongs to the hub."""
+
+    def __init__(self, group: FilterGroup, start: FeedPosition, credit: int, tag: object) -> None:
+        self._start = start
+        self.tag = tag
+        self.group = group
+        self.credit = credit
+        # The most credit it ever had at once.
+        self.window = credit
+        # How many serials were lost to it, because their slab was dropped before it got there.
+        self.gaps = 0
+        self.error: SiltstoneError | None = None
+        self.removed = False
+        self.ends: list[int] = []
+        # The next serial by shard; of a live shard it may lag behind the hub's end.
+        self.places: list[int] = []
+        # Whether it began at a place that it was given, and not with whatever there is.
+        self.is_placed: list[bool] = []
+        self.live: list[bool] = []
+        self.waiting: list[bool] = []
+        self.queued: list[bool] = []
+        self.passed: list[bool] = []
+
+    def add_shard(self) -> None:
+        """Begin in one more shard, where the feed was to begin."""
+        shard = len(self.places)
+        self.places.append(self._start.serial(shard))
+        self.is_placed.append(shard in self._start.serials)
+        for states in (self.live, self.waiting, self.queued, self.passed):
+            states.append(False)
+
+    def place(self, shard: int) -> int:
+        """Return the next serial of a shard: everything before was delivered or did not match."""
+        place = self.places[shard]
+        return max(place, self.ends[shard]) if self.live[shard] else place
+
+    def serials(self) -> dict[int, int]:
+        """Return the next serial of each shard."""
+        return {shard: self.place(shard) for shard in range(len(self.places))}
+
+    def position(self) -> FeedPosition:
+        """Return where the feed would go on."""
+        return FeedPosition(self.serials(), self._start.identity)
+
+    def has_caught_up(self) -> bool:
+        """Say whether it has had everything that the hub knows of, in all shards."""
+        return all(self.live)
+
+    def is_live(self, shard: int) -> bool:
+        """Say whether it has had everything that the hub knows of."""
+        return self.live[shard]
+
+
+class Held:
+    """Rows in memory: all of some serials, or those that some groups want."""
+
+    def __init__(self, start: int, stop: int, rows_from: int, batch: FeedBatch | None) -> None:
+        self.start = start
+        self.stop = stop
+        self.rows_from = rows_from
+        self.batch = batch
+        self.complete = False
+        self.size_bytes = 0 if batch is None else batch.size_bytes
+        # The rows of each group, None for all of them.
+        self._rows: dict[FilterGroup, Rows] = {}
+
+    def give(self, rows: dict[FilterGroup, Rows]) -> None:
+        """Say which rows each of the groups wants that were read for."""
+        self._rows = rows
+
+    def covers(self, group: FilterGroup) -> bool:
+        """Say whether it has all that a group wants of its serials."""
+        return self.complete or group in self._rows
+
+    def rows_of(self, group: FilterGroup) -> Rows:
+        """Return the rows that a covered group wants, None for all."""
+        if group in self._rows:
+            return self._rows[group]
+        assert self.batch is not None
+        rows = wanted_rows(self.batch, {group: None})[group]
+        self._rows[group] = rows
+        return rows
+
+
+def wanted_rows(batch: FeedBatch, groups: dict[FilterGroup, None]) -> dict[FilterGroup, Rows]:
+    """Return the rows of a batch that each group wants, None for all of them."""
+    batch.load()
+    names = batch.names
+    numbers = _wanted_names(names, groups)
+    partly: set[int] = set()
+    for mine in numbers.values():
+        if len(mine) < len(names):
+            partly.update(mine)
+    by_name = rows_by_name(batch, partly)
+    rows: dict[FilterGroup, Rows] = {}
+    for group in groups:
+        mine = numbers[group]
+        rows[group] = None if len(mine) == len(names) else rows_of_names(by_name, mine)
+    return rows
+
+
+def _wanted_names(
+    names: list[bytes], groups: dict[FilterGroup, None]
+) -> dict[FilterGroup, list[int]]:
+    """Return the numbers of the topics that each group wants; all groups are asked at once."""
+    numbers: dict[FilterGroup, list[int]] = {group: [] for group in groups}
+    if len(groups) == 1:
+        matcher = next(iter(groups)).matcher()
+    else:
+        matcher = Matcher()
+        for group in groups:
+            group.join(matcher)
+    for number in range(len(names)):
+        for found in matcher.match(names[number]):
+            mine = numbers[cast("FilterGroup", found)]
+            # Several filters of a group may match.
+            if not mine or mine[-1] != number:
+                mine.append(number)
+    return numbers
+
+
+class ReadJob:
+    """One read for everybody at and near a place. `run` may be called on any thread."""
+
+    def __init__(
+        self,
+        shard: int,
+        start: int,
+        groups: dict[FilterGroup, None],
+        source: Source,
+        settings: FeedSettings,
+    ) -> None:
+        self.shard = shard
+        self.start = start
+        self.groups = groups
+        self._source = source
+        self._settings = settings
+        self.held: Held | None = None
+        self.error: SiltstoneError | None = None
+
+    def run(self) -> None:
+        """Read, and find out which rows each group wants; nothing where there is no group."""
+        if not self.groups:
+            return
+        wanted: dict[tuple[bytes, ...], TopicFilter] = {}
+        for group in self.groups:
+            for topic_filter in group.filters:
+                wanted[topic_filter.levels] = topic_filter
+        try:
+            found = self._source.read(self.shard, self.start, list(wanted.values()), self._settings)
+        except SiltstoneError as exc:
+            self.error = exc
+            return
+        batch = found.batch
+        held = Held(found.start, found.stop, found.rows_from, batch)
+        if batch is None or len(self.groups) == 1:
+            held.give(dict.fromkeys(self.groups))
+        else:
+            held.give(wanted_rows(batch, self.groups))
+        if batch is not None and self._settings.decode:
+            batch.load()
+        self.held = held
+
+
+class ShardFeeds:
+    """One shard: its end, who waits where, whose turn it is, what is in memory."""
+
+    def __init__(self, shard: int, end: int, settings: FeedSettings) -> None:
+        self.shard = shard
+        self.end = end
+        self.job: ReadJob | None = None
+        self.due = False
+        self.queue: deque[Feed] = deque()
+        self._bytes_max = settings.held_bytes
+        self._held_max = settings.held_max
+        # Places where somebody waits, rising, and who.
+        self._positions: list[int] = []
+        self._at: dict[int, dict[Feed, None]] = {}
+        # What was committed last, one after the other, and where each begins.
+        self._recent: list[Held] = []
+        self._starts: list[int] = []
+        self._recent_bytes = 0
+        # What was read last, the newest at the end.
+        self._read: list[Held] = []
+        self._read_bytes = 0
+
+    def put(self, feed: Feed) -> None:
+        """Let a feed wait at its place, and queue for its turn."""
+        place = feed.places[self.shard]
+        there = self._at.get(place)
+        if there is None:
+            there = {}
+            self._at[place] = there
+            insort(self._positions, place)
+        there[feed] = None
+        feed.waiting[self.shard] = True
+        if not feed.queued[self.shard]:
+            feed.queued[self.shard] = True
+            self.queue.append(feed)
+
+    def take(self, feed: Feed) -> None:
+        """Let a feed wait no longer; it stays in the queue until its turn comes."""
+        if not feed.waiting[self.shard]:
+            return
+        feed.waiting[self.shard] = False
+        place = feed.places[self.shard]
+        there = self._at[place]
+        del there[feed]
+        if not there:
+            del self._at[place]
+            del self._positions[bisect_left(self._positions, place)]
+
+    def between(self, start: int, stop: int) -> list[Feed]:
+        """Return who waits at places from start to stop, the furthest behind first."""
+        found: list[Feed] = []
+        positions = self._positions
+        for number in range(bisect_left(positions, start), bisect_left(positions, stop)):
+            found.extend(self._at[positions[number]])
+        return found
+
+    def remember(self, held: Held) -> None:
+        """Keep what was committed, as long as there is room."""
+        self._recent.append(held)
+        self._starts.append(held.start)
+        self._recent_bytes += held.size_bytes
+        while self._recent and (
+            self._recent_bytes > self._bytes_max or len(self._recent) > self._held_max
+        ):
+            self._recent_bytes -= self._recent.pop(0).size_bytes
+            del self._starts[0]
+
+    def keep(self, held: Held) -> None:
+        """Keep what was read, as long as there is room."""
+        self._read.append(held)
+        self._read_bytes += held.size_bytes
+        while self._read and (
+            self._read_bytes > self._bytes_max or len(self._read) > self._held_max
+        ):
+            self._read_bytes -= self._read.pop(0).size_bytes
+
+    def find(self, place: int, group: FilterGroup) -> Held | None:
+        """Return what is in memory of a place, if it has all that a group wants."""
+        number = bisect_right(self._starts, place) - 1
+        if number >= 0 and place < self._recent[number].stop:
+            return self._recent[number]
+        for held in self._read:
+            if held.start <= place < held.stop and held.covers(group):
+                return held
+        return None

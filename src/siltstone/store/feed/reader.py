@@ -1,0 +1,165 @@
+"""One feed as its user sees it: rows come in reads, and what was taken in is acknowledged.
+
+Rows wait here until they are asked for, never more than the feed had credit for. All of it may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Condition
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from siltstone.errors import ClosedError, SiltstoneError
+from siltstone.store.feed.pool import Rows
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.rows.arrow import arrow_of, rows_of_batch
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.log.read.pieces import COLUMNS, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRead:
+    """Rows of one shard, in order of serials, and the position of the feed behind them.
+
+    `lost` is how many serials before these rows are gone, because their slab was dropped.
+    """
+
+    position: FeedPosition
+    lost: int
+    batch: FeedBatch
+    picked: Rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.batch.count if self.picked is None else len(self.picked)
+
+    def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+        """Return the rows as a record batch. Raises: UsageError for an unknown column."""
+        return arrow_of(self.batch, self.picked, columns)
+
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+        return rows_of_batch(self.batch, self.picked)
+
+
+class FeedReader:
+    """A subscription to the store: made by `Database.feed`, and to be closed."""
+
+    def __init__(self, position: FeedPosition) -> None:
+        self._changed = Condition()
+        self._reads: deque[FeedRead] = deque()
+        self._unacknowledged: deque[FeedRead] = deque()
+        self._position = position
+        self._error: SiltstoneError | None = None
+        self._hear: Callable[[], None] | None = None
+        self.grant: Callable[[int], None] = _nobody
+        self.leave: Callable[[], None] = _nothing
+
+    @property
+    def position(self) -> FeedPosition:
+        """The place behind all that was handed out; a feed that begins there goes on from here."""
+        return self._position
+
+    def next(self, timeout: float | None = None) -> FeedRead | None:
+        """Return the next rows; wait for them, and return None when none came in time.
+
+        Raises: ClosedError when the feed or its database was closed; what kept it from reading.
+        """
+        with self._changed:
+            if not self._reads and self._error is None:
+                self._changed.wait_for(lambda: self._reads or self._error is not None, timeout)
+            if self._reads:
+                read = self._reads.popleft()
+                self._unacknowledged.append(read)
+                self._position = read.position
+                return read
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            return None
+
+    def ack(self, position: FeedPosition) -> None:
+        """Say that all before a position, of what was handed out, was taken in: as many rows more
+        may come.
+        """
+        rows = 0
+        with self._changed:
+            while self._unacknowledged and position.reaches(self._unacknowledged[0].position):
+                rows += len(self._unacknowledged.popleft())
+        if rows:
+            self.grant(rows)
+
+    def __iter__(self) -> Iterator[FeedRead]:
+        """Yield rows for ever, until the feed is closed; asking for more acknowledges what came."""
+        while True:
+            try:
+                read = self.next()
+            except ClosedError:
+                return
+            if read is not None:
+                yield read
+                self.ack(read.position)
+
+    def on_arrival(self, hear: Callable[[], None] | None) -> None:
+        """Call back whenever `next` would not wait any longer, from whatever thread brings it."""
+        with self._changed:
+            self._hear = hear
+            arrived = bool(self._reads) or self._error is not None
+        if arrived and hear is not None:
+            hear()
+
+    def close(self) -> None:
+        """End the feed; what was not asked for is not handed out."""
+        self.end(ClosedError("the feed is closed"))
+        with self._changed:
+            self._reads.clear()
+            leave, self.leave = self.leave, _nothing
+        leave()
+
+    def __enter__(self) -> Self:
+        """Return the feed itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def put(self, read: FeedRead) -> None:
+        """Let rows wait for their user; for the thread that brings them."""
+        with self._changed:
+            if self._error is not None:
+                return
+            self._reads.append(read)
+            hear = self._hear
+            self._changed.notify_all()
+        if hear is not None:
+            hear()
+
+    def end(self, error: SiltstoneError) -> None:
+        """Tell the user, behind the rows that wait, that no more will come."""
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = error
+            hear = self._hear
+            self._changed.notify_all()
+        if hear is not None:
+            hear()
+
+
+def _nobody(_rows: int) -> None:
+    """Stand in until the feed has begun."""
+
+
+def _nothing() -> None:
+    """Stand in until the feed has begun."""

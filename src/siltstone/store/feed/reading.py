@@ -1,0 +1,270 @@
+"""Read for feeds: the slabs of a database, shard by shard, from a serial on, through its
+generations.
+
+Invariants: a read accounts for every serial from its start to its stop: rows that match are in it,
+and no other row of them does, or will; a slab that is gone is told as rows that are. Frames without
+a wanted stream are passed over by the index alone. What is found is one generation's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from threading import Lock
+from typing import Final, NamedTuple
+
+from siltstone.errors import CorruptionError
+from siltstone.store.feed.pool import Found
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.rows.decode import load_pieces, serials_of, streams_of
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.log.read.pieces import Piece
+from siltstone.store.log.read.scan import Span
+from siltstone.store.log.read.selection import FrameRun, PieceReader, Wanted, wanted_of
+from siltstone.store.log.slab import Slab
+from siltstone.store.segment.chain import SegmentHandle
+from siltstone.store.segment.index import SegmentIndex
+from siltstone.store.shard.readable_slabs import ReadableSlabs
+from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.slab.manifest import SlabId
+from siltstone.topic.grammar import TopicFilter
+
+Slabs = WritableSlabs | ReadableSlabs
+Key = tuple[SlabId, frozenset[tuple[bytes, ...]]]
+
+_PLANS_MAX: Final = 1024
+# So many frames of a stream are listed at once.
+_LISTED_MAX: Final = 256
+# What a row takes as Python objects, beside its bytes, about.
+_ROW_BYTES: Final = 160
+
+
+class _Plan:
+    """What filters ask of a slab, as long as it has no new streams."""
+
+    __slots__ = ("reader", "version", "wanted")
+
+    def __init__(self, slab: Slab, filters: Sequence[TopicFilter]) -> None:
+        slab.load()
+        # The version first: a stream that comes in between makes the plan look older than it is.
+        self.version = slab.version
+        self.wanted = wanted_of(match for each in filters for match in slab.match_all(each))
+        self.reader = PieceReader(self.wanted, Span())
+
+
+class _Frames(NamedTuple):
+    """Frames to read, and the serial up to which there are no others."""
+
+    numbers: Sequence[int]
+    serial: int
+
+
+class _Gathering:
+    """The pieces that a read has found so far, and how much more it may."""
+
+    __slots__ = ("_settings", "frames", "pieces", "rows", "size_bytes")
+
+    def __init__(self, settings: FeedSettings) -> None:
+        self._settings = settings
+        self.pieces: list[Piece] = []
+        self.rows = self.size_bytes = self.frames = 0
+
+    def add(self, piece: Piece | None) -> None:
+        self.frames += 1
+        if piece is not None:
+            header = piece.frame.header
+            self.pieces.append(piece)
+            self.rows += piece.num_rows
+            self.size_bytes += header.body_bytes * piece.num_rows // header.row_count
+
+    @property
+    def is_full(self) -> bool:
+        settings = self._settings
+        return (
+            self.rows >= settings.read_rows
+            or self.size_bytes >= settings.read_bytes
+            or self.frames >= settings.read_frames
+        )
+
+
+class StoreSource:
+    """The slabs of a database as a hub reads them; for any number of threads."""
+
+    def __init__(self, slabs: Slabs) -> None:
+        self._slabs = slabs
+        self._lock = Lock()
+        self._plans: dict[Key, _Plan] = {}
+        # How many frames were opened, for those who count reads.
+        self.frames_read = 0
+
+    def refresh(self) -> None:
+        """Look at the disk for what another process has written."""
+        self._slabs.refresh()
+
+    @again_when_dropped
+    def ends(self) -> list[int]:
+        """Return for each shard the serial after its last row that can be read."""
+        slabs = self._slabs.all()
+        ends = [0] * (1 + max(slab.id.shard for slab in slabs))
+        for slab in slabs:
+            shard = slab.id.shard
+            # Who comes up to damage must look for more, and is told.
+            stop = slab.next_serial() + slab.is_damaged
+            ends[shard] = max(ends[shard], slab.record.first_serial, stop)
+        return ends
+
+    def reclaimed(self, shard: int) -> int:
+        """Return the serial behind the last row of a shard that was dropped as delivered."""
+        return self._slabs.manifest.reclaimed.get(shard, 0)
+
+    def first_serial(self, slab: SlabId) -> int:
+        """Return the serial of a slab's first row. Raises: SlabDroppedError, NotFoundError."""
+        return self._slabs.slab(slab).record.first_serial
+
+    @again_when_dropped
+    def position_at(self, since_us: int) -> FeedPosition:
+        """Return the place of the first frame with a row at or after a time, of each shard."""
+        serials = dict(enumerate(self.ends()))
+        for slab in reversed(self._slabs.all()):
+            if slab.record.until_us is None or slab.record.until_us > since_us:
+                for handle in reversed(slab.handles()):
+                    index = handle.segment().index
+                    number = index.frame_at_time(since_us)
+                    if number < index.frame_count:
+                        serials[slab.id.shard] = index.serials[number]
+        return FeedPosition(serials)
+
+    @again_when_dropped
+    def read(
+        self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
+    ) -> Found:
+        """Read on from a serial, as much as the settings allow.
+
+        Raises: CorruptionError, DiskError, ClosedError.
+        """
+        gathering = _Gathering(settings)
+        serial = rows_from = start
+        for slab in self._slabs.all():
+            if slab.id.shard != shard:
+                continue
+            # Whether it has ended must be known before its last rows are looked for.
+            until = slab.record.until_serial if self._slabs.ended(slab.id) else None
+            if until is not None and until <= serial:
+                continue
+            if serial < slab.record.first_serial:
+                # Those between were dropped.
+                serial = rows_from = slab.record.first_serial
+            serial = self._read_slab(slab, serial, until, filters, gathering)
+            if gathering.pieces or gathering.is_full or until is None:
+                break
+        if not gathering.pieces:
+            return Found(start, serial, rows_from, None)
+        batch = _batch_of(gathering, rows_from, serial)
+        batch.closed_us = slab.record.closed_us or 0
+        return Found(start, serial, rows_from, batch)
+
+    def _read_slab(
+        self,
+        slab: Slab,
+        serial: int,
+        until: int | None,
+        filters: list[TopicFilter],
+        gathering: _Gathering,
+    ) -> int:
+        """Gather what a slab has from a serial on; return up to where it was looked through."""
+        for handle in slab.handles():
+            # What becomes visible behind this while frames are listed is left to the next read.
+            end = handle.next_serial
+            if end <= serial:
+                if not handle.sealed:
+                    handle.check_whole()
+                continue
+            # Streams are known before their rows, so the plan is made after the end was seen.
+            plan = self._plan(slab, filters)
+            segment = handle.segment()
+            damaged = segment.damage is not None
+            if damaged:
+                end = min(end, segment.index.next_serial)
+            while serial < end:
+                frames = _frames_from(segment.index, plan.wanted, serial, end)
+                for number in frames.numbers:
+                    run = _run_of(slab.id, handle, number, serial)
+                    try:
+                        frame = segment.frame(number)
+                    except CorruptionError:
+                        if gathering.pieces:
+                            return max(serial, run.first_serial)
+                        raise
+                    gathering.add(plan.reader.piece(run, frame))
+                    self.frames_read += 1
+                    if gathering.is_full:
+                        return run.stop_serial
+                serial = frames.serial
+            if damaged:
+                if gathering.pieces:
+                    # What stands before the damage comes first; the next read begins with it.
+                    return serial
+                segment.check_whole()
+        return serial if until is None else max(serial, until)
+
+    def _plan(self, slab: Slab, filters: list[TopicFilter]) -> _Plan:
+        key = (slab.id, frozenset(each.levels for each in filters))
+        with self._lock:
+            plan = self._plans.get(key)
+        if plan is None or plan.version != slab.version:
+            plan = _Plan(slab, filters)
+            with self._lock:
+                if len(self._plans) >= _PLANS_MAX:
+                    self._plans.clear()
+                self._plans[key] = plan
+        return plan
+
+
+def _frames_from(index: SegmentIndex, wanted: Wanted, serial: int, end: int) -> _Frames:
+    """List frames with wanted streams, from a serial on; not all of them where there are many."""
+    first = index.frame_at_serial(serial)
+    stop = bisect_left(index.serials, end, 0, index.frame_count)
+    held = [stream_id for stream_id in wanted.streams() if stream_id in index.stream_rows]
+    if 2 * len(held) > len(index.stream_rows):
+        return _Frames(range(first, stop), end)
+    numbers: set[int] = set()
+    listed = stop
+    for stream_id in held:
+        frames = index.frames_of(stream_id)
+        low = bisect_left(frames, first)
+        numbers.update(frames[low : low + _LISTED_MAX])
+        if low + _LISTED_MAX < len(frames):
+            listed = min(listed, frames[low + _LISTED_MAX])
+    serial = end if listed == stop else index.serials[listed]
+    return _Frames(sorted(number for number in numbers if number < listed), serial)
+
+
+def _run_of(slab: SlabId, handle: SegmentHandle, number: int, serial: int) -> FrameRun:
+    index = handle.segment().index
+    first = index.serials[number]
+    return FrameRun(
+        slab=slab,
+        base_serial=handle.base_serial,
+        position=index.positions[number],
+        end=0,
+        first_serial=first,
+        start_serial=serial,
+        stop_serial=first + index.row_counts[number],
+        complete=False,
+    )
+
+
+def _batch_of(gathering: _Gathering, start: int, stop: int) -> FeedBatch:
+    pieces = gathering.pieces
+    slab = pieces[0].slab
+    batch = FeedBatch(slab.shard, slab.generation, start, stop, gathering.rows)
+    batch.serials = serials_of(pieces)
+    batch.size_bytes = gathering.size_bytes + _ROW_BYTES * gathering.rows
+    batch.first_timestamp_us = pieces[0].frame.header.first_timestamp_us
+    batch.origin = pieces
+    batch.loader = partial(load_pieces, pieces)
+    batch.stream_loader = partial(streams_of, pieces)
+    return batch

@@ -1,0 +1,208 @@
+"""The threads behind `Database.feed`: one owns the hub of a database, one reads for it.
+
+They begin with the first feed and end with the last. Users and shards hand over what they want
+done; nobody but the owning thread touches the hub. Where another process writes the rows, a third
+thread looks for them now and then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Condition, Thread, current_thread
+from typing import Final
+
+from siltstone.errors import SiltstoneError
+from siltstone.guard import contain
+from siltstone.store.feed.dispatch import Dispatch
+from siltstone.store.feed.hub import FeedHub
+from siltstone.store.feed.pool import Feed, ReadJob, Rows
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.reader import FeedRead, FeedReader
+from siltstone.store.feed.reading import StoreSource
+from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.feed.settings import FeedSettings
+from siltstone.topic.grammar import TopicFilter
+
+# Begins to listen for commits; returns what ends it.
+Listen = Callable[[Callable[[FeedBatch], None]], Callable[[], None]]
+Act = Callable[[], None]
+
+POLL_SECONDS: Final = 0.05
+
+
+class _Worker:
+    """A thread that does one thing after the other, and one thing again and again if it has any."""
+
+    def __init__(self, name: str, *, again: Act | None = None) -> None:
+        self._changed = Condition()
+        self._acts: deque[Act] = deque()
+        self._ending = False
+        self._again = again
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; what was handed over before is done first."""
+        self._thread.start()
+
+    def do(self, act: Act) -> None:
+        """Do something soon, in order."""
+        with self._changed:
+            self._acts.append(act)
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Do what is left, and end."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._acts and not self._ending:
+                    self._changed.wait(None if self._again is None else POLL_SECONDS)
+                acts, self._acts = self._acts, deque()
+                if not acts and self._ending:
+                    return
+            for act in acts:
+                contain(act)
+            if self._again is not None:
+                contain(self._again)
+
+
+class _User:
+    """Whose a feed is. What is older than the time it begins at is left out of the frames that it
+    begins with.
+    """
+
+    def __init__(self, reader: FeedReader, since_us: int) -> None:
+        self.reader = reader
+        self._since_us = since_us
+
+    def cut(self, batch: FeedBatch, rows: Rows) -> Rows:
+        """Return the rows that are not too old."""
+        if batch.first_timestamp_us >= self._since_us:
+            return rows
+        batch.load()
+        times = batch.timestamps
+        numbers = range(batch.count) if rows is None else rows
+        return [number for number in numbers if times[number] >= self._since_us]
+
+
+class FeedRunner:
+    """One hub and its threads."""
+
+    def __init__(self, source: StoreSource, listen: Listen | None, settings: FeedSettings) -> None:
+        self._source = source
+        self._readers: dict[FeedReader, None] = {}
+        self._owner = _Worker("siltstone-feeds")
+        self._reads = _Worker("siltstone-feed-reads")
+        self._polls: _Worker | None = None
+        self._unlisten: Act | None = None
+        if listen is None:
+            source.refresh()
+            self._polls = _Worker("siltstone-feed-polls", again=self._poll)
+        else:
+            # Listening begins before the hub looks where the rows end.
+            self._unlisten = listen(self._hear)
+        self._hub = FeedHub(source, self._deliver, self._want_read, settings)
+        for worker in self._workers():
+            worker.start()
+
+    def add(
+        self,
+        filters: Sequence[TopicFilter],
+        position: FeedPosition,
+        *,
+        credit: int,
+        since_us: int,
+        left: Act,
+    ) -> FeedReader:
+        """Begin a feed; `left` is called when its user has closed it."""
+        reader = FeedReader(position)
+        begun: list[Feed] = []
+
+        def begin() -> None:
+            self._readers[reader] = None
+            begun.append(self._hub.add(filters, position, credit, _User(reader, since_us)))
+
+        def remove() -> None:
+            self._readers.pop(reader, None)
+            self._hub.remove(begun[0])
+
+        def leave() -> None:
+            self._owner.do(remove)
+            left()
+
+        reader.grant = lambda rows: self._owner.do(lambda: self._hub.grant(begun[0], rows))
+        reader.leave = leave
+        self._owner.do(begin)
+        return reader
+
+    def end(self, error: SiltstoneError) -> None:
+        """End every feed, with this to tell their users, and the threads."""
+        if self._unlisten is not None:
+            self._unlisten()
+        self._owner.do(lambda: self._end_all(error))
+        # The owner last: the others hand over to it.
+        for worker in reversed(self._workers()):
+            worker.end()
+
+    def _workers(self) -> list[_Worker]:
+        workers = [self._owner, self._reads]
+        return workers if self._polls is None else [*workers, self._polls]
+
+    def _end_all(self, error: SiltstoneError) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers:
+            reader.end(error)
+
+    def _hear(self, batch: FeedBatch) -> None:
+        self._owner.do(lambda: self._hub.announce(batch))
+
+    def _want_read(self, job: ReadJob) -> None:
+        self._reads.do(partial(self._read, job))
+
+    def _read(self, job: ReadJob) -> None:
+        job.run()
+        self._owner.do(lambda: self._hub.finish(job))
+
+    def _poll(self) -> None:
+        """Look for what another process has written."""
+        try:
+            self._source.refresh()
+            ends = self._source.ends()
+        except SiltstoneError as exc:
+            error = exc
+            self._owner.do(lambda: self._end_all(error))
+        else:
+            self._owner.do(lambda: self._hub.advance(ends))
+
+    def _deliver(self, dispatch: Dispatch) -> None:
+        """Hand rows to their users."""
+        batch = dispatch.batch
+        lost = dict(dispatch.lost)
+        for feed, shared in dispatch.shares:
+            user = feed.tag
+            assert isinstance(user, _User)
+            if dispatch.error is not None:
+                user.reader.end(dispatch.error)
+                continue
+            picked = user.cut(batch, shared)
+            if picked is not shared:
+                count = batch.count if shared is None else len(shared)
+                self._hub.grant(feed, count - len(picked or ()))
+            _put(user.reader, feed, lost.pop(feed, 0), batch, picked)
+        for feed, serials in lost.items():
+            user = feed.tag
+            assert isinstance(user, _User)
+            _put(user.reader, feed, serials, batch, [])
+
+
+def _put(reader: FeedReader, feed: Feed, lost: int, batch: FeedBatch, picked: Rows) -> None:
+    if picked is None or picked or lost:
+        reader.put(FeedRead(position=feed.position(), lost=lost, batch=batch, picked=picked))

@@ -1,0 +1,478 @@
+"""One key-value database: transactions over rows by topic and time, and reads of them.
+
+It belongs to the Store that holds the directory's lock, and has a thread per shard. Everything may
+be called from any thread; a transaction belongs to one. A row's shard is chosen by who writes it:
+rows that are read or changed together are given one key, and so one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from random import random
+from threading import Lock
+from time import sleep
+from typing import Any, Final, TypeVar
+
+from siltstone.clock import Clock
+from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.store.kv.api import Changes, Engine
+from siltstone.store.kv.slab import KeyValueSlab
+from siltstone.store.log.arguments import require_kind
+from siltstone.store.log.iterator import StreamRef
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.write.partition import shard_of
+from siltstone.store.slab.drops import DropLog, Dropped, Why
+from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.store.slab.retention import due_for_drop, due_for_turn
+from siltstone.store.tx import catalog
+from siltstone.store.tx.arguments import key_of, text_of, timeout_of, whole_number
+from siltstone.store.tx.catalog import family_of
+from siltstone.store.tx.commit.committer import Committer, Room
+from siltstone.store.tx.commit.shard import KeyValueShard
+from siltstone.store.tx.iterator import KeyIterator, KeyRead, read_on, require_key_place
+from siltstone.store.tx.operations import LATEST, NO_ID, digest_of, end_of, start_of
+from siltstone.store.tx.owned_map import OwnedMaps, take
+from siltstone.store.tx.reading import ReadableSlab, rows_of
+from siltstone.store.tx.retry import Committed, Retry, transact
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Context, Transaction
+from siltstone.topic.grammar import TopicFilter
+
+T = TypeVar("T")
+
+TIMEOUT: Final = 5.0
+RETRIES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSlab:
+    """A slab that can be read."""
+
+    record: SlabRecord
+    slab: KeyValueSlab
+    context: Context
+
+
+class KeyValueDatabase:
+    """Rows by topic and time, or only by topic, changed by transactions. Made by a Store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        name: str,
+        settings: KeyValueSettings | None = None,
+        *,
+        retry: Retry | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """Open what the engine holds; an empty one gets these settings. Owns the engine from now
+        on. `room` is asked before anything is written.
+        """
+        self.name = name
+        self._room = room
+        self._engine = engine
+        self._clock = clock
+        self._retry = retry or Retry(pause=sleep, chance=random)
+        # Held for moments only: the shards' threads take it.
+        self._lock = Lock()
+        self._configuring = Lock()
+        self._closed = False
+        self._ready = False
+        self._slabs: dict[SlabId, OpenSlab] = {}
+        self._queues: list[KeyValueShard] = []
+        self._drops = DropLog(name)
+        self._current: list[Context] = []
+        try:
+            self._settings = self._open(settings)
+            self._ready = True
+        finally:
+            if not self._ready:
+                self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; its Store opens it anew when asked."""
+        return self._closed
+
+    @property
+    def settings(self) -> KeyValueSettings:
+        """The settings in force."""
+        return self._settings
+
+    def shard_of(self, key: str) -> int:
+        """Return the shard of a key: the same on every machine and for ever."""
+        return shard_of(key_of("key", key), self._settings.shards)
+
+    def transaction(
+        self,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        generation: int | None = None,
+        timeout: float | None = TIMEOUT,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
+    ) -> Transaction:
+        """Begin a transaction on the shard given, or that of a key.
+
+        Without a generation it is of the current one, and conflicts when that is sealed before the
+        commit. `timeout` bounds the commit. A transaction whose id was committed before, on this
+        shard and within `remember_ids` seconds, is acknowledged and does nothing.
+
+        Raises: UsageError, NotFoundError, SlabDroppedError, ClosedError.
+        """
+        seconds = timeout_of(timeout)
+        number = self._number(shard, key)
+        digest = NO_ID if id is None else digest_of(id)
+        if generation is None:
+            return Transaction(self._current[number], True, digest, seconds)  # noqa: FBT003 - compiled
+        context = self._find(SlabId(number, whole_number("generation", generation))).context
+        return Transaction(context, False, digest, seconds)  # noqa: FBT003 - compiled
+
+    def transact(
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        generation: int | None = None,
+        timeout: float | None = TIMEOUT,
+        retries: int = RETRIES,
+        id: str | None = None,  # noqa: A002 - what it is called everywhere
+    ) -> Committed[T]:
+        """Run a function in a transaction, commit it, and run it again when others came first.
+
+        The function may run many times, so it must change nothing but the transaction. It is tried
+        again after ConflictError and OverloadedError, and with an id after OutcomeUnknownError.
+
+        Raises: what Transaction.commit raises, when there are no more retries.
+        """
+        begin = partial(
+            self.transaction,
+            shard=shard,
+            key=key,
+            generation=generation,
+            timeout=timeout,
+            id=id,
+        )
+        return transact(begin, function, retries=retries, has_id=id is not None, retry=self._retry)
+
+    def outcome(self, id: str, *, shard: int | None = None, key: str | None = None) -> int | None:  # noqa: A002
+        """Return the serial with which the transaction with this id was committed, None when it was
+        not; either is final, for everything handed in before has ended by then.
+
+        Raises: PoisonedError, ClosedError.
+        """
+        queue = self._queues[self._number(shard, key)]
+        digest = digest_of(id)
+        found: list[int | None] = []
+        queue.order(lambda: found.append(queue.committer.find_id(digest)))
+        return found[0]
+
+    def take(self, collection: str, *, retries: int = RETRIES) -> OwnedMaps:
+        """Load the maps of a collection and become their owner, in place of who was it before.
+
+        Raises: UsageError for a database with times; ConflictError when too many take it at once.
+        """
+        if self._settings.timed:
+            raise UsageError(
+                "owned maps need a plain map: a database with the setting timed = false"
+            )
+        begin = partial(self.transaction, key=text_of("collection", collection))
+        return take(begin, collection, retries, self._retry)
+
+    def get(
+        self,
+        topic: str,
+        time_us: int = LATEST,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+    ) -> bytes | None:
+        """Return a value of the current generation, as `Transaction.get` does."""
+        with self.transaction(shard=shard, key=key) as transaction:
+            return transaction.get(topic, time_us)
+
+    def read(
+        self,
+        topic_filter: str = "#",
+        since_us: int = 0,
+        until_us: int | None = None,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        first_topic: str = "",
+    ) -> Iterator[Row]:
+        """Yield the rows of a filter in [since, until), of one shard or all, oldest generation
+        first.
+
+        Each slab is seen as of the moment when its first row is asked for. Of a stream the rows
+        come by topic, then by time; of one to which `first_topic` would belong, from there on.
+        """
+        parsed = TopicFilter.parse(topic_filter)
+        until = end_of(until_us)
+        since = start_of(since_us, until)
+        self._check_open()
+        only = None if shard is None and key is None else self._number(shard, key)
+        slabs = (ReadableSlab(known.record, known.slab) for known in self._ordered(only))
+        return rows_of(slabs, parsed, since, until, key_of("first_topic", first_topic))
+
+    def streams(self, topic_filter: str = "#", *, generation_min: int = 0) -> list[StreamRef]:
+        """Return the streams with rows that may match a filter, oldest slab first."""
+        parsed = TopicFilter.parse(topic_filter)
+        streams: list[StreamRef] = []
+        for known in self._ordered(None):
+            if known.record.generation < generation_min:
+                continue
+            view = known.slab.view()
+            for match in known.slab.held(view, parsed):
+                pattern = match.stream.pattern.decode()
+                streams.append(
+                    StreamRef(
+                        database=self.name,
+                        slab=known.record.id,
+                        stream_id=match.stream.id,
+                        pattern=pattern,
+                        identity=self._identity.text,
+                    )
+                )
+            view.release()
+        return streams
+
+    def iterator(
+        self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
+    ) -> KeyIterator:
+        """Return the position before the first row of a stream at or after a time.
+
+        Raises: SlabDroppedError, NotFoundError, UsageError.
+        """
+        require_kind("stream", stream, StreamRef, "one that streams() returned")
+        require_key_place(stream, database=self.name, identity=self._identity)
+        if self._find(stream.slab).slab.stream(stream.stream_id) is None:
+            raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
+        return KeyIterator(
+            database=self.name,
+            slab=stream.slab,
+            stream_id=stream.stream_id,
+            since_us=start_of(since_us, 0),
+            filter=TopicFilter.parse(topic_filter),
+            identity=self._identity.text,
+        )
+
+    def next(
+        self, iterator: KeyIterator, rows_max: int = 1000, *, until_us: int | None = None
+    ) -> KeyRead:
+        """Read on from a position: up to rows_max matching rows, all before until_us.
+
+        Raises: SlabDroppedError, NotFoundError, UsageError.
+        """
+        require_kind("iterator", iterator, KeyIterator, "one that iterator() or next() returned")
+        require_key_place(iterator, database=self.name, identity=self._identity)
+        until = None if until_us is None else end_of(until_us)
+        if whole_number("rows_max", rows_max) < 1:
+            raise UsageError(f"rows_max must be at least 1, got {rows_max}")
+        # Whether the slab has ended must be known before looking for its last rows.
+        known = self._find(iterator.slab)
+        ended = known.record.state is not SlabState.CURRENT
+        iterator = replace(iterator, identity=self._identity.text)
+        return read_on(known.slab, iterator, rows_max, until, ended=ended)
+
+    def slabs(self) -> list[SlabRecord]:
+        """Return all slabs with their bounds, oldest generation first."""
+        return [known.record for known in self._ordered(None)]
+
+    def seal(self) -> None:
+        """Turn every shard's generation over: what was current takes no more changes.
+
+        Raises: UsageError for a plain map, which is all in its current generation.
+        """
+        self._check_open()
+        if not self._settings.timed:
+            raise UsageError(
+                f"database {self.name!r} is a plain map with one generation, which cannot be sealed"
+            )
+        for number, queue in enumerate(self._queues):
+            queue.order(partial(self._turn_over, number))
+
+    def drop_slab(self, slab: SlabId) -> None:
+        """Delete a sealed slab with all its rows.
+
+        Raises: UsageError for a current one, NotFoundError, SlabDroppedError.
+        """
+        require_kind("slab", slab, SlabId, "a SlabId")
+        self._find(slab)
+        self._queues[slab.shard].order(partial(self._drop, slab, "command"))
+
+    def enforce_retention(self) -> list[SlabId]:
+        """Drop the sealed slabs that are past the retention by age or bytes; return them.
+
+        The shards do this by themselves now and then.
+        """
+        due = self._due_for_drop()
+        for slab, why in due.items():
+            self._find(slab)
+            self._queues[slab.shard].order(partial(self._drop, slab, why))
+        return list(due)
+
+    def configure(self, **changes: Any) -> KeyValueSettings:
+        """Change settings; what is committed from now on follows them. Raises: UsageError."""
+        self._check_open()
+        with self._configuring:
+            settings = self._settings.changed(changes)
+            stored = Changes()
+            catalog.put_settings(stored, settings)
+            self._engine.write(stored)
+            self._settings = settings
+            for queue in self._queues:
+                queue.order(partial(queue.committer.configure, settings))
+        return settings
+
+    def size_bytes(self) -> int:
+        """Return about how much space the database takes."""
+        self._check_open()
+        return self._engine.size_bytes()
+
+    def failure(self) -> Exception | None:
+        """Return what has failed so that nothing more is stored; None: nothing did."""
+        found = (queue.committer.poisoned_by for queue in self._queues)
+        return next((cause for cause in found if cause is not None), None)
+
+    def close(self) -> None:
+        """Commit what is queued, end the threads, let go of the files."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            for queue in self._queues:
+                queue.close()
+        finally:
+            self._engine.close()
+
+    def _open(self, wanted: KeyValueSettings | None) -> KeyValueSettings:
+        """Create the database if it is new; begin a term of every shard and start its thread."""
+        engine = self._engine
+        if not catalog.is_created(engine):
+            catalog.create(engine, self._clock, wanted or KeyValueSettings())
+        settings = catalog.read_settings(engine)
+        records = catalog.read_slabs(engine)
+        catalog.drop_orphans(engine, records)
+        states = catalog.begin_terms(engine, settings.shards)
+        self._identity = catalog.read_identity(engine)
+        for number in range(settings.shards):
+            *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
+            committer = Committer(
+                engine,
+                self._clock,
+                settings,
+                newest,
+                states[number],
+                database=self.name,
+                room=self._room,
+            )
+            keep = partial(self._look_after, number)
+            self._queues.append(KeyValueShard(committer, self._clock, keep))
+            for record in sealed:
+                slab, _ = catalog.open_slab(engine, record.id, settings)
+                self._slabs[record.id] = self._opened(record, slab)
+            self._slabs[newest.id] = self._opened(newest, committer.slab)
+            self._current.append(self._slabs[newest.id].context)
+        return settings
+
+    def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:
+        queue = self._queues[record.shard]
+        context = Context(queue, self._clock, slab, record.id, queue.committer.term)
+        return OpenSlab(record=record, slab=slab, context=context)
+
+    def _look_after(self, number: int) -> None:
+        """Turn a shard's generation over when it is due, and drop its slabs that are."""
+        if not self._ready:
+            return
+        committer = self._queues[number].committer
+        if due_for_turn(
+            self._settings,
+            committer.record,
+            rows=committer.serial - max(committer.record.first_serial, 1) + 1,
+            size_bytes=self._engine.size_bytes(committer.slab.family),
+            now_us=self._clock.now_us(),
+        ):
+            self._turn_over(number)
+        for slab, why in self._due_for_drop().items():
+            # Each shard drops its own: nobody waits for another thread.
+            if slab.shard == number:
+                self._drop(slab, why)
+
+    def _due_for_drop(self) -> dict[SlabId, Why]:
+        records = self.slabs()
+        sizes = {record.id: self._size_of(record.id) for record in records}
+        return due_for_drop(self._settings, records, sizes, passed_us=self._clock.passed_us)
+
+    def _size_of(self, slab: SlabId) -> int:
+        try:
+            return self._engine.size_bytes(family_of(slab))
+        except NotFoundError:
+            # Another shard drops it at this moment.
+            return 0
+
+    def _turn_over(self, number: int) -> None:
+        committer = self._queues[number].committer
+        old = committer.slab
+        sealed, record = committer.turn_over()
+        current = self._opened(record, committer.slab)
+        with self._lock:
+            self._slabs = self._slabs | {sealed.id: self._opened(sealed, old), record.id: current}
+            self._current[number] = current.context
+
+    def _drop(self, slab: SlabId, why: Why) -> None:
+        if self._find(slab).record.state is SlabState.CURRENT:
+            raise UsageError(f"slab {slab} is current: seal it, then drop it")
+        size_bytes = self._size_of(slab)
+        changes = Changes()
+        catalog.remove_slab(changes, slab)
+        self._engine.write(changes)
+        with self._lock:
+            self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
+        self._engine.drop_family(catalog.family_of(slab))
+        self._drops.tell(Dropped(slab, why, None, size_bytes))
+
+    def _ordered(self, shard: int | None) -> list[OpenSlab]:
+        self._check_open()
+        known = [
+            self._slabs[slab]
+            for slab in sorted(self._slabs, key=lambda slab: (slab.generation, slab.shard))
+        ]
+        return [found for found in known if shard in (None, found.record.shard)]
+
+    def _find(self, slab: SlabId) -> OpenSlab:
+        self._check_open()
+        found = self._slabs.get(slab)
+        if found is not None:
+            return found
+        later = [known for known in self._slabs if known.shard == slab.shard]
+        if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
+            raise SlabDroppedError(f"slab {slab} was dropped with its rows")
+        raise NotFoundError(f"unknown slab {slab}")
+
+    def _number(self, shard: int | None, key: str | None) -> int:
+        if self._closed:
+            self._check_open()
+        shards = self._settings.shards
+        if key is not None:
+            if shard is not None:
+                raise UsageError("give a shard or a key, not both")
+            return self.shard_of(key)
+        if shard is None:
+            if shards > 1:
+                raise UsageError(
+                    f"give a shard or a key: the database has more than one shard: shards={shards}"
+                )
+            return 0
+        if not 0 <= whole_number("shard", shard) < shards:
+            raise UsageError(f"shard must be from 0 to {shards - 1}, got {shard}")
+        return shard
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the database is closed")

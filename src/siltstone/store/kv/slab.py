@@ -1,0 +1,243 @@
+"""The rows of one slab as its readers see them: a family of keys and the structure of its topics.
+
+The structure here has what was committed, and what is being; the committer learns in its own. A
+topic never changes its stream, so what was found once about a topic holds for the slab's life and
+is read without a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Final, NamedTuple
+
+from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.store.kv.api import Engine, View
+from siltstone.store.kv.keys import (
+    KeyRange,
+    after_topic,
+    row_key,
+    row_prefix,
+    rows_of_stream,
+    stream_of,
+    time_of,
+    times_of_topic,
+    varying_of,
+)
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match, Stream, Structure
+
+# What a look brings is little at first, for most want little.
+_FIRST_LIMIT: Final = 64
+_LIMIT: Final = 1024
+# So many rows in a row are passed over before the scan looks for the next that may match.
+_MISSES_MAX: Final = 16
+
+
+class Found(NamedTuple):
+    """A row as it is stored."""
+
+    topic: bytes
+    time_us: int
+    value: bytes
+    stream_id: int
+    key: bytes
+
+
+class KeyValueSlab:
+    """One generation of one shard, for any number of reading threads."""
+
+    def __init__(
+        self, engine: Engine, family: str, structure: Structure, *, timed: bool, topics_max: int
+    ) -> None:
+        self.engine = engine
+        self.family = family
+        self.timed = timed
+        # The beginnings of the keys of topics that are known to be valid and placed.
+        self.places: dict[bytes, bytes] = {}
+        self._topics_max = topics_max
+        self._structure = structure
+        self._lock = Lock()
+
+    def view(self) -> View:
+        """Return the slab as of now. Raises: SlabDroppedError."""
+        try:
+            return self.engine.view(self.family)
+        except NotFoundError as exc:
+            raise SlabDroppedError("the slab was dropped with its rows") from exc
+
+    def publish(self, edges: bytes, places: dict[bytes, bytes]) -> None:
+        """Let readers know what a commit teaches, before they can meet rows of it."""
+        if edges:
+            with self._lock:
+                self._structure.apply(edges)
+        self._remember(places)
+
+    def place(self, topic: bytes) -> bytes | None:
+        """Return what the keys of a topic begin with; None when it was never written."""
+        place = self.places.get(topic)
+        if place is not None:
+            return place
+        with self._lock:
+            placement = self._structure.lookup(topic)
+        if placement is None:
+            return None
+        place = row_prefix(placement.stream.id, placement.varying)
+        self._remember({topic: place})
+        return place
+
+    def match(self, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams that may hold topics of a filter, in order of their ids."""
+        with self._lock:
+            matches = self._structure.match(list(topic_filter.levels))
+        return sorted(matches, key=lambda match: match.stream.id)
+
+    def held(self, view: View, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams that may hold topics of a filter and have rows, in order of their
+        ids.
+        """
+        found = []
+        for match in self.match(topic_filter):
+            rows = rows_of_stream(match.stream.id, [])
+            if view.items(rows.start, rows.stop, 1):
+                found.append(match)
+        return found
+
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return a stream by its id."""
+        with self._lock:
+            return self._structure.stream(stream_id)
+
+    def export(self) -> bytes:
+        """Return the whole structure as edges."""
+        with self._lock:
+            return self._structure.export()
+
+    def rows(
+        self,
+        view: View,
+        topic_filter: TopicFilter,
+        since_us: int,
+        until_us: int,
+        first_topic: bytes = b"",
+    ) -> Iterator[Found]:
+        """Yield what matches in [since, until); of each stream in order of topic, then of time.
+
+        Of a stream to which the first topic would belong, the topics before it are left out.
+        """
+        for match in self.match(topic_filter):
+            start = _first_key(match.stream, first_topic) if first_topic else b""
+            yield from self.scan(view, match, since_us, until_us, start)
+
+    def topic_rows(self, view: View, topic: bytes, since_us: int, until_us: int) -> Iterator[Found]:
+        """Yield the rows of one topic in [since, until), in order of time."""
+        place = self.place(topic)
+        if place is None:
+            return
+        stream_id = stream_of(place)
+        bounds = times_of_topic(place, since_us, until_us, self.timed)
+        position, limit = bounds.start, _FIRST_LIMIT
+        while True:
+            items = view.items(position, bounds.stop, limit)
+            for key, value in items:
+                yield Found(topic, time_of(key, self.timed), value, stream_id, key)
+            if len(items) < limit:
+                return
+            position, limit = items[-1][0] + b"\x00", _LIMIT
+
+    def scan(
+        self, view: View, match: Match, since_us: int, until_us: int, start: bytes = b""
+    ) -> Iterator[Found]:
+        """Yield what matches of one stream, from a key on."""
+        timed = self.timed
+        words = match.constraints if any(w is not None for w in match.constraints) else None
+        bounds = self._bounds(match, since_us, until_us)
+        position = max(bounds.start, start)
+        stream_id, topics = match.stream.id, _Topics(match.stream)
+        limit, misses = _FIRST_LIMIT, 0
+        while True:
+            items = view.items(position, bounds.stop, limit)
+            for key, value in items:
+                time_us = time_of(key, timed)
+                varying = varying_of(key, timed)
+                if time_us >= until_us or (words is not None and not _fits(varying, words)):
+                    position = after_topic(key, timed)
+                elif time_us < since_us:
+                    position = row_key(row_prefix(stream_id, varying), since_us, timed)
+                else:
+                    misses = 0
+                    yield Found(topics.of(varying), time_us, value, stream_id, key)
+                    continue
+                misses += 1
+                if misses > _MISSES_MAX:
+                    limit, misses = _FIRST_LIMIT, 0
+                    break
+            else:
+                if len(items) < limit:
+                    return
+                position, limit = items[-1][0] + b"\x00", _LIMIT
+
+    def _bounds(self, match: Match, since_us: int, until_us: int) -> KeyRange:
+        """Return the keys among which everything stands that a filter asks of a stream."""
+        words: list[bytes] = []
+        for word in match.constraints:
+            if word is None:
+                break
+            words.append(word)
+        if len(words) == match.stream.varying_count:
+            prefix = row_prefix(match.stream.id, b"/".join(words))
+            return times_of_topic(prefix, since_us, until_us, self.timed)
+        return rows_of_stream(match.stream.id, words)
+
+    def _remember(self, places: dict[bytes, bytes]) -> None:
+        known = self.places
+        if len(known) + len(places) > self._topics_max:
+            # Replaced, not emptied: others may be reading it.
+            self.places = dict(places)
+        else:
+            known.update(places)
+
+
+class _Topics:
+    """Puts the varying part of a stream's topics back into its pattern."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._varying: bytes | None = None
+        self._topic = b""
+
+    def of(self, varying: bytes) -> bytes:
+        # The rows of a topic stand together.
+        if varying != self._varying:
+            self._topic = topic_in(self._stream, varying)
+            self._varying = varying
+        return self._topic
+
+
+def topic_in(stream: Stream, varying: bytes) -> bytes:
+    """Return the topic of a stream that has these varying words."""
+    words = iter(varying.split(b"/"))
+    return b"/".join([next(words) if level == b"+" else level for level in stream.levels])
+
+
+def _first_key(stream: Stream, topic: bytes) -> bytes:
+    """Return what the keys of a topic begin with in a stream, b"" where it cannot be in it."""
+    words = topic.split(b"/")
+    if len(words) != len(stream.levels):
+        return b""
+    varying: list[bytes] = []
+    for word, level in zip(words, stream.levels, strict=True):
+        if level == b"+":
+            varying.append(word)
+        elif level != word:
+            return b""
+    return row_prefix(stream.id, b"/".join(varying))
+
+
+def _fits(varying: bytes, constraints: list[bytes | None]) -> bool:
+    """Say whether the varying words of a topic are those that a filter asks for."""
+    words = varying.split(b"/")
+    for word, wanted in zip(words, constraints, strict=True):
+        if wanted is not None and word != wanted:
+            return False
+    return True

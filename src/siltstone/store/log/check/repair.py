@@ -1,0 +1,413 @@
+"""Make a damaged database one that opens again and serves every row that is left.
+
+Needs the lock of the data directory, and the database closed. Order of every change: the bytes that
+are given up are in quarantine, durably, before anything takes their place; so a crash at any step
+leaves damage that the next repair finds again, and nothing is ever lost twice.
+
+- A damaged frame becomes a hole, which keeps its serials; see `restore.py`.
+- A file that has the name of another gets its own; see `misplaced.py`.
+- A damaged header of a segment is written anew, from the manifest and the name of the file.
+- A file in which no frame is whole, or a missing one, becomes a segment with one hole.
+- An index is made anew from its segment, a manifest from all segments; see `remake.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import (
+    create_directories,
+    move_aside,
+    quarantine_file,
+    sweep_temporaries,
+)
+from siltstone.store.log.check.findings import (
+    End,
+    Expected,
+    Finding,
+    Survey,
+    lost_serials,
+    uncounted_loss,
+)
+from siltstone.store.log.check.misplaced import put_back
+from siltstone.store.log.check.quarantine import Quarantine
+from siltstone.store.log.check.remake import remake_manifest
+from siltstone.store.log.check.restore import Restorer
+from siltstone.store.log.check.soundness import TopicRules
+from siltstone.store.log.check.survey import NAME_TAKEN, load_index, survey_segment
+from siltstone.store.log.opening import identity_of, slab_directory
+from siltstone.store.log.slab import bounds_of
+from siltstone.store.segment.body import encode_state
+from siltstone.store.segment.chain import (
+    lost_segments,
+    seal_segment,
+    state_header,
+)
+from siltstone.store.segment.frame import HEADER_BYTES, HOLE, PLAIN, FrameHeader, encode_frame
+from siltstone.store.segment.segment import (
+    RESERVE_REACH,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    declared_bytes,
+    open_segment,
+    segment_path,
+)
+from siltstone.store.segment.sift import (
+    holds_frames,
+    index_path,
+    list_segments,
+    read_summary,
+)
+from siltstone.store.segment.writer import SegmentWriter, create_segment
+from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState, read_manifest
+from siltstone.topic.structure import NEVER, Structure
+
+# The header is CRCed and fixed up to here; the positions that move follow.
+_FIXED_BYTES: Final = 2048
+_PAGE_BYTES: Final = 4096
+_ATTEMPTS_MAX: Final = 8
+_ROWS_IN_HOLE_MAX: Final = (1 << 32) - 1
+# More than any slab holds: a serial must not be used twice.
+_ROWS_IN_SLAB_MAX: Final = 1 << 40
+_NO_STATE: Final = (b"", b"")
+
+
+def mend_database(fs: FileSystem, directory: PurePath, quarantine: PurePath) -> list[Finding]:
+    """Repair what can be repaired; return what was found and what was done about it."""
+    findings: list[Finding] = []
+    try:
+        manifest = read_manifest(fs, directory)
+    except (NotFoundError, CorruptionError) as exc:
+        made = remake_manifest(fs, directory, quarantine, exc)
+        if made is None:
+            return []
+        manifest, finding = made
+        findings.append(finding)
+    if fs.exists(quarantine):
+        sweep_temporaries(fs, quarantine)
+    for shard in range(manifest.settings.shards):
+        before: End | None = None
+        generation = 0
+        for record, next_base in slabs_of(manifest, shard):
+            mender = _SlabMender(fs, directory, manifest, record, quarantine)
+            if before is not None and record.generation == generation + 1:
+                mender.inherit(before)
+            before = mender.run(next_base)
+            generation = record.generation
+            findings += mender.findings
+    return findings
+
+
+def slabs_of(manifest: Manifest, shard: int) -> list[tuple[SlabRecord, int | None]]:
+    """Return the slabs of a shard, the oldest first, each with the serial at which the generation
+    after it begins; None where that was dropped or is yet to come.
+    """
+    records = manifest.slabs_of(shard)
+    serials = {record.generation: record.first_serial for record in records}
+    return [(record, serials.get(record.generation + 1)) for record in records]
+
+
+class _SlabMender:
+    """Repairs the segments of one slab, in order."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: PurePath,
+        manifest: Manifest,
+        record: SlabRecord,
+        quarantine: PurePath,
+    ) -> None:
+        self._fs = fs
+        self._place = slab_directory(directory, record.id)
+        self._record = record
+        self._identity = identity_of(manifest, record.id)
+        self._segment_bytes = manifest.settings.segment_bytes
+        self._quarantine_directory = quarantine
+        self._quarantine = Quarantine(fs, quarantine, self._identity)
+        self._rules = TopicRules()
+        self._state = _NO_STATE
+        self._time_us = record.since_us - 1
+        self._reached = record.first_serial
+        self.findings: list[Finding] = []
+
+    def inherit(self, before: End) -> None:
+        """Say with what the generation before ended, where that is known."""
+        structure = Structure([NEVER])
+        structure.apply(before.structure)
+        self._state = structure.inherit([NEVER]).export(), before.producers
+
+    def run(self, next_base: int | None) -> End | None:
+        """Repair all segments; return where the last one ends."""
+        if not self._fs.exists(self._place):
+            create_directories(self._fs, self._place)
+        self.findings += put_back(self._fs, self._place, self._identity, self._quarantine_directory)
+        listed = self._fs.list(self._place)
+        lost = lost_segments(self._fs, self._place, listed)
+        bounds = bounds_of(self._record, self._identity.seed)
+        entries, _ = list_segments(self._fs, self._place, listed, bounds)
+        bases = sorted([*(int(PurePath(entry.name).stem) for entry in entries), *lost])
+        if not bases and next_base is None:
+            bases = [self._begin_anew()]
+        before: End | None = None
+        number = 0
+        while True:
+            stop = bases[number] if number < len(bases) else next_base
+            # Behind a segment without rows one serial is left out: its name is taken.
+            left_out = int(number > 0 and bases[number - 1] == self._reached)
+            if stop is not None and stop > self._reached + left_out:
+                if number < len(bases) and stop not in lost and self._put_away(stop):
+                    del bases[number]
+                    continue
+                self._bridge(self._reached, stop)
+                bases.insert(number, self._reached)
+            elif number == len(bases):
+                return before
+            last = number == len(bases) - 1
+            if bases[number] in lost:
+                after = lost[bases[number]].next_serial if last else bases[number + 1]
+                self._bridge(bases[number], after)
+            expected = Expected(
+                identity=self._identity,
+                record=self._record,
+                before=before,
+                next_base=next_base if last else bases[number + 1],
+                closed=not last or self._record.state is not SlabState.CURRENT,
+            )
+            before = self._mend_segment(segment_path(self._place, bases[number]), expected)
+            if before is not None:
+                self._state = before.structure, before.producers
+                self._time_us = before.last_timestamp_us
+                self._reached = before.next_serial
+            number += 1
+
+    def _put_away(self, base: int) -> bool:
+        """Take a file with the name of a segment out where the slab has no use for it and nothing
+        in it is of this slab; say whether that was so. No row of the slab is lost with it.
+        """
+        path = segment_path(self._place, base)
+        try:
+            header = open_segment(self._fs, path).header
+        except CorruptionError as exc:
+            problem = exc.reason
+        else:
+            if header.seed == self._identity.seed:
+                return False
+            problem = f"the segment belongs to another slab: its database is {header.database!r}"
+        if read_summary(self._fs, path) or holds_frames(self._fs, path, self._identity.seed):
+            return False
+        problem = f"{problem}; no row is lost"
+        directory = self._quarantine_directory
+        kept = quarantine_file(self._fs, path, directory, f"{path}: {problem}")
+        self._tell(path, 0, problem, f"kept as {kept}")
+        return True
+
+    def _mend_segment(self, path: PurePath, expected: Expected) -> End | None:
+        """Repair one thing after the other, until a survey finds no more that can be."""
+        changed = stale = False
+        survey = self._survey(path, expected)
+        for _ in range(_ATTEMPTS_MAX):
+            if survey.segment is None:
+                self._mend_header(survey)
+                stale = True
+            elif survey.damages:
+                stale = not survey.index_problem
+                self._fill(survey)
+                changed = True
+            elif survey.behind:
+                self._clear(survey)
+            elif survey.index_problem:
+                # What a repaired segment makes of its index is not worth telling.
+                if not self._rebuild_index(survey, tell=not stale):
+                    break
+            elif changed or survey.bad_cells:
+                self._set_cells(survey)
+                changed = False
+            else:
+                break
+            survey = self._survey(path, expected)
+        return survey.end()
+
+    def _survey(self, path: PurePath, expected: Expected) -> Survey:
+        return survey_segment(self._fs, path, expected, self._rules)
+
+    def _tell(self, path: PurePath, offset: int, problem: str, repaired: str) -> None:
+        self.findings.append(Finding(path=path, offset=offset, problem=problem, repaired=repaired))
+
+    # Frames
+
+    def _fill(self, survey: Survey) -> None:
+        """Put holes in the place of damaged frames."""
+        segment, path = survey.segment, survey.path
+        assert segment is not None
+        damages = list(survey.damages)
+        restorer = Restorer(segment, damages, self._state)
+        restorer.run()
+        while restorer.lost:
+            damages += restorer.lost
+            restorer = Restorer(segment, damages, self._state)
+            restorer.run()
+        for damage in damages:
+            data = bytes(segment.view[damage.start : damage.stop])
+            kept = self._quarantine.keep(path, damage.start, data, damage.problem)
+            self._tell(path, damage.start, damage.problem, f"a hole; kept as {kept}")
+        with self._fs.open(path, writable=True) as file:
+            for fill in restorer.fills:
+                for patch in fill.patches():
+                    head = encode_frame(patch.header, patch.body, segment.header.seed)
+                    file.write_at(patch.position + len(head), patch.body)
+                    file.write_at(patch.position, head)
+            file.sync()
+
+    def _clear(self, survey: Survey) -> None:
+        """Put zeros behind the last frame of a segment that takes no more."""
+        assert survey.segment is not None
+        start, stop = survey.behind.start, survey.behind.stop
+        problem = f"{stop - start} bytes follow the last frame"
+        kept = self._quarantine.keep(
+            survey.path, start, bytes(survey.segment.view[start:stop]), problem
+        )
+        with self._fs.open(survey.path, writable=True) as file:
+            file.write_at(start, bytes(stop - start))
+            file.sync()
+        self._tell(survey.path, start, problem, f"cleared; kept as {kept}")
+
+    def _rebuild_index(self, survey: Survey, *, tell: bool) -> bool:
+        """Write the index anew; False where something else has its name."""
+        segment, end = survey.segment, survey.end()
+        assert segment is not None
+        assert end is not None
+        if survey.index_problem == NAME_TAKEN:
+            return False
+        segment.index.next_serial = end.next_serial
+        seal_segment(self._fs, segment, structure=end.structure, producers=end.producers)
+        if tell:
+            path = index_path(survey.path)
+            self._tell(path, 0, survey.index_problem, "rebuilt from the segment")
+        return True
+
+    def _set_cells(self, survey: Survey) -> None:
+        """Say in the header that everything up to the last frame is synced and visible."""
+        assert survey.segment is not None
+        file = self._fs.open(survey.path, writable=True)
+        segment = Segment(survey.path, file.map(writable=True))
+        segment.index = survey.segment.index
+        writer = SegmentWriter(file, segment, allocated=segment.index.end_position)
+        if segment.reserved_serial != survey.reserved_serial():
+            writer.release()
+            if not survey.expected.closed:
+                writer.reserve(segment.index.next_serial + RESERVE_REACH)
+        writer.sync()
+        writer.publish()
+        file.sync()
+        writer.close()
+        if survey.bad_cells:
+            problem = "a position in the header is invalid"
+            self._tell(survey.path, 0, problem, "set to the end of the last frame")
+
+    # Segments
+
+    def _mend_header(self, survey: Survey) -> None:
+        """Write the header anew where frames of this slab follow it; else give the file up."""
+        problem = survey.findings[0].problem
+        path = survey.path
+        if not holds_frames(self._fs, path, self._identity.seed):
+            self._replace(survey, problem)
+            return
+        with self._fs.open(path, writable=True) as file:
+            head = file.read_at(0, SEGMENT_HEADER_BYTES)
+            # A file that was cut short gets its size back: what it has lost then shows as damage.
+            declared = declared_bytes(head)
+            cut_short = declared > file.size()
+            size = max(-(-file.size() // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN, declared)
+            kept = self._quarantine.keep(path, 0, head, problem)
+            if file.size() != size:
+                file.truncate(size)
+            header = self._header(int(path.stem), size).encode(end=SEGMENT_HEADER_BYTES)
+            file.write_at(0, header[:_FIXED_BYTES])
+            file.sync()
+        lost = "rows may be lost after its end" if cut_short else "no row is lost"
+        self._tell(path, 0, f"{problem}; {lost}", f"header rebuilt; kept as {kept}")
+
+    def _header(self, base_serial: int, file_bytes: int) -> SegmentHeader:
+        return SegmentHeader(
+            database=self._identity.database,
+            shard=self._identity.shard,
+            generation=self._identity.generation,
+            base_serial=base_serial,
+            file_bytes=file_bytes,
+            created_us=self._record.created_us,
+            seed=self._identity.seed,
+            salt=self._identity.salt,
+            topic=self._identity.topic,
+        )
+
+    def _replace(self, survey: Survey, problem: str) -> None:
+        """Give a whole file up; a segment with one hole takes its name at once."""
+        path, base = survey.path, int(survey.path.stem)
+        sealed, _ = load_index(self._fs, path)
+        entry = next(item for item in self._fs.list(self._place) if item.name == path.name)
+        stop = survey.expected.next_base
+        if stop is None and sealed is not None and sealed.index.first_serial == base:
+            stop = sealed.index.next_serial
+        counted = stop is not None
+        if stop is None:
+            # A serial must not be used twice, and no row takes less than a byte.
+            stop = base + max(entry.size_bytes, self._segment_bytes)
+        lost = lost_serials(base, stop - base) if counted else uncounted_loss(stop)
+        kept = self._quarantine.keep_file(path, f"{problem}; {lost}")
+        self._write_hole(base, stop, closed=survey.expected.closed, counted=counted)
+        self._tell(path, 0, f"{problem}; {lost}", f"a hole; kept as {kept}")
+
+    def _bridge(self, start: int, stop: int) -> None:
+        """Put a segment with one hole in the place of a missing one."""
+        path = segment_path(self._place, start)
+        move_aside(self._fs, path)
+        self._write_hole(start, stop, closed=True, counted=True)
+        problem = f"a segment is missing; {lost_serials(start, stop - start)}"
+        self._tell(path, 0, problem, "a hole")
+
+    def _begin_anew(self) -> int:
+        """Let a slab that has lost all it had go on far behind; return where it begins."""
+        start, closed = self._reached, self._record.state is not SlabState.CURRENT
+        stop = start + _ROWS_IN_SLAB_MAX
+        move_aside(self._fs, segment_path(self._place, start))
+        self._write_hole(start, stop, closed=closed, counted=False)
+        self._tell(
+            self._place, 0, f"the slab does not have a segment; {uncounted_loss(stop)}", "a hole"
+        )
+        return start
+
+    def _write_hole(self, start: int, stop: int, *, closed: bool, counted: bool) -> None:
+        """Create a segment that holds a state and holes for these serials; where nobody can tell
+        how many of them had rows, a hole of none, and a state behind that goes on at the last.
+        """
+        edges, producers = self._state
+        edges = edges or Structure([NEVER]).export()
+        body, sections = encode_state(edges, producers)
+        time_us = self._time_us
+        header = state_header(body, sections, serial=start, timestamp_us=time_us)
+        holes = -(-(stop - start) // _ROWS_IN_HOLE_MAX) if counted else 2
+        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES * (1 + holes) + 2 * len(body)
+        size = max(-(-needed // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN)
+        writer = create_segment(self._fs, self._place, self._header(start, size), header, body)
+        while start < stop:
+            rows = min(stop - start, _ROWS_IN_HOLE_MAX) if counted else 0
+            hole = FrameHeader(0, 0, HOLE, PLAIN, 0, start, rows, 0, time_us, time_us, 0, 0)
+            writer.write(hole, b"", ())
+            start += rows
+            if not counted:
+                after = state_header(body, sections, serial=stop, timestamp_us=time_us)
+                writer.write(after, body, ())
+                break
+        writer.sync()
+        writer.publish()
+        writer.sync()
+        writer.close()
+        if closed:
+            seal_segment(self._fs, writer.segment, structure=edges, producers=producers)

@@ -1,0 +1,244 @@
+"""What goes in the place of damaged frames, so that the rows of all others can still be read.
+
+A hole keeps the place of a frame and its serials. The frame may have taught the structure streams
+that later frames use: their rows hold the topics in full and the id of a stream is a hash of its
+path, so the path is found again by trying which levels vary, and goes into the hole. The first
+frame of a segment becomes a state again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from siltstone.store.log.check.findings import Damage
+from siltstone.store.segment.body import encode_state
+from siltstone.store.segment.chain import state_header
+from siltstone.store.segment.frame import EDGES, HEADER_BYTES, HOLE, PLAIN, FrameHeader
+from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
+from siltstone.store.segment.view import FrameView
+from siltstone.topic.edges import (
+    END,
+    LITERAL,
+    PLUS,
+    ROOT_ID,
+    SPECIAL_ROOT_ID,
+    edge_id,
+    path_edges,
+)
+from siltstone.topic.structure import NEVER, Structure
+
+# Twice as many paths are tried with each level more.
+LEVELS_TRIED_MAX: Final = 14
+# A frame's length has 32 bits; larger damage becomes several holes.
+HOLE_BYTES_MAX: Final = 1 << 30
+
+_COUNT_BYTES: Final = 4
+_NO_EDGES: Final = bytes(_COUNT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """A frame to be written over damage."""
+
+    position: int
+    header: FrameHeader
+    body: bytes
+
+
+def find_levels(stream_id: int, topics: list[bytes]) -> list[bytes] | None:
+    """Return the levels of the stream with this id that holds these topics, b"+" where they vary;
+    None where no path that was tried has the id.
+    """
+    words = [topic.split(b"/") for topic in topics]
+    if len({len(levels) for levels in words}) != 1:
+        return None
+    choices = [
+        (level, b"+") if all(other[number] == level for other in words) else (b"+",)
+        for number, level in enumerate(words[0])
+    ]
+    if sum(len(choice) - 1 for choice in choices) > LEVELS_TRIED_MAX:
+        return None
+    paths: list[tuple[int, list[bytes]]] = [
+        (SPECIAL_ROOT_ID if topics[0].startswith(b"$") else ROOT_ID, [])
+    ]
+    for choice in choices:
+        paths = [
+            (_child_id(node_id, level), [*levels, level])
+            for node_id, levels in paths
+            for level in choice
+        ]
+    for node_id, levels in paths:
+        if edge_id(node_id, END, b"") == stream_id:
+            return levels
+    return None
+
+
+def _child_id(node_id: int, level: bytes) -> int:
+    return edge_id(node_id, PLUS, b"") if level == b"+" else edge_id(node_id, LITERAL, level)
+
+
+@dataclass(slots=True)
+class Fill:
+    """What goes in the place of one damage; takes edges as long as there is room for them."""
+
+    damage: Damage
+    producers: bytes
+    edges: bytes
+    _structure: Structure = field(default_factory=lambda: Structure([NEVER]))
+    _known_bytes: int = _COUNT_BYTES
+    _known_count: int = 0
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the damage begins with the first frame of the segment."""
+        return self.damage.start == SEGMENT_HEADER_BYTES
+
+    def know(self, structure: bytes) -> None:
+        """Say what is known before the damage, and need not be taught again."""
+        self._structure.apply(structure)
+        self._known_bytes = len(structure)
+        self._known_count = int.from_bytes(structure[:_COUNT_BYTES], "little")
+
+    def take(self, edges: bytes) -> bool:
+        """Teach these edges too; False where there is no room."""
+        self._structure.apply(edges)
+        exported = self._structure.export()
+        count = int.from_bytes(exported[:_COUNT_BYTES], "little") - self._known_count
+        wanted = count.to_bytes(_COUNT_BYTES, "little") + exported[self._known_bytes :]
+        if not self._fits(wanted, self.producers):
+            return False
+        self.edges = wanted
+        return True
+
+    def begin_state(self, edges: bytes, producers: bytes) -> bytes:
+        """Begin with this state, or with an empty one where there is no room; return its edges."""
+        if not edges or not self._fits(edges, producers):
+            edges, producers = _NO_EDGES, b""
+        self.producers = producers
+        self.edges = edges
+        self._structure.apply(edges)
+        return edges
+
+    def patches(self) -> list[Patch]:
+        """Return the frames to write, which take the place of the damage to the byte."""
+        body, sections = encode_state(self.edges, self.producers)
+        position, left = self.damage.start, self.damage.stop - self.damage.start
+        patches: list[Patch] = []
+        if self.is_state:
+            if not self.damage.rows:
+                body = body.ljust(left - HEADER_BYTES, b"\0")
+            header = state_header(
+                body,
+                sections,
+                serial=self.damage.first_serial,
+                timestamp_us=self.damage.timestamp_us,
+            )
+            patches.append(Patch(position=position, header=header, body=body))
+            position += HEADER_BYTES + len(body)
+            left -= HEADER_BYTES + len(body)
+            body, sections = b"", 0
+        rows = self.damage.rows
+        while left:
+            length = left if left <= HOLE_BYTES_MAX else HOLE_BYTES_MAX // 2
+            body = body.ljust(length - HEADER_BYTES, b"\0")
+            first_serial = self.damage.first_serial + self.damage.rows - rows
+            header = _hole(self.damage, body, sections, first_serial=first_serial, rows=rows)
+            patches.append(Patch(position=position, header=header, body=body))
+            position, left = position + length, left - length
+            body, sections, rows = b"", 0, 0
+        return patches
+
+    def _fits(self, edges: bytes, producers: bytes) -> bool:
+        body, _ = encode_state(edges, producers)
+        frames = 2 if self.is_state and self.damage.rows else 1
+        room = min(self.damage.stop - self.damage.start, HOLE_BYTES_MAX // 2)
+        return frames * HEADER_BYTES + len(body) <= room
+
+
+def _hole(
+    damage: Damage, body: bytes, sections: int, *, first_serial: int, rows: int
+) -> FrameHeader:
+    time_us = damage.timestamp_us
+    return FrameHeader(
+        0, 0, HOLE, PLAIN, sections, first_serial, rows, 0, time_us, time_us, 0, len(body)
+    )
+
+
+class Restorer:
+    """Goes through a damaged segment and gathers what its holes must teach."""
+
+    def __init__(self, segment: Segment, damages: list[Damage], state: tuple[bytes, bytes]) -> None:
+        self._segment = segment
+        self._damages = damages
+        self._state = state
+        self._structure = Structure([NEVER])
+        self.fills: list[Fill] = []
+        self.lost: list[Damage] = []
+
+    def run(self) -> None:
+        """Fill `fills`, one a damage, and `lost`: whole frames that nothing can be made of."""
+        index = self._segment.index
+        steps: list[tuple[int, Damage | int]] = [(item.start, item) for item in self._damages]
+        given_up = {item.start for item in self._damages}
+        steps += [
+            (position, number)
+            for number, position in enumerate(index.positions)
+            if position not in given_up
+        ]
+        for _, step in sorted(steps, key=lambda item: item[0]):
+            if isinstance(step, Damage):
+                self._begin(step)
+            else:
+                frame = self._segment.frame(step)
+                if not self._teach(frame):
+                    self.lost.append(_whole_damage(index.positions[step], frame))
+
+    def _begin(self, damage: Damage) -> None:
+        fill = Fill(damage, b"", b"")
+        if fill.is_state:
+            self._structure.apply(fill.begin_state(*self._state))
+        else:
+            fill.know(self._structure.export())
+        self.fills.append(fill)
+
+    def _teach(self, frame: FrameView) -> bool:
+        """Learn what a whole frame teaches; let the holes teach what it lacks."""
+        edges = frame.section(EDGES)
+        complete = self._apply(edges)
+        for stream_id, _, _, first, count in frame.directory():
+            if self._structure.stream(stream_id) is None:
+                topics = frame.topic_words(first, first + count).cast(pa.binary()).to_pylist()
+                levels = find_levels(stream_id, topics)
+                if levels is None:
+                    return False
+                path = path_edges(levels, topics[0].startswith(b"$"))
+                if not any(fill.take(path) for fill in reversed(self.fills)):
+                    return False
+                self._structure.apply(path)
+        return complete or self._apply(edges)
+
+    def _apply(self, edges: memoryview | None) -> bool:
+        if edges is None:
+            return True
+        try:
+            self._structure.apply(edges)
+        except ValueError:
+            # The edges before the bad one stay; they must not count as pending.
+            self._structure.take_pending()
+            return False
+        return True
+
+
+def _whole_damage(position: int, frame: FrameView) -> Damage:
+    header = frame.header
+    return Damage(
+        start=position,
+        stop=position + header.length,
+        first_serial=header.first_serial,
+        rows=header.row_count,
+        timestamp_us=header.first_timestamp_us,
+        reason="the topics of its streams are lost",
+    )

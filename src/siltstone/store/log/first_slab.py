@@ -1,0 +1,82 @@
+"""The first slab of a shard, and the place of every one: what stands before a manifest names it.
+
+Order of birth: directory, first segment, manifest; so a slab that the manifest names is whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from siltstone.clock import Clock
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import create_directories, remove_tree
+from siltstone.store.log.opening import begin_slab, identity_of, slab_directory
+from siltstone.store.log.write.committer import Committer
+from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState
+from siltstone.store.writer.producers import ProducerTable
+from siltstone.topic.structure import Structure
+
+
+def create_slabs(fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest) -> Manifest:
+    """Create the first slab of every shard; return the manifest that makes the database exist."""
+    for number in range(manifest.settings.shards):
+        record, committer = first_slab(fs, clock, directory, manifest, number)
+        committer.close()
+        manifest = manifest.with_slab(record)
+    return manifest
+
+
+def first_slab(
+    fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest, number: int
+) -> tuple[SlabRecord, Committer]:
+    """Begin the first slab of a shard, which exists once the manifest has its record."""
+    record = SlabRecord(
+        shard=number,
+        generation=1,
+        state=SlabState.CURRENT,
+        since_us=clock.now_us(),
+        until_us=None,
+        created_us=clock.now_us(),
+    )
+    committer = begin_in_place(
+        fs,
+        clock,
+        directory,
+        manifest,
+        record,
+        structure=Structure(list(manifest.settings.thresholds)),
+        producers=ProducerTable(),
+        serial=0,
+    )
+    return record, committer
+
+
+def begin_in_place(
+    fs: FileSystem,
+    clock: Clock,
+    directory: PurePath,
+    manifest: Manifest,
+    record: SlabRecord,
+    *,
+    structure: Structure,
+    producers: ProducerTable,
+    serial: int,
+) -> Committer:
+    """Create the directory of a slab and its first segment; what a crash left there is removed."""
+    place = slab_directory(directory, record.id)
+    if fs.exists(place):
+        # Left by a crash before the manifest named it; it holds no row that was ever seen.
+        remove_tree(fs, place)
+    create_directories(fs, place)
+    return begin_slab(
+        fs,
+        clock,
+        place,
+        record,
+        identity_of(manifest, record.id),
+        manifest.settings,
+        structure=structure,
+        producers=producers,
+        serial=serial,
+        timestamp_us=record.since_us - 1,
+    )

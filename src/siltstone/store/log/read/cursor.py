@@ -1,0 +1,136 @@
+"""Rows of many streams in order of time, for people.
+
+Within a slab the frames follow each other in time and the rows of one frame are sorted by it; so do
+the slabs of a shard, unless the clock was ahead and times began anew. Across shards, and behind
+where times began anew, the rows that no other can precede are merged, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import CorruptionError
+from siltstone.store.log.read.pieces import Batch, Piece
+from siltstone.store.log.read.scan import Span, read_slab
+from siltstone.store.log.slab import Slab
+from siltstone.topic.structure import Match
+
+# Pieces are gathered up to this many rows before they are turned into Arrow and sorted.
+_GATHER_ROWS: Final = 16_384
+_GATHER_BYTES: Final = 64 * 1024 * 1024
+
+ShardPlan = list[tuple[Slab, list[Match], int]]
+
+
+def read_in_time_order(
+    shards: Sequence[ShardPlan], span: Span, columns: Sequence[str], rows_max: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield record batches with these columns, rows rising in time."""
+    wanted = list(columns)
+    carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
+    sources = [_shard_tables(part, span, carried) for plan in shards for part in _rising(plan)]
+    merged = sources[0] if len(sources) == 1 else _merge(sources)
+    left = rows_max
+    for table in merged:
+        taken = table if left is None else table.slice(0, min(left, table.num_rows))
+        yield from taken.select(wanted).combine_chunks().to_batches()
+        if left is not None:
+            left -= taken.num_rows
+            if left <= 0:
+                return
+
+
+def _rising(plan: ShardPlan) -> list[ShardPlan]:
+    """Cut the slabs of a shard, given in order of their generations, where times begin anew."""
+    parts: list[ShardPlan] = []
+    until_us: int | None = None
+    for each in plan:
+        record = each[0].record
+        if until_us is None or record.since_us < until_us:
+            parts.append([])
+        parts[-1].append(each)
+        until_us = record.until_us or record.since_us
+    return parts
+
+
+def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of one shard in order, some thousands at a time."""
+    for slab, matches, end_serial in plan:
+        gathered: list[Piece] = []
+        rows = held = 0
+        streams: set[int] = set()
+        damage: CorruptionError | None = None
+        found = read_slab(slab, matches, span, serials=range(end_serial))
+        while True:
+            try:
+                pieces = next(found, None)
+            except CorruptionError as exc:
+                # What stands before the damage comes first.
+                damage, pieces = exc, None
+            if pieces is None:
+                break
+            gathered += pieces
+            rows += sum(piece.num_rows for piece in pieces)
+            streams.update(piece.stream.id for piece in pieces)
+            held += _held_bytes(pieces)
+            if rows >= _GATHER_ROWS or held >= _GATHER_BYTES:
+                yield _gathered(gathered, rows, columns, len(streams))
+                gathered, rows, held, streams = [], 0, 0, set()
+        if rows:
+            yield _gathered(gathered, rows, columns, len(streams))
+        if damage is not None:
+            raise damage
+
+
+def _held_bytes(pieces: Sequence[Piece]) -> int:
+    """Estimate what keeping these pieces of one frame costs.
+
+    A compressed frame was expanded for its rows, however few they are.
+    """
+    header = pieces[0].frame.header
+    if header.compression:
+        return header.body_bytes
+    return header.body_bytes * sum(piece.num_rows for piece in pieces) // header.row_count
+
+
+def _gathered(pieces: Sequence[Piece], rows: int, columns: Sequence[str], streams: int) -> pa.Table:
+    batch = Batch(pieces, rows)
+    if streams < 2:
+        return batch.table(columns)
+    # Picking rows out of many small chunks costs many times what joining them first does.
+    return _sorted(pa.Table.from_batches([batch.arrow(columns)]), streams)
+
+
+def _sorted(table: pa.Table, streams: int) -> pa.Table:
+    if streams < 2:
+        return table
+    return table.take(pc.sort_indices(table, sort_keys=[("timestamp", "ascending")]))
+
+
+def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """Merge ordered tables: of what each source shows, emit all that none can still precede."""
+    heads = [(table, source) for source in sources if (table := next(source, None)) is not None]
+    while heads:
+        bound = min(_last(table) for table, _ in heads)
+        ready: list[pa.Table] = []
+        rest: list[tuple[pa.Table | None, Iterator[pa.Table]]] = []
+        for table, source in heads:
+            count = pc.sum(pc.less_equal(table["timestamp"].cast(pa.int64()), bound)).as_py()
+            ready.append(table.slice(0, count))
+            rest.append((table.slice(count) if count < table.num_rows else None, source))
+        yield _sorted(pa.concat_tables(ready).combine_chunks(), len(ready))
+        # Only now: a source that ends in damage must not take what stands before it along.
+        heads = [
+            (table, source)
+            for left, source in rest
+            if (table := next(source, None) if left is None else left) is not None
+        ]
+
+
+def _last(table: pa.Table) -> int:
+    last: int = table["timestamp"][table.num_rows - 1].value
+    return last

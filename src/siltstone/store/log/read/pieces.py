@@ -1,0 +1,314 @@
+"""Rows as people and Arrow see them: columns of a frame, without a copy.
+
+A Batch is a list of pieces, each a range of rows of one stream in one frame, perhaps with some rows
+picked out. Nothing is copied before somebody asks for Arrow or for Python rows.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import repeat
+from typing import Final, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import UsageError
+from siltstone.store.segment.scalars import scalar
+from siltstone.store.segment.view import FrameView
+from siltstone.store.slab.manifest import SlabId
+from siltstone.topic.structure import Stream
+
+_CODES: Final[dict[int, Literal["b", "h", "i", "q"]]] = {1: "b", 2: "h", 4: "i", 8: "q"}
+QOS_MASK: Final = 0b11
+RETAIN: Final = 0b100
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("publisher", pa.string(), nullable=False),
+        pa.field("qos", pa.uint8(), nullable=False),
+        pa.field("retain", pa.bool_(), nullable=False),
+        pa.field("properties", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("shard", pa.uint32(), nullable=False),
+        pa.field("generation", pa.uint32(), nullable=False),
+        pa.field("stream", pa.uint64(), nullable=False),
+        pa.field("serial", pa.uint64(), nullable=False),
+    ]
+)
+COLUMNS: Final = tuple(SCHEMA.names)
+_TIMESTAMP: Final = SCHEMA.field("timestamp").type
+
+
+class Row(NamedTuple):
+    """One message. To append one only topic and value are needed; the store sets the last five,
+    and refuses to append a row that has them.
+    """
+
+    topic: str
+    value: bytes
+    publisher: str = ""
+    qos: int = 0
+    retain: bool = False
+    properties: bytes = b""
+    timestamp_us: int = 0
+    shard: int = 0
+    generation: int = 0
+    stream: int = 0
+    serial: int = 0
+
+
+# Columns of one value repeated so many times are slices of one that is kept.
+_SHARED_MIN: Final = 1 << 12
+_SHARED_MAX: Final = 1 << 16
+# Row._make checks the number of fields of every row; here zip has the right number of columns.
+_make_row: Final = partial(tuple.__new__, Row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows start to stop of a frame, all of one stream; picked are some of them, counted from
+    start.
+    """
+
+    slab: SlabId
+    stream: Stream
+    frame: FrameView
+    start: int
+    stop: int
+    picked: pa.Array | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the piece holds."""
+        return self.stop - self.start if self.picked is None else len(self.picked)
+
+    def column(self, name: str) -> pa.Array:
+        """Return one column of SCHEMA."""
+        return _READERS[name](self)
+
+    def chosen(self, array: pa.Array) -> pa.Array:
+        """Return the picked rows of a column that has them all."""
+        return array if self.picked is None else array.take(self.picked)
+
+
+class Batch:
+    """Rows that were read, in order."""
+
+    def __init__(self, pieces: Sequence[Piece], num_rows: int) -> None:
+        self._pieces = pieces
+        self.num_rows = num_rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.num_rows
+
+    def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
+        """Return the rows as a table with a chunk a piece. Raises: UsageError for an unknown
+        column.
+        """
+        schema = schema_of(columns)
+        batches = [
+            pa.RecordBatch.from_arrays([piece.column(name) for name in columns], schema=schema)
+            for piece in self._pieces
+        ]
+        return pa.Table.from_batches(batches, schema=schema)
+
+    def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+        """Return the rows as one record batch; a single piece is not copied."""
+        schema = schema_of(columns)
+        chunks = [[piece.column(name) for piece in self._pieces] for name in columns]
+        try:
+            arrays = [
+                parts[0]
+                if len(parts) == 1
+                else pa.concat_arrays(parts or [pa.nulls(0, field.type)])
+                for parts, field in zip(chunks, schema, strict=True)
+            ]
+        except pa.ArrowInvalid as exc:
+            raise UsageError(
+                "the rows are too large for one record batch: read fewer rows at a time"
+            ) from exc
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+        rows: list[Row] = []
+        for piece in self._pieces:
+            rows += _piece_rows(piece)
+        return rows
+
+
+def _topic(piece: Piece) -> pa.Array:
+    numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
+    return piece.frame.all_topics().take(numbers)
+
+
+def _publisher(piece: Piece) -> pa.Array:
+    publisher = piece.frame.publisher()
+    if publisher is not None:
+        return _constant(publisher, pa.string(), piece.num_rows)
+    numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
+    return piece.frame.publisher_words().take(numbers)
+
+
+def _timestamp(piece: Piece) -> pa.Array:
+    times = piece.frame.timestamps(piece.start, piece.stop).view(_TIMESTAMP)
+    return piece.chosen(times)
+
+
+def _qos(piece: Piece) -> pa.Array:
+    flags = piece.frame.flags(piece.start, piece.stop)
+    if isinstance(flags, int):
+        return _constant(flags & QOS_MASK, pa.uint8(), piece.num_rows)
+    return qos_of(piece.chosen(flags))
+
+
+def _retain(piece: Piece) -> pa.Array:
+    flags = piece.frame.flags(piece.start, piece.stop)
+    if isinstance(flags, int):
+        return _constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
+    return retain_of(piece.chosen(flags))
+
+
+def qos_of(flags: pa.Array) -> pa.Array:
+    """Return the QoS in each row's flags."""
+    return pc.bit_wise_and(flags, scalar(QOS_MASK, pa.uint8()))
+
+
+def retain_of(flags: pa.Array) -> pa.Array:
+    """Return whether each row's flags say that it is retained."""
+    return pc.not_equal(pc.bit_wise_and(flags, scalar(RETAIN, pa.uint8())), scalar(0, pa.uint8()))
+
+
+def _serial(piece: Piece) -> pa.Array:
+    first = piece.frame.header.first_serial + piece.start
+    if piece.picked is None:
+        return _serials(first, piece.num_rows)
+    return pc.add(piece.picked.cast(pa.uint64()), scalar(first, pa.uint64()))
+
+
+_READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
+    "topic": _topic,
+    "timestamp": _timestamp,
+    "publisher": _publisher,
+    "qos": _qos,
+    "retain": _retain,
+    "properties": lambda piece: piece.chosen(piece.frame.properties(piece.start, piece.stop)),
+    "value": lambda piece: piece.chosen(piece.frame.values(piece.start, piece.stop)),
+    "shard": lambda piece: _constant(piece.slab.shard, pa.uint32(), piece.num_rows),
+    "generation": lambda piece: _constant(piece.slab.generation, pa.uint32(), piece.num_rows),
+    "stream": lambda piece: _constant(piece.stream.id, pa.uint64(), piece.num_rows),
+    "serial": _serial,
+}
+
+
+def make_rows(fields: Iterable[tuple[object, ...]]) -> list[Row]:
+    """Return rows with these fields, which must be all that Row has, in its order.
+
+    Python's collector rests meanwhile: rows are no part of a cycle, and it would look through all
+    objects of the process again and again because there are more of them.
+    """
+    if not gc.isenabled():
+        # Who switched it off, another thread here or the program itself, switches it on again.
+        return list(map(_make_row, fields))
+    try:
+        gc.disable()
+        return list(map(_make_row, fields))
+    finally:
+        gc.enable()
+
+
+def _piece_rows(piece: Piece) -> list[Row]:
+    """Make Python rows; what rows share is made once, and numbers come straight from the map."""
+    frame, count = piece.frame, piece.num_rows
+    flags = frame.flags(piece.start, piece.stop)
+    shared = isinstance(flags, int)
+    times = piece.chosen(frame.timestamps(piece.start, piece.stop))
+    first = frame.header.first_serial + piece.start
+    serials = range(first, first + count) if piece.picked is None else _serial(piece).to_pylist()
+    return make_rows(
+        zip(
+            _topics(piece),
+            piece.column("value").to_pylist(),
+            _publishers(piece),
+            repeat(flags & QOS_MASK) if shared else _qos(piece).to_pylist(),
+            repeat(bool(flags & RETAIN)) if shared else _retain(piece).to_pylist(),
+            piece.column("properties").to_pylist() if frame.has_properties() else repeat(b""),
+            integers(times),
+            repeat(piece.slab.shard),
+            repeat(piece.slab.generation),
+            repeat(piece.stream.id),
+            serials,
+            strict=False,
+        )
+    )
+
+
+def _topics(piece: Piece) -> Iterable[str]:
+    words = piece.frame.all_topics()
+    numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
+    if len(words) > len(numbers):
+        topics: list[str] = words.take(numbers).to_pylist()
+        return topics
+    return map(words.to_pylist().__getitem__, integers(numbers))
+
+
+def _publishers(piece: Piece) -> Iterable[str]:
+    publisher = piece.frame.publisher()
+    if publisher is not None:
+        return repeat(publisher)
+    names = piece.frame.publisher_words().to_pylist()
+    numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
+    return map(names.__getitem__, integers(numbers))
+
+
+def integers(array: pa.Array) -> list[int]:
+    """Return the numbers of an array without nulls; many times faster than Arrow's own way."""
+    width = array.type.bit_width // 8
+    view = memoryview(array.buffers()[1])
+    part = view[array.offset * width : (array.offset + len(array)) * width]
+    return part.cast(_CODES[width]).tolist()
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """Return the part of SCHEMA with these columns. Raises: UsageError."""
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise UsageError(f"columns must be a list of names: type={type(columns).__name__}")
+    if unknown := [str(name) for name in columns if name not in COLUMNS]:
+        raise UsageError(f"unknown column {', '.join(unknown)} (supported: {', '.join(COLUMNS)})")
+    names = list(columns)
+    if repeated := [name for name in COLUMNS if names.count(name) > 1]:
+        raise UsageError(f"columns must not be repeated: {', '.join(repeated)}")
+    return pa.schema([SCHEMA.field(name) for name in names])
+
+
+@lru_cache(maxsize=256)
+def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(scalar(value, kind), _SHARED_MAX)
+
+
+def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
+    # A slice keeps the whole: where there are many values with few rows each, that is too much.
+    if _SHARED_MIN <= count <= _SHARED_MAX:
+        return _repeated(value, kind).slice(0, count)
+    return pa.repeat(scalar(value, kind), count)
+
+
+@lru_cache(maxsize=1)
+def _counting() -> pa.Array:
+    return pa.arange(0, 1 << 16).view(pa.uint64())
+
+
+def _serials(first: int, count: int) -> pa.Array:
+    shared = _counting()
+    parts = [
+        pc.add(shared.slice(0, count - start), scalar(first + start, pa.uint64()))
+        for start in range(0, count, len(shared))
+    ]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [shared.slice(0, 0)])

@@ -1,0 +1,405 @@
+"""Read rows: one stream from a serial on, or many streams in order of time.
+
+Frames are chosen by the index, rows of a stream by the frame's directory, rows of a filter by
+comparing the topics of the frame, each once.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import CorruptionError
+from siltstone.store.log.read.pieces import Piece
+from siltstone.store.log.slab import Slab
+from siltstone.store.segment.index import SegmentIndex
+from siltstone.store.segment.scalars import scalar
+from siltstone.store.segment.segment import Segment
+from siltstone.store.segment.view import FrameView
+from siltstone.topic.structure import Match
+
+# Not by pa.array: it would load pandas, where there is one, with every import of this module.
+_NONE: Final = pa.nulls(0, pa.uint64())
+
+
+class Status(Enum):
+    """Why a read ended where it did.
+
+    MORE       as many rows as rows_max allows, or all before damage: read on
+    LIMIT      everything before until_us, the limit of time; it says nothing of rows_max
+    CAUGHT_UP  everything there is so far
+    END        everything there will ever be in this stream
+    """
+
+    MORE = "more"
+    LIMIT = "limit"
+    CAUGHT_UP = "caught up"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A half-open range of time, in µs."""
+
+    since_us: int = 0
+    until_us: int | None = None
+
+
+class Selector:
+    """Picks the rows of a stream whose topics are what a filter asks for.
+
+    The levels that the stream has fixed match already; only topics of a stream that varies where
+    the filter does not are looked at, each once a frame. All of them have the same number of
+    levels, so what stands before the first free level and behind the last is compared as text;
+    a pattern is needed only for words between two free levels.
+    """
+
+    def __init__(self, match: Match) -> None:
+        self.stream = match.stream
+        self._tests: list[Callable[[pa.Array], pa.Array]] = []
+        self._topic: bytes | None = None
+        if not is_bound(match):
+            return
+        words = iter(match.constraints)
+        levels = [next(words) if level == b"+" else level for level in match.stream.levels]
+        free = [number for number, word in enumerate(levels) if word is None]
+        if not free:
+            topic = scalar(_joined(levels), pa.string())
+            self._topic = _joined(levels).encode()
+            self._tests.append(lambda topics: pc.equal(topics, topic))
+            return
+        before, behind = levels[: free[0]], levels[free[-1] + 1 :]
+        if before:
+            start = _joined(before) + "/"
+            self._tests.append(lambda topics: pc.starts_with(topics, start))
+        if behind:
+            end = "/" + _joined(behind)
+            self._tests.append(lambda topics: pc.ends_with(topics, end))
+        asked = [number for number in range(free[0], free[-1]) if levels[number] is not None]
+        if asked:
+            # RE2 reads what re.escape writes. It bears no more levels than a filter may have, and
+            # those behind the last that is asked for may be many more.
+            needed = levels[: asked[-1] + 1]
+            parts = ["[^/]*" if word is None else re.escape(word.decode()) for word in needed]
+            pattern = f"^{'/'.join(parts)}/"
+            self._tests.append(lambda topics: pc.match_substring_regex(topics, pattern))
+
+    def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
+        """Return which of the rows match, counted from the first; None when all do.
+
+        The topics are the numbers of those that the stream has in this frame.
+        """
+        if not self._tests:
+            return None
+        if self._topic is not None:
+            return _rows_with_topic(frame, rows, topics, self._topic)
+        words = frame.topic_words(topics.start, topics.stop)
+        return rows_with_topics(frame, rows, topics, self.matching(words))
+
+    def matching(self, words: pa.Array) -> pa.Array:
+        """Return which of these topics match, counted from the first; for a filter that asks for a
+        word where the stream varies.
+        """
+        found = pc.indices_nonzero(self._tests[0](words))
+        for test in self._tests[1:]:
+            if len(found):
+                found = found.filter(test(words.take(found)))
+        return found
+
+
+def rows_with_topics(
+    frame: FrameView, rows: range, topics: range, found: pa.Array
+) -> pa.Array | None:
+    """Return which of the rows have one of the topics found, counted from the first; None when all
+    have. The topics are numbers in the frame, those found are counted from the first of them.
+    """
+    if len(found) == 0:
+        return _NONE
+    if len(found) == len(topics):
+        return None
+    numbers = frame.topic_numbers(rows.start, rows.stop)
+    found = pc.add(found, scalar(topics.start, pa.uint64())).cast(numbers.type)
+    if len(found) == 1:
+        return pc.indices_nonzero(pc.equal(numbers, found[0]))
+    return pc.indices_nonzero(pc.is_in(numbers, found))
+
+
+def _rows_with_topic(frame: FrameView, rows: range, topics: range, topic: bytes) -> pa.Array | None:
+    """Return which of the rows have this topic; None when all do."""
+    found = frame.find_topic(topic, topics)
+    if not found:
+        return _NONE
+    if len(found) == len(topics):
+        return None
+    numbers = frame.topic_numbers(rows.start, rows.stop)
+    if len(found) == 1:
+        return pc.indices_nonzero(pc.equal(numbers, scalar(found[0], numbers.type)))
+    return pc.indices_nonzero(pc.is_in(numbers, pa.array(found, numbers.type)))
+
+
+def _joined(levels: Sequence[bytes | None]) -> str:
+    return b"/".join(word for word in levels if word is not None).decode()
+
+
+def is_bound(match: Match) -> bool:
+    """Say whether a filter asks for a word where the stream varies; the empty word is one."""
+    return any(word is not None for word in match.constraints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRead:
+    """What was read of a stream, and where to go on."""
+
+    pieces: list[Piece]
+    num_rows: int
+    next_serial: int
+    status: Status
+
+
+def read_stream(
+    slab: Slab, match: Match, serial: int, span: Span, rows_max: int, *, ended: bool
+) -> StreamRead:
+    """Read up to rows_max matching rows from a serial on; ended says that the slab takes no more
+    rows.
+    """
+    selector = Selector(match)
+    pieces: list[Piece] = []
+    taken = 0
+    handles = slab.handles()
+    number = slab.chain.handle_at_serial(serial)
+    for handle in handles[number:]:
+        # What becomes visible behind this while the frames are listed is left to the next read.
+        end_serial = handle.next_serial
+        if handle.sealed and end_serial <= serial:
+            continue
+        segment = handle.segment()
+        try:
+            for piece in _stream_pieces(slab, segment, match.stream.id, serial, span, selector):
+                if piece is None:
+                    return _result(pieces, taken, serial, Status.LIMIT)
+                cut = _cut(piece, rows_max - taken)
+                serial = cut.frame.header.first_serial + cut.stop
+                if cut.num_rows:
+                    pieces.append(cut)
+                    taken += cut.num_rows
+                if taken >= rows_max:
+                    return _result(pieces, taken, serial, Status.MORE)
+                if _reached(piece, span):
+                    return _result(pieces, taken, serial, Status.LIMIT)
+            check_behind(segment, span)
+        except CorruptionError:
+            # What stands before the damage is read; the next read begins with it.
+            if not taken:
+                raise
+            return _result(pieces, taken, serial, Status.MORE)
+        serial = max(serial, end_serial)
+    if ended:
+        return _result(pieces, taken, serial, Status.END)
+    return _result(pieces, taken, serial, Status.CAUGHT_UP)
+
+
+def _result(pieces: list[Piece], taken: int, serial: int, status: Status) -> StreamRead:
+    return StreamRead(pieces=pieces, num_rows=taken, next_serial=serial, status=status)
+
+
+def _stream_pieces(
+    slab: Slab, segment: Segment, stream_id: int, serial: int, span: Span, selector: Selector
+) -> Iterator[Piece | None]:
+    """Yield the rows of one stream in one segment from a serial and a time on, a piece a frame;
+    None where a frame follows that lies behind the span.
+    """
+    index = segment.index
+    frames = index.frames_of(stream_id)
+    # The list may grow while it is read; what counts is what it held when the read began.
+    first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
+    for place in range(bisect_left(frames, first), len(frames)):
+        if _is_behind(index, frames[place], span):
+            yield None
+            return
+        frame = segment.frame(frames[place])
+        entry = frame.entry_of(stream_id)
+        if entry is None:
+            raise CorruptionError(
+                "the index names a stream that is not in the frame",
+                path=segment.path,
+                offset=index.positions[frames[place]],
+            )
+        serials = range(serial, frame.header.first_serial + frame.header.row_count)
+        yield _cut_to(slab, selector, frame, entry, span, serials)
+
+
+def _cut_to(
+    slab: Slab,
+    selector: Selector,
+    frame: FrameView,
+    entry: tuple[int, int, int, int, int],
+    span: Span,
+    serials: range,
+) -> Piece:
+    """Cut the rows of a stream in a frame to a span and serials; pick what the filter asks for."""
+    _, first, count, first_topic, topics = entry
+    header = frame.header
+    start = max(first, serials.start - header.first_serial)
+    stop = max(start, min(first + count, serials.stop - header.first_serial))
+    if header.first_timestamp_us < span.since_us:
+        start = bisect_left(frame.times(), span.since_us, start, stop)
+    if span.until_us is not None and header.last_timestamp_us >= span.until_us:
+        stop = bisect_left(frame.times(), span.until_us, start, stop)
+    picked = None
+    if start < stop:
+        picked = selector.pick(frame, range(start, stop), range(first_topic, first_topic + topics))
+    return Piece(
+        slab=slab.id, stream=selector.stream, frame=frame, start=start, stop=stop, picked=picked
+    )
+
+
+def check_behind(segment: Segment, span: Span) -> None:
+    """Raise CorruptionError where the frames of a segment end at a damaged one, unless all before
+    the end of the span are known.
+    """
+    index, until_us = segment.index, span.until_us
+    frames = index.frame_count
+    if until_us is None or not frames or index.last_times[frames - 1] < until_us:
+        segment.check_whole()
+
+
+def _is_behind(index: SegmentIndex, number: int, span: Span) -> bool:
+    """Say whether a frame lies behind the span, so that it need not be opened."""
+    return span.until_us is not None and index.first_times[number] >= span.until_us
+
+
+def _reached(piece: Piece, span: Span) -> bool:
+    """Say whether the frame of a piece has rows at or behind the end of the span."""
+    return span.until_us is not None and piece.frame.header.last_timestamp_us >= span.until_us
+
+
+def _cut(piece: Piece, rows_max: int) -> Piece:
+    """Cut a piece behind its first rows_max matching rows."""
+    if piece.num_rows <= rows_max:
+        return piece
+    if piece.picked is None:
+        return replace(piece, stop=piece.start + rows_max)
+    picked = piece.picked.slice(0, rows_max)
+    return replace(piece, stop=piece.start + picked[-1].as_py() + 1, picked=picked)
+
+
+def read_slab(
+    slab: Slab, matches: Sequence[Match], span: Span, *, serials: range | None = None
+) -> Iterator[list[Piece]]:
+    """Yield the matching rows of a slab, the pieces of one frame at a time; frames follow each
+    other in time.
+    """
+    selectors = {match.stream.id: Selector(match) for match in matches}
+    for handle in slab.handles():
+        if serials is not None and (
+            handle.base_serial >= serials.stop
+            or (handle.sealed and handle.next_serial <= serials.start)
+        ):
+            continue
+        segment = handle.segment()
+        index = segment.index
+        for number in candidate_frames(segment, selectors, span):
+            if _is_behind(index, number, span):
+                return
+            if serials is not None and index.serials[number] >= serials.stop:
+                return
+            pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
+            if pieces:
+                yield pieces
+        check_behind(segment, span)
+
+
+def candidate_frames(segment: Segment, streams: Collection[int], span: Span) -> Sequence[int]:
+    """Return the frames that may hold rows of these streams, rising."""
+    index = segment.index
+    first, count = index.frame_at_time(span.since_us), index.frame_count
+    held = [stream_id for stream_id in streams if stream_id in index.stream_rows]
+    if not held:
+        return ()
+    if 2 * len(held) > len(index.stream_rows):
+        return range(first, count)
+    numbers: set[int] = set()
+    for stream_id in held:
+        numbers.update(index.frames_of(stream_id))
+    return sorted(number for number in numbers if first <= number < count)
+
+
+def _frame_pieces(
+    slab: Slab,
+    selectors: dict[int, Selector],
+    frame: FrameView,
+    span: Span,
+    serials: range | None,
+) -> Iterator[Piece]:
+    bounds = range(1 << 64) if serials is None else serials
+    for entry in frame.directory():
+        selector = selectors.get(entry[0])
+        if selector is not None:
+            piece = _cut_to(slab, selector, frame, entry, span, bounds)
+            if piece.num_rows:
+                yield piece
+
+
+def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
+    """Count the matching rows of a slab; segments that lie in the span whole are counted by their
+    index.
+    """
+    bound = [match for match in matches if is_bound(match)]
+    free = [match for match in matches if not is_bound(match)]
+    total = 0
+    for handle in slab.handles():
+        check_behind(handle.segment(), span)
+        index = handle.segment().index
+        frames = index.frame_count
+        if not frames:
+            continue
+        whole = index.first_times[0] >= span.since_us and (
+            span.until_us is None or index.last_times[frames - 1] < span.until_us
+        )
+        if whole:
+            total += sum(index.stream_rows.get(match.stream.id, 0) for match in free)
+        else:
+            total += _count_span(slab, handle.segment(), free, span)
+        total += _count_frames(slab, handle.segment(), bound, span)
+    return total
+
+
+def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
+    """Count the rows of streams in a span; of frames that lie in it whole the index knows them,
+    where all streams are counted and none of the rows is lost.
+    """
+    index = segment.index
+    frames = index.frame_count
+    ids = {match.stream.id for match in matches}
+    held = sum(index.stream_rows.values())
+    if not index.stream_rows.keys() <= ids or sum(index.row_counts[:frames]) != held:
+        return _count_frames(slab, segment, matches, span)
+    until_us = index.last_times[frames - 1] + 1 if span.until_us is None else span.until_us
+    first = bisect_left(index.first_times, span.since_us, 0, frames)
+    last = max(first, bisect_left(index.last_times, until_us, 0, frames))
+    end = bisect_left(index.first_times, until_us, 0, frames)
+    selectors = {match.stream.id: Selector(match) for match in matches}
+    cut = (*range(index.frame_at_time(span.since_us), min(first, end)), *range(last, end))
+    return sum(index.row_counts[first:last]) + sum(
+        piece.num_rows
+        for number in cut
+        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None)
+    )
+
+
+def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
+    selectors = {match.stream.id: Selector(match) for match in matches}
+    total = 0
+    for number in candidate_frames(segment, selectors, span):
+        if _is_behind(segment.index, number, span):
+            break
+        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None):
+            total += piece.num_rows
+    return total

@@ -1,0 +1,437 @@
+"""Rows in bulk: frames chosen by the index, and what a frame has of many streams and filters.
+
+Choosing and reading are apart. A Run names frames by their place in a segment, so that whoever
+reads it, in another process maybe, opens that one file and neither manifest nor index; what it
+wants of the streams it is told, as values. A row that several filters match is selected once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import FileSystem
+from siltstone.store.log.opening import slab_directory
+from siltstone.store.log.read.pieces import Piece, integers
+from siltstone.store.log.read.scan import (
+    Selector,
+    Span,
+    candidate_frames,
+    check_behind,
+    is_bound,
+    rows_with_topics,
+)
+from siltstone.store.log.slab import Slab
+from siltstone.store.segment.frame import ROWS, crc_matches
+from siltstone.store.segment.scalars import scalar
+from siltstone.store.segment.segment import Segment, open_segment, segment_path
+from siltstone.store.segment.view import FrameView
+from siltstone.store.slab.manifest import SlabId
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match, Stream
+
+# What a piece with rows of many streams names as its own; the frame's directory tells them apart.
+MANY: Final = Stream(0, [], special=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundStream:
+    """A stream of which some topics are wanted: those that fit any of the constraints, each of
+    which has a word, or None for any, for each varying level.
+    """
+
+    stream_id: int
+    levels: tuple[bytes, ...]
+    constraints: tuple[tuple[bytes | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The streams of a slab that filters ask for: all rows of some, some topics of others."""
+
+    whole: frozenset[int]
+    bound: tuple[BoundStream, ...]
+
+    def streams(self) -> list[int]:
+        """Return the ids of all of them."""
+        return [*self.whole, *(stream.stream_id for stream in self.bound)]
+
+
+class FramePlace(NamedTuple):
+    """Where a frame stands and what the index knows of it; `complete` says that every stream of its
+    segment is wanted whole, so that its directory need not be looked at.
+    """
+
+    slab: SlabId
+    base_serial: int
+    position: int
+    end: int
+    first_serial: int
+    stop_serial: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabExtent:
+    """Which serials and times a slab covers; until is None for the current one.
+
+    A dropped slab leaves a gap between the serials of those before and behind it.
+    """
+
+    slab: SlabId
+    serials: range
+    since_us: int
+    until_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What filters ask of a slab, the frames that may hold it, and how much there is in all.
+
+    The frames are listed as they are asked for, from the index alone; `find` returns the serials of
+    one of them that are wanted, within a range. `whole_share` is the part of the slab's rows that
+    are in streams wanted whole.
+    """
+
+    wanted: Wanted
+    frames: Iterator[FramePlace]
+    find: Callable[[FramePlace, range], Sequence[int]]
+    frame_count: int
+    stream_count: int
+    size_bytes: int
+    whole_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRun:
+    """Frames that follow each other in a segment, and the serials that are wanted of them."""
+
+    slab: SlabId
+    base_serial: int
+    position: int
+    end: int
+    first_serial: int
+    start_serial: int
+    stop_serial: int
+    complete: bool
+
+
+def run_of(place: FramePlace, serials: range) -> FrameRun:
+    """Return a run of one frame, of which these serials are wanted."""
+    return FrameRun(
+        slab=place.slab,
+        base_serial=place.base_serial,
+        position=place.position,
+        end=place.end,
+        first_serial=place.first_serial,
+        start_serial=serials.start,
+        stop_serial=serials.stop,
+        complete=place.complete,
+    )
+
+
+def extent_of(slab: Slab) -> SlabExtent:
+    """Return what a slab covers as of now. Raises: CorruptionError where nobody can tell."""
+    record = slab.record
+    slab.check_whole()
+    stop = slab.next_serial() if record.until_serial is None else record.until_serial
+    return SlabExtent(
+        slab=slab.id,
+        serials=range(record.first_serial, max(record.first_serial, stop)),
+        since_us=record.since_us,
+        until_us=record.until_us,
+    )
+
+
+def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serials: range) -> Choice:
+    """Choose the frames of a slab that may hold rows of any of the filters."""
+    wanted = want(slab, filters)
+    frame_count = size_bytes = 0
+    for handle in slab.handles():
+        summary = handle.summary or handle.segment().index.summary()
+        frame_count += summary.frame_count
+        size_bytes += summary.end_position
+    rows = slab.stream_rows()
+    whole = sum(rows.get(stream_id, 0) for stream_id in wanted.whole)
+    return Choice(
+        wanted=wanted,
+        frames=list_frames(slab, wanted, span, serials),
+        find=_Finder(slab, PieceReader(wanted, span)).find,
+        frame_count=frame_count,
+        stream_count=len(rows),
+        size_bytes=size_bytes,
+        whole_share=whole / max(1, sum(rows.values())),
+    )
+
+
+def want(slab: Slab, filters: Sequence[TopicFilter]) -> Wanted:
+    """Return what filters ask of the streams of a slab; none of them ask for all there is, topics
+    that begin with $ too, which no filter could.
+    """
+    if not filters:
+        return Wanted(whole=frozenset(slab.stream_rows()), bound=())
+    return wanted_of(match for topic_filter in filters for match in slab.match(topic_filter))
+
+
+def wanted_of(found: Iterable[Match]) -> Wanted:
+    """Return what matches ask of their streams."""
+    whole: set[int] = set()
+    bound: dict[int, list[Match]] = {}
+    for match in found:
+        if is_bound(match):
+            bound.setdefault(match.stream.id, []).append(match)
+        else:
+            whole.add(match.stream.id)
+    return Wanted(
+        whole=frozenset(whole),
+        bound=tuple(
+            BoundStream(
+                stream_id=stream_id,
+                levels=tuple(matches[0].stream.levels),
+                constraints=tuple(tuple(match.constraints) for match in matches),
+            )
+            for stream_id, matches in sorted(bound.items())
+            if stream_id not in whole
+        ),
+    )
+
+
+def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Iterator[FramePlace]:
+    """Yield the frames of a slab that may hold what is wanted, in order; no frame is opened."""
+    streams = wanted.streams()
+    for handle in slab.handles():
+        if handle.base_serial >= serials.stop:
+            return
+        if handle.sealed and handle.next_serial <= serials.start:
+            continue
+        segment = handle.segment()
+        index = segment.index
+        numbers = candidate_frames(segment, streams, span)
+        complete = index.stream_rows.keys() <= wanted.whole
+        first = bisect_left(numbers, index.frame_at_serial(serials.start))
+        for place in range(first, len(numbers)):
+            number = numbers[place]
+            start = index.serials[number]
+            stop = start + index.row_counts[number]
+            if start >= serials.stop or (
+                span.until_us is not None and index.first_times[number] >= span.until_us
+            ):
+                return
+            if max(start, serials.start) < min(stop, serials.stop):
+                position = index.positions[number]
+                end = position + _length(segment, number, position)
+                yield FramePlace(slab.id, handle.base_serial, position, end, start, stop, complete)
+        if index.next_serial < serials.stop:
+            check_behind(segment, span)
+
+
+def _length(segment: Segment, number: int, position: int) -> int:
+    index = segment.index
+    if number + 1 < index.frame_count:
+        return index.positions[number + 1] - position
+    # The index may grow at this moment, so where the last frame ends only the frame itself knows.
+    header = segment.header_at(position, segment.header.file_bytes)
+    return 0 if header is None else header.length
+
+
+class _Picker:
+    """Picks the rows of one stream whose topics fit any of its constraints."""
+
+    def __init__(self, bound: BoundStream) -> None:
+        stream = Stream(bound.stream_id, list(bound.levels), special=False)
+        exact = [words for words in bound.constraints if None not in words]
+        self._topics: pa.Array | None = None
+        if len(exact) > 1:
+            # Thousands of topics by name are looked up at once, not one after the other.
+            self._topics = pa.array([_topic(bound.levels, words) for words in exact], pa.string())
+            open_ended = [words for words in bound.constraints if None in words]
+        else:
+            open_ended = list(bound.constraints)
+        self._selectors = [Selector(Match(stream, list(words))) for words in open_ended]
+
+    def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
+        """Return which of the rows match, counted from the first; None when all do."""
+        if self._topics is None and len(self._selectors) == 1:
+            return self._selectors[0].pick(frame, rows, topics)
+        words = frame.topic_words(topics.start, topics.stop)
+        found = [selector.matching(words) for selector in self._selectors]
+        if self._topics is not None:
+            found.append(pc.indices_nonzero(pc.is_in(words, self._topics)))
+        numbers = found[0] if len(found) == 1 else pc.unique(pa.concat_arrays(found))
+        return rows_with_topics(frame, rows, topics, numbers)
+
+
+def _topic(levels: Sequence[bytes], words: Sequence[bytes | None]) -> str:
+    varying = iter(words)
+    return b"/".join(
+        (next(varying) or b"") if level == b"+" else level for level in levels
+    ).decode()
+
+
+class PieceReader:
+    """Picks rows of frames, for one set of wanted streams and one span of time."""
+
+    def __init__(self, wanted: Wanted, span: Span) -> None:
+        self._span = span
+        self._pickers: Mapping[int, _Picker | None] = {
+            **dict.fromkeys(wanted.whole),
+            **{bound.stream_id: _Picker(bound) for bound in wanted.bound},
+        }
+
+    def piece(self, run: FrameRun, frame: FrameView) -> Piece | None:
+        """Return what one frame of a run has of the wanted rows, None of none."""
+        header, span = frame.header, self._span
+        if header.kind != ROWS:
+            return None
+        start = max(0, run.start_serial - header.first_serial)
+        stop = min(header.row_count, run.stop_serial - header.first_serial)
+        within = header.first_timestamp_us >= span.since_us and (
+            span.until_us is None or header.last_timestamp_us < span.until_us
+        )
+        if run.complete and within:
+            return _joined(run.slab, frame, [(start, stop, None)])
+        parts: list[tuple[int, int, pa.Array | None]] = []
+        for stream_id, first, count, first_topic, topics in frame.directory():
+            if stream_id not in self._pickers:
+                continue
+            begin, end = max(first, start), min(first + count, stop)
+            if begin < end and not within:
+                begin, end = _in_span(frame, span, begin, end)
+            if begin >= end:
+                continue
+            picker = self._pickers[stream_id]
+            picked = None
+            if picker is not None:
+                picked = picker.pick(
+                    frame, range(begin, end), range(first_topic, first_topic + topics)
+                )
+            parts.append((begin, end, picked))
+        return _joined(run.slab, frame, parts)
+
+
+class _Finder:
+    """Finds the serials of a slab's frames that are wanted."""
+
+    def __init__(self, slab: Slab, pieces: PieceReader) -> None:
+        self._slab = slab
+        self._pieces = pieces
+
+    def find(self, place: FramePlace, within: range) -> Sequence[int]:
+        """Return the serials of a frame that are wanted, in order. Raises: CorruptionError."""
+        if place.complete:
+            return within
+        handles = self._slab.handles()
+        handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
+        segment = handle.segment()
+        frame = segment.frame(segment.index.frame_at_serial(place.first_serial))
+        piece = self._pieces.piece(run_of(place, within), frame)
+        if piece is None:
+            return range(0)
+        first = place.first_serial + piece.start
+        if piece.picked is None:
+            return range(first, first + piece.num_rows)
+        # Streams stand one after the other, each in its own order.
+        return sorted(first + number for number in integers(piece.picked))
+
+
+class RunReader:
+    """Reads runs of one slab, for one set of wanted streams and one span of time."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath, wanted: Wanted, span: Span) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._pieces = PieceReader(wanted, span)
+        self._open: tuple[PurePath, Segment] | None = None
+
+    def read(self, run: FrameRun) -> Iterator[Piece]:
+        """Yield what each frame of a run has of the wanted rows, in order.
+
+        Raises: NotFoundError when the segment is gone, CorruptionError.
+        """
+        segment = self._segment(run)
+        for frame in _frames(segment, run):
+            piece = self._pieces.piece(run, frame)
+            if piece is not None:
+                yield piece
+
+    def _segment(self, run: FrameRun) -> Segment:
+        path = segment_path(slab_directory(self._directory, run.slab), run.base_serial)
+        if self._open is None or self._open[0] != path:
+            self._open = (path, open_segment(self._fs, path))
+        return self._open[1]
+
+
+def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, int]:
+    """Cut rows of one stream, which rise in time, to a span."""
+    times = frame.times()
+    start = bisect_left(times, span.since_us, start, stop)
+    if span.until_us is not None:
+        stop = bisect_left(times, span.until_us, start, stop)
+    return start, stop
+
+
+def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
+    """Yield the frames of a run, each of them checked."""
+    position, serial = run.position, run.first_serial
+    while position < run.end:
+        header = segment.header_at(position, segment.header.file_bytes)
+        if header is None or header.first_serial != serial:
+            raise CorruptionError(
+                "the segment changed after the read was planned",
+                path=segment.path,
+                offset=position,
+            )
+        if not crc_matches(segment.view, position, header, segment.header.seed):
+            raise CorruptionError(
+                "the frame does not match its checksum", path=segment.path, offset=position
+            )
+        yield segment.open_frame(position, header)
+        serial = header.first_serial + header.row_count
+        position += header.length
+
+
+def _joined(
+    slab: SlabId, frame: FrameView, parts: Sequence[tuple[int, int, pa.Array | None]]
+) -> Piece | None:
+    """Make one piece of ranges of rows, some of them with rows picked out; None of no rows."""
+    held = [part for part in parts if part[0] < part[1] and (part[2] is None or len(part[2]))]
+    if not held:
+        return None
+    start, stop = held[0][0], held[-1][1]
+    rows = sum(end - begin for begin, end, picked in held if picked is None)
+    picks = None
+    if rows < stop - start:
+        numbers = [_numbers(part, start) for part in held]
+        picks = numbers[0] if len(numbers) == 1 else pa.concat_arrays(numbers)
+    return Piece(slab=slab, stream=MANY, frame=frame, start=start, stop=stop, picked=picks)
+
+
+def _numbers(part: tuple[int, int, pa.Array | None], start: int) -> pa.Array:
+    begin, end, picked = part
+    if picked is None:
+        return pa.arange(begin - start, end - start).view(pa.uint64())
+    return picked if begin == start else pc.add(picked, scalar(begin - start, pa.uint64()))
+
+
+def stream_ids(piece: Piece) -> pa.Array:
+    """Return the stream of each row of a piece, as the same 64 bits with a sign."""
+    held = [
+        (stream_id.to_bytes(8, "little"), min(first + count, piece.stop) - max(first, piece.start))
+        for stream_id, first, count, _, _ in piece.frame.directory()
+        if first < piece.stop and first + count > piece.start
+    ]
+    if len(held) == 1:
+        # None need to be picked out.
+        return _ids(held[0][0] * piece.num_rows)
+    return piece.chosen(_ids(b"".join(word * rows for word, rows in held)))
+
+
+def _ids(data: bytes) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])

@@ -1,0 +1,179 @@
+"""An open slab: its segments and the structure that its readers know.
+
+The reading structure holds only what frames carry that readers may see; the committer learns in one
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
+from siltstone.fs.api import FileSystem
+from siltstone.store.segment.chain import Chain, SegmentHandle
+from siltstone.store.segment.sift import SlabBounds
+from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Match, Stream, Structure
+
+_MATCHES_MAX: Final = 10_000
+
+
+def bounds_of(record: SlabRecord, seed: int | None = None) -> SlabBounds:
+    """Return what a manifest, and where it is given the seed, tell of the files of a slab."""
+    return SlabBounds(first_serial=record.first_serial, until_serial=record.until_serial, seed=seed)
+
+
+class Slab:
+    """One generation of one shard, for any number of reading threads."""
+
+    def __init__(
+        self, fs: FileSystem, directory: PurePath, record: SlabRecord, structure: Structure
+    ) -> None:
+        self.record = record
+        self.chain = Chain(fs, directory)
+        self._structure = structure
+        self._lock = Lock()
+        self._loaded = False
+        self.follows = True
+        self._matches: dict[tuple[str, int], Match] = {}
+        # How often readers got to know new streams.
+        self.version = 0
+
+    @property
+    def id(self) -> SlabId:
+        """The slab's name."""
+        return self.record.id
+
+    def refresh(self) -> None:
+        """Look on the disk for what another process has written since. Raises: SlabDroppedError."""
+        try:
+            with self._lock:
+                ended = self.record.state is not SlabState.CURRENT
+                self.chain.bounds = bounds_of(self.record)
+                self._apply(self.chain.refresh(ended=ended))
+                self._check_bounds()
+                self._loaded = True
+        except NotFoundError as exc:
+            raise SlabDroppedError(f"slab {self.id} was dropped") from exc
+
+    def check_first(self) -> None:
+        """Raise CorruptionError when the first segment of the slab is gone."""
+        handles, first = self.chain.handles, self.record.first_serial
+        if not handles or handles[0].base_serial != first:
+            raise CorruptionError(
+                f"a segment is missing: the first one must begin with serial {first}",
+                path=self.chain.directory,
+            )
+
+    def _check_bounds(self) -> None:
+        self.check_first()
+        if self.record.until_serial is not None:
+            self.chain.handles[-1].check_reaches(self.record.until_serial)
+
+    def load(self) -> None:
+        """Open the segments of a slab that nobody in this process writes, once."""
+        if not self._loaded:
+            self.refresh()
+
+    def publish(self, edges: Iterable[bytes]) -> list[Stream]:
+        """Let readers know these edges; return the streams that are new to them."""
+        with self._lock:
+            self._loaded = True
+            return self._apply(edges)
+
+    def _apply(self, edges: Iterable[bytes]) -> list[Stream]:
+        new: list[Stream] = []
+        for block in edges:
+            try:
+                new.extend(self._structure.apply(block))
+            except ValueError as exc:
+                raise CorruptionError(
+                    f"learned structure is damaged: {exc}", path=self.chain.directory
+                ) from exc
+        if new:
+            self.version += 1
+        return new
+
+    def match(self, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams with rows that may match, with what their varying levels must be."""
+        held = self.stream_rows()
+        found = self.match_all(topic_filter)
+        return sorted(
+            (match for match in found if match.stream.id in held), key=lambda match: match.stream.id
+        )
+
+    def match_all(self, topic_filter: TopicFilter) -> list[Match]:
+        """Return the streams that may match, also those without rows so far. It holds until the
+        version changes.
+        """
+        self.load()
+        with self._lock:
+            return self._structure.match(list(topic_filter.levels))
+
+    def match_stream(self, stream_id: int, topic_filter: TopicFilter) -> Match | None:
+        """Return what the filter asks of the varying levels of one stream; None when it cannot
+        match.
+        """
+        key = (topic_filter.text, stream_id)
+        if key not in self._matches:
+            matches = {match.stream.id: match for match in self.match(topic_filter)}
+            match = matches.get(stream_id)
+            # A stream without rows so far may match later, so only what was found is kept.
+            if match is None:
+                return None
+            if len(self._matches) >= _MATCHES_MAX:
+                self._matches.clear()
+            self._matches[key] = match
+            return match
+        return self._matches[key]
+
+    def stream(self, stream_id: int) -> Stream | None:
+        """Return a stream by its id."""
+        self.load()
+        with self._lock:
+            return self._structure.stream(stream_id)
+
+    def export(self) -> bytes:
+        """Return the whole structure as edges."""
+        self.load()
+        with self._lock:
+            return self._structure.export()
+
+    def stream_rows(self) -> dict[int, int]:
+        """Return how many rows each stream has."""
+        self.load()
+        total: dict[int, int] = {}
+        for handle in self.chain.handles:
+            for stream_id, rows in list(handle.segment().index.stream_rows.items()):
+                total[stream_id] = total.get(stream_id, 0) + rows
+        return total
+
+    def handles(self) -> tuple[SegmentHandle, ...]:
+        """Return the segments in order, as they are now."""
+        self.load()
+        return self.chain.handles
+
+    def next_serial(self) -> int:
+        """Return the serial after the last row that is visible."""
+        handles = self.handles()
+        return handles[-1].next_serial if handles else 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what is known of a segment ends at a damaged frame."""
+        return any(handle.is_damaged for handle in self.handles())
+
+    def check_whole(self) -> None:
+        """Raise CorruptionError where what is known of a segment ends at a damaged frame."""
+        for handle in self.handles():
+            handle.check_whole()
+
+    def row_count(self) -> int:
+        """Return the number of rows that are visible. Raises: CorruptionError."""
+        rows = sum(self.stream_rows().values())
+        self.check_whole()
+        return rows

@@ -1,0 +1,68 @@
+"""Slabs by their names: opened, in order, found or missed."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from siltstone.errors import (
+    ClosedError,
+    NotFoundError,
+    SlabDroppedError,
+)
+from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.store.log.opening import (
+    slab_directory,
+)
+from siltstone.store.log.slab import Slab
+from siltstone.store.segment.chain import Chain
+from siltstone.store.slab.manifest import (
+    SlabId,
+    SlabRecord,
+)
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.topic.structure import Structure
+
+
+def holds_rows(fs: FileSystem, directory: PurePath) -> bool:
+    """Say whether any slab below a database's directory has rows, whatever its manifest says."""
+    for shard in fs.list(directory):
+        if shard.kind is not EntryKind.DIRECTORY:
+            continue
+        for generation in fs.list(directory / shard.name):
+            if generation.kind is EntryKind.DIRECTORY:
+                chain = Chain(fs, directory / shard.name / generation.name)
+                chain.refresh()
+                for handle in chain.handles:
+                    if handle.next_serial > handle.base_serial:
+                        return True
+                    handle.check_whole()
+    return False
+
+
+def open_slab(
+    fs: FileSystem, directory: PurePath, record: SlabRecord, settings: DatabaseSettings
+) -> Slab:
+    """Return a slab below a database's directory; its files are opened when they are needed."""
+    structure = Structure(list(settings.thresholds))
+    return Slab(fs, slab_directory(directory, record.id), record, structure)
+
+
+def check_open(*, closed: bool) -> None:
+    """Raise ClosedError where the database was closed."""
+    if closed:
+        raise ClosedError("the database is closed")
+
+
+def ordered(slabs: dict[SlabId, Slab]) -> list[Slab]:
+    """Return slabs by generation, then shard."""
+    return sorted(slabs.values(), key=lambda slab: (slab.id.generation, slab.id.shard))
+
+
+def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
+    """Return a slab by its name. Raises: SlabDroppedError for one that was, NotFoundError."""
+    found = slabs.get(slab)
+    if found is not None:
+        return found
+    if any(known.shard == slab.shard and known.generation > slab.generation for known in slabs):
+        raise SlabDroppedError(f"slab {slab} was dropped with its rows")
+    raise NotFoundError(f"unknown slab {slab}")

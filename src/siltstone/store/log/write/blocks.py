@@ -1,0 +1,64 @@
+"""Blocks on their way into frames: laid out with their values, or apart from them."""
+
+from __future__ import annotations
+
+from array import array
+
+from crc32c import crc32c
+
+from siltstone.store.log.write.cook import Block, Cooked
+from siltstone.store.segment.block import encode_apart, encode_inline, frame_bytes_max
+from siltstone.store.segment.body import StreamRows
+from siltstone.store.segment.frame import APART, PLAIN
+from siltstone.store.segment.writer import SegmentWriter
+
+
+def encode_block(
+    block: Block, active: SegmentWriter | None, stream_id: int, edges: bytes, timestamp_us: int
+) -> tuple[bytes, int, int]:
+    """Return body, number of sections and kind of body of a block.
+
+    Its room is referred to where it is in the active segment; else what stands in it is copied.
+    """
+    room = block.room
+    if room is None or active is None or room not in active:
+        values = block.values if room is None else room.contents()
+        body, sections = encode_inline(
+            stream_id=stream_id,
+            edges=edges,
+            topic=block.topic,
+            offsets=block.offsets,
+            values=values,
+            timestamp_us=timestamp_us,
+        )
+        return body, sections, PLAIN
+    crc = crc32c(room.contents(), active.segment.header.seed)
+    body, sections = encode_apart(
+        stream_id=stream_id,
+        edges=edges,
+        topic=block.topic,
+        offsets=block.offsets,
+        place=(room.position, room.size, crc),
+        timestamp_us=timestamp_us,
+    )
+    return body, sections, APART
+
+
+def room_for_frame(topic: bytes, rows: int) -> int:
+    """Return what the frame of a room may take at most, its edges included."""
+    edges_bytes = 4 + len(topic) + 11 * (topic.count(b"/") + 2)
+    return frame_bytes_max(topic_bytes=len(topic), edges_bytes=edges_bytes, rows=rows)
+
+
+def cooked_block(block: Block, stream_id: int, timestamp_us: int) -> Cooked:
+    """Return a block as the rows that others cook, for those who listen to what is stored."""
+    values = block.values if block.room is None else block.room.contents()
+    offsets = array("i", block.offsets)
+    rows = StreamRows(stream_id)
+    rows.topics = [block.topic]
+    for i in range(block.count):
+        rows.add(timestamp_us + i, 0, bytes(values[offsets[i] : offsets[i + 1]]))
+    cooked = Cooked(timestamp_us)
+    cooked.row_count = block.count
+    cooked.streams = [rows]
+    return cooked

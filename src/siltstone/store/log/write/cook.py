@@ -1,0 +1,405 @@
+"""Turn the calls of one flush into the rows of one frame, grouped by stream.
+
+Invariants: a call is in the frame whole or not at all; a bad topic fails its own call and teaches
+the structure nothing; rows keep their order of arrival within a stream. What was learned on the way
+stays pending in the structure until the frame is durable: after a failed flush the cook is thrown
+away and made anew from what was published.
+
+A topic that the frame has met is found in a dictionary of the frame; else its stream is found among
+common topics, or else by walking the structure. Where topics hardly ever return, a look among the
+common ones costs more than the walk, and is left out for some frames. Numbers stand in for objects
+here: thousands of short-lived objects a frame would call the garbage collector again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from mypy_extensions import i32, i64
+
+from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
+from siltstone.store.segment.body import StreamRows
+from siltstone.store.segment.frame import PRODUCER
+from siltstone.store.segment.room import Room
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
+from siltstone.topic.structure import Stream, Structure
+
+NO_PRODUCER: Final = b""
+# What a row takes beside its columns, about.
+ROW_OVERHEAD: Final = 16
+# The common topics are forgotten when so many times their number were met that are not among them.
+_MISSES_A_TURN: Final = 4
+# For how many frames the common topics are not looked at when less than half was found there.
+_FRAMES_UNAIDED: Final = 15
+_FEW_TOPICS: Final = 100
+_TOPIC_MASK: Final = (1 << 32) - 1
+
+
+class Block:
+    """Rows of one topic that come laid out: i32 offsets, one a row and one more, and the values; or
+    the room that these were put into.
+    """
+
+    def __init__(self, topic: bytes, offsets: bytes, values: bytes, room: Room | None) -> None:
+        self.topic = topic
+        self.offsets = offsets
+        self.values = values
+        self.room = room
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.offsets) // 4 - 1
+
+
+class Call:
+    """One append to one shard, as parallel lists; its rows are stored together or not at all."""
+
+    def __init__(self, topics: list[bytes], values: list[bytes], publisher: bytes) -> None:
+        self.topics = topics
+        self.values = values
+        self.publisher = publisher
+        self.publishers: list[bytes] | None = None
+        self.flags = 0
+        self.flag_list: list[int] | None = None
+        self.properties: list[bytes] | None = None
+        self.producer = NO_PRODUCER
+        self.sequence = 0
+        self.wants_sync = True
+        # The numbers that the rows had in the call that was split by shard.
+        self.rows: list[int] | None = None
+        self.size_bytes = 0
+        self.error: SiltstoneError | None = None
+        # In place of the lists.
+        self.block: Block | None = None
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self.topics) if self.block is None else self.block.count
+
+    def measure(self, value_bytes_max: int) -> None:
+        """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""
+        count = len(self.topics)
+        total = measure_column(self.topics, "topics", count, TOPIC_SIZE_MAX)
+        total += measure_column(self.values, "values", count, value_bytes_max)
+        if self.publishers is not None:
+            total += measure_column(self.publishers, "publishers", count, TOPIC_SIZE_MAX)
+        if self.properties is not None:
+            total += measure_column(self.properties, "properties", count, value_bytes_max)
+        self.size_bytes = total + ROW_OVERHEAD * count
+
+
+def has_sound_topics(call: Call) -> bool:
+    """Tell whether a cook will take this call."""
+    try:
+        for topic in call.topics:
+            check_topic(topic)
+    except InvalidTopicError:
+        return False
+    return True
+
+
+def measure_column(column: Sequence[object], name: str, count: int, size_max: int) -> int:
+    """Check that a column has count byte strings of a bearable size; return their size in all.
+
+    Raises: UsageError, naming the row.
+    """
+    if len(column) != count:
+        raise UsageError(f"columns must have the same length: topics={count} {name}={len(column)}")
+    total = 0
+    for item in column:
+        if not isinstance(item, bytes) or len(item) > size_max:
+            _refuse_item(column, name, size_max)
+        else:
+            total += len(item)
+    return total
+
+
+def _refuse_item(column: Sequence[object], name: str, size_max: int) -> None:
+    for row, item in enumerate(column):
+        if not isinstance(item, bytes):
+            raise UsageError(f"{name} must be bytes: row={row} type={type(item).__name__}")
+        if len(item) > size_max:
+            raise UsageError(
+                f"{name} is too large: row={row} size_bytes={len(item)} max={size_max}"
+            )
+
+
+class Cooked:
+    """The rows of a frame, by stream, and what goes with them."""
+
+    def __init__(self, timestamp_us: int) -> None:
+        self.timestamp_us = timestamp_us
+        self.row_count = 0
+        self.streams: list[StreamRows] = []
+        self.publishers: list[bytes] = []
+        self.flags = 0
+        self.edges = b""
+        self.producers = b""
+        # What the frame takes before compression; known when it is encoded.
+        self.size_bytes = 0
+
+
+def _stream_id(rows: StreamRows) -> int:
+    return rows.stream_id
+
+
+class Cook:
+    """Holds what cooking remembers from flush to flush; belongs to the shard's committer.
+
+    A place is a number: which of the frame's streams in order of their first rows, and in its lower
+    half which of the topics of that stream.
+    """
+
+    def __init__(self, structure: Structure, topics_max: int) -> None:
+        self.structure = structure
+        self._topics_max = topics_max
+        # The streams of common topics, by number.
+        self._common: dict[bytes, int] = {}
+        self._misses = 0
+        self._misses_max = _MISSES_A_TURN * topics_max
+        self._unaided = 0
+        # How many rows of the frame were looked up among the common topics, and found there.
+        self._asked = 0
+        self._found = 0
+        # What the frame in the making has so far. Streams have the numbers of the structure: those
+        # that were met, and where each is among the ones of the frame, or -1.
+        self._streams: list[StreamRows] = []
+        self._met: list[int] = []
+        self._at: list[int] = []
+        self._places: dict[bytes, int] = {}
+
+    def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
+        """Group the rows of all sound calls, the first row at this time, each later one a µs later.
+
+        A call with a bad topic gets its error set and is left out.
+        """
+        self._forget_frame()
+        cooked = Cooked(timestamp_us)
+        accepted: list[Call] = []
+        placed: list[list[int]] = []
+        for call in calls:
+            places = self._find_places(call)
+            if places is not None:
+                accepted.append(call)
+                placed.append(places)
+        names = _publisher_names(accepted)
+        cooked.publishers = list(names)
+        cooked.flags = _shared_flags(accepted)
+        with_properties = False
+        for call in accepted:
+            if call.properties is not None:
+                with_properties = True
+        streams = self._streams
+        timestamp = timestamp_us
+        for k in range(len(accepted)):
+            call = accepted[k]
+            _place_rows(streams, call, placed[k], timestamp)
+            if len(names) > 1:
+                _place_publishers(streams, call, placed[k], names)
+            if cooked.flags < 0:
+                _place_flags(streams, call, placed[k])
+            if with_properties:
+                _place_properties(streams, call, placed[k])
+            timestamp += len(call.topics)
+        cooked.streams = sorted(streams, key=_stream_id)
+        cooked.row_count = timestamp - timestamp_us
+        cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
+        cooked.producers = _producers(accepted)
+        self._weigh_common()
+        # Its rows are many, and the next frame may be far away.
+        self._forget_frame()
+        return cooked
+
+    def place(self, topic: bytes) -> tuple[int, bytes]:
+        """Return the stream of a sound topic, and the edges that were learned for it."""
+        number = self._find_stream(topic)
+        if number < 0:
+            number = self._learn_stream(topic)
+        edges = self.structure.take_pending() if self.structure.has_pending() else b""
+        return self.structure.numbered(number).id, edges
+
+    def _weigh_common(self) -> None:
+        """Decide whether the common topics help, by how many of a frame were among them."""
+        if self._unaided:
+            self._unaided -= 1
+            return
+        is_full = len(self._common) >= self._topics_max
+        if is_full and self._asked > _FEW_TOPICS and 2 * self._found < self._asked:
+            self._unaided = _FRAMES_UNAIDED
+
+    def _forget_frame(self) -> None:
+        for number in self._met:
+            self._at[number] = -1
+        self._streams = []
+        self._met = []
+        self._places = {}
+        self._asked = 0
+        self._found = 0
+
+    def _find_places(self, call: Call) -> list[int] | None:
+        """Find the place of each row; None, with the error set, when a topic is bad."""
+        known = self._places
+        topics = call.topics
+        places: list[int] = []
+        is_whole = True
+        # All are checked before any is placed: a refused call must leave and teach nothing.
+        for i in range(len(topics)):
+            place = known.get(topics[i], -1)
+            if place < 0:
+                is_whole = False
+                number = self._find_stream(topics[i])
+                if number >= 0:
+                    place = _of_stream(number)
+                elif not self._is_sound(call, i):
+                    return None
+            places.append(place)
+        if not is_whole:
+            for i in range(len(places)):
+                place = places[i]
+                if place < 0:
+                    topic = topics[i]
+                    number = self._learn_stream(topic) if place == -1 else _of_stream(place)
+                    places[i] = self._place(topic, number)
+        return places
+
+    def _is_sound(self, call: Call, row: int) -> bool:
+        """Check a topic by all rules; set the call's error where it breaks one."""
+        try:
+            check_topic(call.topics[row])
+        except InvalidTopicError as exc:
+            rows = call.rows
+            call.error = InvalidTopicError(f"{exc}: row={row if rows is None else rows[row]}")
+            return False
+        return True
+
+    def _place(self, topic: bytes, number: int) -> int:
+        """Give a topic of this stream its place in the frame, if it has none."""
+        while len(self._at) <= number:
+            self._at.append(-1)
+        at: i64 = self._at[number]
+        if at < 0:
+            at = len(self._streams)
+            self._at[number] = int(at)
+            self._met.append(number)
+            self._streams.append(StreamRows(self.structure.numbered(number).id))
+        topics = self._streams[at].topics
+        new = int((at << 32) | len(topics))
+        place = self._places.setdefault(topic, new)
+        if place == new:
+            topics.append(topic)
+        return place
+
+    def _find_stream(self, topic: bytes) -> int:
+        """Return the number of the stream of a topic; -1 where it is new or must be looked at."""
+        if self._unaided == 0:
+            self._asked += 1
+            number = self._common.get(topic, -1)
+            if number >= 0:
+                self._found += 1
+                return number
+        stream = self.structure.find_plain(topic)
+        if stream is None:
+            return -1
+        if self._unaided == 0:
+            self._remember(topic, stream)
+        return stream.number
+
+    def _learn_stream(self, topic: bytes) -> int:
+        """Return the number of the stream of a sound topic, which is learned where it is new."""
+        stream = self.structure.learn(topic).stream
+        self._remember(topic, stream)
+        return stream.number
+
+    def _remember(self, topic: bytes, stream: Stream) -> None:
+        """Take a topic for a common one if there is room, or if it is time to make some."""
+        self._misses += 1
+        if len(self._common) < self._topics_max:
+            self._common[topic] = stream.number
+        elif self._misses > self._misses_max:
+            self._common = {topic: stream.number}
+            self._misses = 0
+
+
+def _of_stream(number: int) -> int:
+    """Tell a stream by a number below -1, which no place is; and the stream of such a number."""
+    return -2 - number
+
+
+def _publisher_names(calls: list[Call]) -> dict[bytes, int]:
+    """Number the publishers of all calls; nothing is numbered where all are unknown."""
+    names: dict[bytes, int] = {}
+    for call in calls:
+        publishers = call.publishers
+        if publishers is None:
+            if call.publisher not in names:
+                names[call.publisher] = len(names)
+        else:
+            for name in publishers:
+                if name not in names:
+                    names[name] = len(names)
+    if len(names) == 1 and b"" in names:
+        names.clear()
+    return names
+
+
+def _shared_flags(calls: list[Call]) -> int:
+    """Return the flags that all rows share, or -1."""
+    shared = -1
+    for call in calls:
+        if call.flag_list is not None or (shared >= 0 and call.flags != shared):
+            return -1
+        shared = call.flags
+    return shared
+
+
+def _place_rows(
+    streams: list[StreamRows], call: Call, places: list[int], timestamp_us: int
+) -> None:
+    """Hand each row's time, topic and value to its stream."""
+    values = call.values
+    timestamp: i64 = timestamp_us
+    for i in range(len(places)):
+        place: i64 = places[i]
+        streams[place >> 32].add(timestamp, i32(place & _TOPIC_MASK), values[i])
+        timestamp += 1
+
+
+def _place_publishers(
+    streams: list[StreamRows], call: Call, places: list[int], names: dict[bytes, int]
+) -> None:
+    publishers = call.publishers
+    number = 0 if publishers is not None else names[call.publisher]
+    for i in range(len(places)):
+        if publishers is not None:
+            number = names[publishers[i]]
+        place: i64 = places[i]
+        streams[place >> 32].publishers.append(number)
+
+
+def _place_flags(streams: list[StreamRows], call: Call, places: list[int]) -> None:
+    flag_list = call.flag_list
+    flags = call.flags
+    for i in range(len(places)):
+        if flag_list is not None:
+            flags = flag_list[i]
+        place: i64 = places[i]
+        streams[place >> 32].flags.append(flags)
+
+
+def _place_properties(streams: list[StreamRows], call: Call, places: list[int]) -> None:
+    properties = call.properties
+    item = b""
+    for i in range(len(places)):
+        if properties is not None:
+            item = properties[i]
+        place: i64 = places[i]
+        streams[place >> 32].properties.append(item)
+
+
+def _producers(calls: list[Call]) -> bytes:
+    return b"".join(
+        [PRODUCER.pack(call.producer, call.sequence) for call in calls if call.producer]
+    )

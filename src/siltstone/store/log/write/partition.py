@@ -1,0 +1,231 @@
+"""Which shard a row goes to: a stable hash of its publisher or topic, the same on every machine and
+for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from siltstone.errors import UsageError
+from siltstone.store.log.read.pieces import RETAIN, Row
+from siltstone.store.log.write.cook import ROW_OVERHEAD, Call, measure_column
+from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
+from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
+
+_QOS: Final = (0, 1, 2)
+# What follows the properties in a Row, and what it is before the row is stored.
+_SET_BY_STORE: Final = 6
+_UNSET: Final = Row("", b"")[_SET_BY_STORE:]
+_FLAGS: Final = bytes([*_QOS, *(RETAIN | qos for qos in _QOS)])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows to append as parallel lists, for those who have many.
+
+    A single publisher or flags value holds for all rows. Flags are QoS in bits 0 and 1, retain in
+    bit 2. The lists belong to the store once given: they must not change.
+    """
+
+    topics: list[bytes]
+    values: list[bytes]
+    publisher: bytes | list[bytes] = b""
+    flags: int | list[int] = 0
+    properties: list[bytes] | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.topics)
+
+
+def columns_of(rows: Iterable[Row]) -> Columns:
+    """Turn rows into columns. Raises: UsageError, naming the row."""
+    if not isinstance(rows, Iterable):
+        raise UsageError(f"rows must be Rows, or Columns: type={type(rows).__name__}")
+    listed = list(rows)
+    columns = Columns([], [], [], [], [])
+    assert isinstance(columns.publisher, list)
+    assert isinstance(columns.flags, list)
+    assert columns.properties is not None
+    for number, row in enumerate(listed):
+        if not isinstance(row, Row):
+            raise UsageError(f"not a Row: row={number} type={type(row).__name__}")
+        if row[_SET_BY_STORE:] != _UNSET:
+            raise UsageError(
+                f"the store sets timestamp_us, shard, generation, stream and serial; to append a "
+                f"row that was read, pass Row(*row[:6]): row={number}"
+            )
+        if not _is_number(row.qos) or row.qos not in _QOS:
+            raise UsageError(f"qos must be 0, 1 or 2: row={number} qos={row.qos}")
+        if not isinstance(row.retain, bool):
+            raise UsageError(f"retain must be a bool: row={number} retain={row.retain!r}")
+        columns.topics.append(_encoded(row.topic, "topic", number))
+        columns.values.append(_as_bytes(row.value, "value", number))
+        columns.publisher.append(_encoded(row.publisher, "publisher", number))
+        columns.flags.append(row.qos | (RETAIN if row.retain else 0))
+        columns.properties.append(_as_bytes(row.properties, "properties", number))
+    return columns
+
+
+def _is_number(value: object) -> bool:
+    """Say whether a value is a whole number; to Python a bool is one too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _encoded(text: str, name: str, number: int) -> bytes:
+    if not isinstance(text, str):
+        raise UsageError(f"{name} must be text: row={number} type={type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{name} is not valid Unicode: row={number}") from exc
+
+
+def _as_bytes(data: bytes, name: str, number: int) -> bytes:
+    if not isinstance(data, bytes):
+        raise UsageError(f"{name} must be bytes: row={number} type={type(data).__name__}")
+    return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one shard gets of a call; rows are their numbers in it, None for all."""
+
+    shard: int
+    call: Call
+    rows: list[int] | None
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """Return the shard of a publisher or topic."""
+    return crc32(key) % shards
+
+
+def may_hold(shard: int, topic_filter: TopicFilter, settings: DatabaseSettings) -> bool:
+    """Say whether a shard may have rows of a filter: where rows go by their topics, all of a topic
+    by its name are in one.
+    """
+    if settings.shards == 1 or settings.shard_by != "topic":
+        return True
+    levels = topic_filter.levels
+    if b"+" in levels or b"#" in levels:
+        return True
+    return shard_of(b"/".join(levels), settings.shards) == shard
+
+
+def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
+    """Split a call by shard, in order; each part knows its size. Raises: UsageError."""
+    size_bytes = _check(columns)
+    if not columns.count:
+        return []
+    by_publisher = settings.shard_by == "publisher"
+    if settings.shards == 1 or (by_publisher and isinstance(columns.publisher, bytes)):
+        shard = 0
+        if settings.shards > 1 and isinstance(columns.publisher, bytes):
+            shard = shard_of(columns.publisher, settings.shards)
+        call = _call(columns, None)
+        call.size_bytes = size_bytes + ROW_OVERHEAD * columns.count
+        return [Part(shard=shard, call=call, rows=None)]
+    keys: Sequence[bytes] = columns.topics
+    if by_publisher:
+        assert isinstance(columns.publisher, list)
+        keys = columns.publisher
+    rows_by_shard: dict[int, list[int]] = {}
+    for number, key in enumerate(keys):
+        rows_by_shard.setdefault(shard_of(key, settings.shards), []).append(number)
+    parts: list[Part] = []
+    for shard, rows in sorted(rows_by_shard.items()):
+        call = _call(columns, rows)
+        call.measure(VALUE_BYTES_MAX)
+        parts.append(Part(shard=shard, call=call, rows=rows))
+    return parts
+
+
+def _check(columns: Columns) -> int:
+    """Refuse what the shards could not tell apart from a mistake of ours; return the size of the
+    columns. Raises: UsageError.
+    """
+    size_bytes = 0
+    publishers = columns.publisher
+    for name, needed in (("topics", columns.topics), ("values", columns.values)):
+        if not isinstance(needed, list):
+            raise UsageError(f"{name} must be a list: type={type(needed).__name__}")
+    count = columns.count
+    for name, column, size_max in (
+        ("topics", columns.topics, TOPIC_SIZE_MAX),
+        ("values", columns.values, VALUE_BYTES_MAX),
+        ("publisher", publishers if isinstance(publishers, list) else None, TOPIC_SIZE_MAX),
+        ("properties", columns.properties, VALUE_BYTES_MAX),
+    ):
+        if column is not None:
+            if not isinstance(column, list):
+                raise UsageError(f"{name} must be a list: type={type(column).__name__}")
+            size_bytes += measure_column(column, name, count, size_max)
+    if not isinstance(publishers, bytes | list):
+        raise UsageError(f"publisher must be bytes: type={type(publishers).__name__}")
+    if isinstance(publishers, bytes) and len(publishers) > TOPIC_SIZE_MAX:
+        raise UsageError(
+            f"publisher is too large: size_bytes={len(publishers)} max={TOPIC_SIZE_MAX}"
+        )
+    _check_flags(columns.flags, count)
+    names = publishers if isinstance(publishers, list) else [publishers]
+    for item in set(names):
+        try:
+            item.decode()
+        except UnicodeDecodeError as exc:
+            place = f": row={names.index(item)}" if isinstance(publishers, list) else ""
+            raise UsageError(f"publisher is not valid UTF-8{place}") from exc
+    return size_bytes
+
+
+def _check_flags(flags: object, count: int) -> None:
+    """Refuse flags that are more than a QoS and retain. Raises: UsageError."""
+    if not isinstance(flags, list):
+        if not _is_legal(flags):
+            raise UsageError(
+                f"flags must be a QoS from 0 to 2, with or without retain: flags={flags!r}"
+            )
+        return
+    if len(flags) != count:
+        raise UsageError(f"columns must have the same length: topics={count} flags={len(flags)}")
+    with suppress(TypeError, ValueError):
+        # All at once: the rows are looked at one by one only to name the culprit.
+        if not bytes(flags).translate(None, _FLAGS):
+            return
+    row = next(row for row, item in enumerate(flags) if not _is_legal(item))
+    raise UsageError(
+        f"flags must be a QoS from 0 to 2, with or without retain: row={row} flags={flags[row]!r}"
+    )
+
+
+def _is_legal(flags: object) -> bool:
+    return _is_number(flags) and flags in tuple(_FLAGS)
+
+
+def _call(columns: Columns, rows: list[int] | None) -> Call:
+    publisher = columns.publisher if isinstance(columns.publisher, bytes) else b""
+    call = Call(
+        _pick(columns.topics, rows),
+        _pick(columns.values, rows),
+        publisher,
+    )
+    call.rows = rows
+    if isinstance(columns.publisher, list):
+        call.publishers = _pick(columns.publisher, rows)
+    if isinstance(columns.flags, int):
+        call.flags = columns.flags
+    else:
+        call.flag_list = columns.flags if rows is None else [columns.flags[i] for i in rows]
+    if columns.properties is not None:
+        properties = _pick(columns.properties, rows)
+        call.properties = properties if any(properties) else None
+    return call
+
+
+def _pick(column: list[bytes], rows: list[int] | None) -> list[bytes]:
+    return column if rows is None else [column[i] for i in rows]

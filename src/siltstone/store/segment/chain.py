@@ -1,0 +1,390 @@
+"""The segments of one slab, in order of their serials.
+
+The last one may be unsealed; all before it have an index beside them. `sift.py` tells segments from
+foreign files, which are left alone and counted. A handle costs a few words until it is read from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePath
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import Entry, EntryKind, FileSystem
+from siltstone.fs.publish import move_aside, replace_file
+from siltstone.store.segment.body import encode_state
+from siltstone.store.segment.frame import HEADER_BYTES, PRODUCERS, STATE, FrameHeader
+from siltstone.store.segment.index import SegmentSummary, decode_index, encode_index
+from siltstone.store.segment.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    open_segment,
+    segment_path,
+)
+from siltstone.store.segment.sift import (
+    UNKNOWN,
+    SlabBounds,
+    index_path,
+    is_segment,
+    list_segments,
+    read_summary,
+)
+from siltstone.store.segment.writer import SegmentWriter, create_segment
+
+
+class SegmentHandle:
+    """A segment of a chain, opened when it is first needed."""
+
+    def __init__(self, fs: FileSystem, path: PurePath, segment: Segment | None = None) -> None:
+        self._fs = fs
+        self._segment = segment
+        self.path = path
+        self.base_serial = int(path.stem)
+        self.summary: SegmentSummary | None = None
+        self._edges: list[bytes] = []
+        self._producers: memoryview | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the segment takes no more frames."""
+        return self.summary is not None
+
+    @property
+    def next_serial(self) -> int:
+        """The serial after the last row that is visible."""
+        return (
+            self.segment().index.next_serial if self.summary is None else self.summary.next_serial
+        )
+
+    def segment(self) -> Segment:
+        """Return the mapped segment with its index. Raises: CorruptionError."""
+        if self._segment is None:
+            segment = open_segment(self._fs, self.path)
+            if segment.header.base_serial != self.base_serial:
+                raise CorruptionError(
+                    "the segment has the name of another one: "
+                    f"it begins with serial {segment.header.base_serial}",
+                    path=self.path,
+                )
+            if self.summary is None:
+                self._edges = segment.follow()
+            elif not self._load_index(segment):
+                self._edges = segment.follow(stands_to=self.summary.end_position)
+            self._segment = segment
+        return self._segment
+
+    def is_replaced(self, file_bytes: int) -> bool:
+        """Say whether a larger file has taken the name: a segment without rows was too small."""
+        segment = self._segment
+        return segment is not None and segment.header.file_bytes < file_bytes
+
+    def edges(self) -> list[bytes]:
+        """Return the learned structure as of the end of the segment, as edges to apply in order."""
+        self.segment()
+        return self._edges
+
+    def producers(self) -> bytes:
+        """Return the producers at the end of a sealed segment, as blocks to apply in order."""
+        segment = self.segment()
+        if self._producers is not None:
+            return bytes(self._producers)
+        segment.check_whole()
+        frames = (segment.frame(number) for number in range(segment.index.frame_count))
+        return b"".join(bytes(frame.section(PRODUCERS) or b"") for frame in frames)
+
+    def follow(self, *, ended: bool = False) -> list[bytes]:
+        """Enter what became visible since; return the new edges. Of a segment that has ended every
+        frame must stand.
+        """
+        segment = self.segment()
+        edges = segment.follow(stands_to=segment.visible_position if ended else 0)
+        self._edges.extend(edges)
+        return edges
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether what is known of the segment ends at a damaged frame."""
+        return self._segment is not None and self._segment.damage is not None
+
+    def check_whole(self) -> None:
+        """Raise CorruptionError where what is known of the segment ends at a damaged frame."""
+        if self._segment is not None:
+            self._segment.check_whole()
+
+    def check_reaches(self, base_serial: int) -> None:
+        """Raise CorruptionError unless the rows reach to the next segment, which begins there. How
+        far those of a damaged one reach nobody knows, and who reads it is told.
+        """
+        end = self.next_serial
+        if not self.sealed:
+            segment = self.segment()
+            if segment.damage is not None:
+                return
+            end = max(end, segment.credible_reserved())
+        if problem := order_problem(self.base_serial, end, base_serial):
+            raise CorruptionError(problem, path=self.path)
+
+    def mark_sealed(self) -> bool:
+        """Take note of the index beside the segment; False where there is no sound one."""
+        if self.summary is None:
+            summary = read_summary(self._fs, self.path)
+            if summary is None:
+                return False
+            if self._segment is not None:
+                # Sealed, it has all its frames; other threads must not be told before we know them.
+                self.follow()
+            self.summary = summary
+        return True
+
+    def _load_index(self, segment: Segment) -> bool:
+        """Map the index; False where it is damaged, and the segment must be scanned instead."""
+        path = index_path(self.path)
+        try:
+            with self._fs.open(path, writable=False) as file:
+                sealed = decode_index(file.map(writable=False), path)
+        except CorruptionError:
+            return False
+        segment.index = sealed.index
+        self._edges = [bytes(sealed.structure)]
+        self._producers = sealed.producers
+        return True
+
+
+class Chain:
+    """The handles of a slab; readers take `handles` once and work on that."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath, bounds: SlabBounds = UNKNOWN) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.bounds = bounds
+        self.handles: tuple[SegmentHandle, ...] = ()
+        # Files that are not ours, by name and size: each is looked into once.
+        self._foreign: set[tuple[str, int]] = set()
+
+    def handle_at_serial(self, serial: int) -> int:
+        """Return the number of the first handle that may hold the serial or a later one."""
+        return max(0, bisect_right(self.handles, serial, key=_base_serial) - 1)
+
+    def refresh(self, *, ended: bool = False) -> list[bytes]:
+        """Look for what another process has written since; return the edges it has learned. ended
+        says that nobody writes the slab any more.
+
+        Raises: NotFoundError when the slab was dropped; CorruptionError.
+        """
+        entries = self._fs.list(self.directory)
+        sizes = {entry.name: entry.size_bytes for entry in entries}
+        known = {
+            handle.path.name: handle
+            for handle in self.handles
+            if not handle.is_replaced(sizes.get(handle.path.name, 0))
+        }
+        refuse_lost(self._fs, self.directory, entries)
+        handles = [
+            known.get(name) or SegmentHandle(self._fs, self.directory / name)
+            for name in self._names(entries, known)
+        ]
+        edges: list[bytes] = []
+        for handle in handles:
+            if handle.path.name not in known:
+                handle.mark_sealed()
+            elif not handle.sealed:
+                seen = len(handle.edges())
+                if not handle.mark_sealed():
+                    handle.follow()
+                edges.extend(handle.edges()[seen:])
+        if handles and handles[-1].path.name not in known:
+            edges.extend(handles[-1].edges())
+        for before, after in pairwise(handles):
+            before.check_reaches(after.base_serial)
+        self.handles = tuple(handles)
+        return edges + self._last_edges(ended=ended)
+
+    def _names(self, entries: Sequence[Entry], known: Container[str]) -> list[str]:
+        """Return the names of our segments; files are looked into where one is new."""
+        named = [
+            entry
+            for entry in entries
+            if is_segment(entry) and (entry.name, entry.size_bytes) not in self._foreign
+        ]
+        if all(entry.name in known for entry in named):
+            return [entry.name for entry in named]
+        segments, foreign = list_segments(self._fs, self.directory, named, self.bounds)
+        sizes = {entry.name: entry.size_bytes for entry in named}
+        self._foreign |= {(name, sizes[name]) for name in foreign}
+        return [entry.name for entry in segments]
+
+    def _last_edges(self, *, ended: bool) -> list[bytes]:
+        # Only a damaged or missing index leaves the last segment of such a slab unsealed: then
+        # nothing but its frames tells that none is lost.
+        if ended and self.handles and not self.handles[-1].sealed:
+            return self.handles[-1].follow(ended=True)
+        return []
+
+
+def order_problem(base: int, reached: int, next_base: int) -> str:
+    """Return what is wrong where a segment that begins at base reaches up to a serial and the next
+    one begins at another; nothing where they adjoin. One serial is left out behind a segment that
+    has none, because that one's name is taken.
+    """
+    if next_base > reached + (reached == base):
+        return f"a segment is missing: expected serial {reached}, found {next_base}"
+    if next_base < reached:
+        return f"its serials reach to {reached}, but {next_base} begins the next"
+    return ""
+
+
+def _base_serial(handle: SegmentHandle) -> int:
+    return handle.base_serial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabIdentity:
+    """What every segment of a slab says of itself."""
+
+    database: str
+    shard: int
+    generation: int
+    seed: int
+    salt: int = 0
+    topic: str = ""
+
+
+class ChainWriter:
+    """Writes the end of a chain; belongs to the shard's committer."""
+
+    def __init__(
+        self, fs: FileSystem, chain: Chain, identity: SlabIdentity, *, sealed_bytes: int
+    ) -> None:
+        self._fs = fs
+        self.chain = chain
+        self._identity = identity
+        self._sealed_bytes = sealed_bytes
+        self.active: SegmentWriter | None = None
+
+    def size_bytes(self) -> int:
+        """Return the disk space that the chain takes."""
+        active = 0 if self.active is None else self.active.allocated_bytes
+        return self._sealed_bytes + active
+
+    def adopt(self, writer: SegmentWriter) -> None:
+        """Go on with a recovered segment, the last of the chain."""
+        self.active = writer
+        last = self.chain.handles[-1]
+        handle = SegmentHandle(self._fs, last.path, writer.segment)
+        self.chain.handles = (*self.chain.handles[:-1], handle)
+
+    def start(
+        self,
+        *,
+        serial: int,
+        timestamp_us: int,
+        structure: bytes,
+        producers: bytes,
+        created_us: int,
+        segment_bytes: int,
+        room_bytes: int = 0,
+        claim: tuple[int, int] | None = None,
+    ) -> None:
+        """Begin a segment at this serial with the state so far; one too large for it gets a larger
+        file. With a claim, the serial and time behind it, a frame of that size has its place.
+        """
+        body, sections = encode_state(structure, producers)
+        state = state_header(body, sections, serial=serial, timestamp_us=timestamp_us)
+        kept = self.chain.handles
+        if kept and kept[-1].base_serial == serial:
+            # The last one has no rows and is too small: this one takes its name.
+            kept = kept[:-1]
+        else:
+            move_aside(self._fs, segment_path(self.chain.directory, serial))
+        move_aside(self._fs, index_path(segment_path(self.chain.directory, serial)))
+        needed = SEGMENT_HEADER_BYTES + HEADER_BYTES + len(body) + room_bytes
+        header = SegmentHeader(
+            database=self._identity.database,
+            shard=self._identity.shard,
+            generation=self._identity.generation,
+            base_serial=serial,
+            file_bytes=max(segment_bytes, (needed + 4095) & ~4095),
+            created_us=created_us,
+            seed=self._identity.seed,
+            salt=self._identity.salt,
+            topic=self._identity.topic,
+        )
+        writer = create_segment(self._fs, self.chain.directory, header, state, body)
+        if claim is not None:
+            next_serial, last_us = claim
+            # Before anybody can take a room of it.
+            body_bytes = room_bytes - HEADER_BYTES
+            fits = writer.claim(body_bytes, next_serial=next_serial, last_timestamp_us=last_us)
+            assert fits, "the segment was made for this frame"
+        if self.active is not None:
+            self.active.close()
+        self.active = writer
+        handle = SegmentHandle(self._fs, writer.segment.path, writer.segment)
+        self.chain.handles = (*kept, handle)
+
+    def seal(self, *, structure: bytes, producers: bytes) -> None:
+        """Write the index of the active segment, after which it takes no more frames."""
+        assert self.active is not None
+        segment = self.active.segment
+        seal_segment(self._fs, segment, structure=structure, producers=producers)
+        self._sealed_bytes = directory_bytes(self._fs, self.chain.directory)
+        self.chain.handles[-1].summary = segment.index.summary()
+        self.active.close()
+        self.active = None
+
+
+def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:
+    """Return the header of a state frame: no rows, but a place among the serials and in time."""
+    return FrameHeader(
+        0, 0, STATE, 0, sections, serial, 0, 0, timestamp_us, timestamp_us, 0, len(body)
+    )
+
+
+def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> None:
+    """Write the index beside a segment, durably; what is not a file must give up the name."""
+    path = index_path(segment.path)
+    kinds = {entry.name: entry.kind for entry in fs.list(path.parent)}
+    if kinds.get(path.name, EntryKind.FILE) is not EntryKind.FILE:
+        move_aside(fs, path)
+    data = encode_index(segment.index, structure=structure, producers=producers)
+    replace_file(fs, path, data)
+
+
+def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
+    """Return the disk space that the files of a slab take, one of them left out."""
+    return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name != but)
+
+
+def lost_segments(
+    fs: FileSystem, directory: PurePath, entries: Sequence[Entry]
+) -> dict[int, SegmentSummary]:
+    """Return by base serial what is known of segments that are gone while their index is there."""
+    names = {entry.name for entry in entries if is_segment(entry)}
+    lost: dict[int, SegmentSummary] = {}
+    for entry in entries:
+        path = directory / entry.name
+        segment = path.with_suffix(".seg").name
+        if (
+            path.suffix == ".idx"
+            and entry.kind is EntryKind.FILE
+            and is_segment(replace(entry, name=segment))
+            and segment not in names
+        ):
+            handle = SegmentHandle(fs, path.with_name(segment))
+            # An index that is not sound proves nothing: it may be anybody's file.
+            if handle.mark_sealed() and handle.summary is not None:
+                lost[handle.base_serial] = handle.summary
+    return lost
+
+
+def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -> None:
+    """Raise CorruptionError where an index has lost its segment."""
+    for base_serial in lost_segments(fs, directory, entries):
+        raise CorruptionError(
+            "the segment is missing, but its index exists",
+            path=segment_path(directory, base_serial),
+        )

@@ -1,0 +1,237 @@
+"""What is where in a segment: one entry a frame, one list of frames a stream.
+
+The index of an unsealed segment grows in memory as frames are added; that of a sealed one is a
+mapped side file, so that opening a store costs nothing per frame. Both answer the same questions.
+One thread adds, any thread reads: an entry counts once `frame_count` covers it.
+
+The side file `<base serial>.idx`, little endian:
+
+    0   4  magic `KIDX`
+    4   4  CRC-32C of everything after it
+    8   4  version, 1
+    12  4  number of frames, F
+    16  4  number of streams, S
+    20  4  number of postings, P
+    24  8  first serial of the segment
+    32  8  serial after its last row
+    40  8  position after its last frame
+    48  8  length of the learned structure, L
+    56  8  length of the producers, M
+    64  4  CRC-32C of bytes 8 to 63, so that the totals can be trusted without reading the rest
+    68  4  zero
+    72     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
+           (u64 stream, u64 rows, u32 first posting, u32 postings)[S], u32[F] row counts,
+           u32[P] frames by stream, L bytes of structure, M bytes of producers
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError
+from siltstone.store.segment.frame import ROWS, FrameHeader
+
+MAGIC: Final = b"KIDX"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sIIIIIQQQQQ")
+_HEADER_CRC: Final = struct.Struct("<II")
+SUMMARY_BYTES: Final = _HEADER.size + _HEADER_CRC.size
+_STREAM: Final = struct.Struct("<QQII")
+
+Directory = Sequence[tuple[int, int, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSummary:
+    """What a sealed segment is known to hold, without looking inside."""
+
+    first_serial: int
+    next_serial: int
+    end_position: int
+    frame_count: int
+
+
+class SegmentIndex:
+    """The frames of one segment in order, and which of them hold a stream."""
+
+    def __init__(self, *, first_serial: int, end_position: int) -> None:
+        self.frame_count = 0
+        self.first_serial = first_serial
+        self.next_serial = first_serial
+        self.end_position = end_position
+        self.positions: Sequence[int] = array("Q")
+        self.serials: Sequence[int] = array("Q")
+        self.first_times: Sequence[int] = array("q")
+        self.last_times: Sequence[int] = array("q")
+        self.row_counts: Sequence[int] = array("I")
+        self.stream_rows: dict[int, int] = {}
+        self._postings: dict[int, Sequence[int]] = {}
+        self.verified = bytearray()
+
+    def add(self, position: int, header: FrameHeader, directory: Directory) -> None:
+        """Enter the frame that stands at position, after all others."""
+        number = self.frame_count
+        for column, value in (
+            (self.positions, position),
+            (self.serials, header.first_serial),
+            (self.first_times, header.first_timestamp_us),
+            (self.last_times, header.last_timestamp_us),
+            (self.row_counts, header.row_count),
+        ):
+            assert isinstance(column, array), "a sealed index does not grow"
+            column.append(value)
+        self.verified.append(0)
+        if header.kind == ROWS:
+            for stream_id, _, rows, _, _ in directory:
+                postings = self._postings.get(stream_id)
+                if postings is None:
+                    postings = self._postings[stream_id] = array("I")
+                assert isinstance(postings, array)
+                postings.append(number)
+                self.stream_rows[stream_id] = self.stream_rows.get(stream_id, 0) + rows
+        self.end_position = position + header.length
+        self.next_serial = header.first_serial + header.row_count
+        self.frame_count = number + 1
+
+    def frames_of(self, stream_id: int) -> Sequence[int]:
+        """Return the numbers of the frames that hold rows of the stream, rising."""
+        return self._postings.get(stream_id, ())
+
+    def set_frames(self, stream_id: int, frames: Sequence[int]) -> None:
+        """Say at once which frames hold a stream; for an index that is read from its side file."""
+        self._postings[stream_id] = frames
+
+    def frame_at_serial(self, serial: int) -> int:
+        """Return the first frame that may hold the serial or a later one."""
+        return max(0, bisect_right(self.serials, serial, 0, self.frame_count) - 1)
+
+    def frame_at_time(self, timestamp_us: int) -> int:
+        """Return the first frame that holds a row at or after the time."""
+        return bisect_left(self.last_times, timestamp_us, 0, self.frame_count)
+
+    def summary(self) -> SegmentSummary:
+        """Return the totals."""
+        return SegmentSummary(
+            first_serial=self.first_serial,
+            next_serial=self.next_serial,
+            end_position=self.end_position,
+            frame_count=self.frame_count,
+        )
+
+
+def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> bytes:
+    """Build the side file of a segment that takes no more frames."""
+    postings = array("I")
+    streams = bytearray()
+    for stream_id in sorted(index.stream_rows):
+        frames = index.frames_of(stream_id)
+        streams += _STREAM.pack(stream_id, index.stream_rows[stream_id], len(postings), len(frames))
+        postings.extend(frames)
+    parts = [
+        bytes(memoryview(array("Q", index.positions))),
+        bytes(memoryview(array("Q", index.serials))),
+        bytes(memoryview(array("q", index.first_times))),
+        bytes(memoryview(array("q", index.last_times))),
+        bytes(streams),
+        bytes(memoryview(array("I", index.row_counts))),
+        bytes(memoryview(postings)),
+        structure,
+        producers,
+    ]
+    header = _HEADER.pack(
+        MAGIC,
+        0,
+        VERSION,
+        index.frame_count,
+        len(index.stream_rows),
+        len(postings),
+        index.first_serial,
+        index.next_serial,
+        index.end_position,
+        len(structure),
+        len(producers),
+    )
+    data = b"".join([header, _HEADER_CRC.pack(crc32c(header[8:]), 0), *parts])
+    return data[:4] + crc32c(data[8:]).to_bytes(4, "little") + data[8:]
+
+
+def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
+    """Read the totals from the first SUMMARY_BYTES of a side file. Raises: CorruptionError."""
+    if len(header) < SUMMARY_BYTES:
+        raise CorruptionError("the index is too short", path=path)
+    fields = _HEADER.unpack_from(header)
+    if fields[0] != MAGIC or fields[2] != VERSION:
+        raise CorruptionError("the file is not an index, or has an unknown version", path=path)
+    if _HEADER_CRC.unpack_from(header, _HEADER.size) != (crc32c(header[8 : _HEADER.size]), 0):
+        raise CorruptionError("the header of the index does not match its checksum", path=path)
+    return SegmentSummary(
+        first_serial=fields[6], next_serial=fields[7], end_position=fields[8], frame_count=fields[3]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedIndex:
+    """A side file, decoded: the index, and the structure and producers as they were at the end."""
+
+    index: SegmentIndex
+    structure: memoryview
+    producers: memoryview
+
+
+def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
+    """Check and open a mapped side file; its columns stay in the map. Raises: CorruptionError."""
+    summary = decode_summary(bytes(view[:SUMMARY_BYTES]), path)
+    fields = _HEADER.unpack_from(view)
+    if crc32c(view[8:]) != fields[1]:
+        raise CorruptionError("the index does not match its checksum", path=path)
+    frames, streams, postings = fields[3], fields[4], fields[5]
+    structure_bytes, producers_bytes = fields[9], fields[10]
+    expected = (
+        SUMMARY_BYTES
+        + frames * 36
+        + streams * _STREAM.size
+        + postings * 4
+        + structure_bytes
+        + producers_bytes
+    )
+    if len(view) != expected:
+        raise CorruptionError(f"the index must have {expected} bytes, found {len(view)}", path=path)
+    cut = _Cutter(view, SUMMARY_BYTES)
+    index = SegmentIndex(first_serial=summary.first_serial, end_position=summary.end_position)
+    index.positions = cut.take(frames * 8).cast("Q")
+    index.serials = cut.take(frames * 8).cast("Q")
+    index.first_times = cut.take(frames * 8).cast("q")
+    index.last_times = cut.take(frames * 8).cast("q")
+    table = cut.take(streams * _STREAM.size)
+    index.row_counts = cut.take(frames * 4).cast("I")
+    numbers = cut.take(postings * 4).cast("I")
+    for stream_id, rows, first, count in _STREAM.iter_unpack(table):
+        index.stream_rows[stream_id] = rows
+        index.set_frames(stream_id, numbers[first : first + count])
+    index.verified = bytearray(frames)
+    index.next_serial = summary.next_serial
+    index.frame_count = frames
+    return SealedIndex(
+        index=index, structure=cut.take(structure_bytes), producers=cut.take(producers_bytes)
+    )
+
+
+class _Cutter:
+    """Hands out consecutive pieces of a view."""
+
+    def __init__(self, view: memoryview, position: int) -> None:
+        self._view = view
+        self._position = position
+
+    def take(self, length: int) -> memoryview:
+        piece = self._view[self._position : self._position + length]
+        self._position += length
+        return piece

@@ -1,0 +1,303 @@
+"""One mapped file of frames: its header, and its reading.
+
+    0     4  magic `KASK`
+    4     4  version, 1
+    8     8  size of the file
+    16    8  base serial: that of the first row
+    24    4  shard
+    28    4  generation
+    32    8  created, timestamp_us
+    40    4  seed of the frames' CRCs
+    44    4  layout, 1 = log
+    48    2  length of the database's name, then the name in UTF-8
+    312   8  salt of the database, 0 where it is not known
+    320   2  length of the topic's name, 0 but in topic logs; then the name in UTF-8
+    2044  4  CRC-32C of bytes 0 to 2043
+    2048  8  visible position: readers may read up to here
+    2112  8  synced position: what stands before it survived a sync
+    2176  8  reserved serial: readers may have seen serials below it whose rows were not synced
+    4096     frames, the first a state frame
+
+The three positions have a cache line each and are stored through the map with one 8-byte store, so
+that another process reads either the old or the new one. They move after the act that they tell of,
+never before; hence a synced position that is found on the disk is always true, if not always the
+newest.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.api import FileSystem
+from siltstone.store.segment.frame import (
+    EDGES,
+    ROOM,
+    FrameFormatError,
+    FrameHeader,
+    crc_matches,
+    decode_directory,
+    decode_header,
+    head_matches,
+)
+from siltstone.store.segment.index import SegmentIndex
+from siltstone.store.segment.view import FrameView, open_frame
+
+MAGIC: Final = b"KASK"
+VERSION: Final = 1
+LAYOUT_LOG: Final = 1
+SEGMENT_HEADER_BYTES: Final = 4096
+SEGMENT_BYTES_MIN: Final = 64 * 1024
+NAME_BYTES_MAX: Final = 255
+_FIXED: Final = struct.Struct("<4sIQQIIqIIH")
+_CRC_OFFSET: Final = 2044
+_ORIGIN: Final = struct.Struct("<QH")
+_ORIGIN_OFFSET: Final = 312
+TOPIC_BYTES_MAX: Final = _CRC_OFFSET - _ORIGIN_OFFSET - _ORIGIN.size
+VISIBLE: Final = 2048 // 8
+SYNCED: Final = 2112 // 8
+RESERVED: Final = 2176 // 8
+# A reserved serial is never further ahead than the rows of one frame and one step of reserving.
+RESERVE_REACH: Final = 1 << 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentHeader:
+    """What a segment says of itself, for good."""
+
+    database: str
+    shard: int
+    generation: int
+    base_serial: int
+    file_bytes: int
+    created_us: int
+    seed: int
+    # What makes a lost manifest anew; segments of earlier versions have neither.
+    salt: int = 0
+    topic: str = ""
+
+    def encode(self, *, end: int) -> bytes:
+        """Return the 4 KiB that open a file whose frames are synced and visible up to end."""
+        name = self.database.encode()
+        assert len(name) <= NAME_BYTES_MAX
+        data = bytearray(SEGMENT_HEADER_BYTES)
+        _FIXED.pack_into(
+            data,
+            0,
+            MAGIC,
+            VERSION,
+            self.file_bytes,
+            self.base_serial,
+            self.shard,
+            self.generation,
+            self.created_us,
+            self.seed,
+            LAYOUT_LOG,
+            len(name),
+        )
+        data[_FIXED.size : _FIXED.size + len(name)] = name
+        topic = self.topic.encode()
+        if len(topic) > TOPIC_BYTES_MAX:
+            # The rows have it as well.
+            topic = b""
+        _ORIGIN.pack_into(data, _ORIGIN_OFFSET, self.salt, len(topic))
+        start = _ORIGIN_OFFSET + _ORIGIN.size
+        data[start : start + len(topic)] = topic
+        struct.pack_into("<I", data, _CRC_OFFSET, crc32c(bytes(data[:_CRC_OFFSET])))
+        struct.pack_into("<Q", data, VISIBLE * 8, end)
+        struct.pack_into("<Q", data, SYNCED * 8, end)
+        return bytes(data)
+
+    @classmethod
+    def decode(cls, view: memoryview, path: PurePath) -> SegmentHeader:
+        """Read the header of a mapped file. Raises: CorruptionError."""
+        if len(view) < SEGMENT_HEADER_BYTES or bytes(view[:4]) != MAGIC:
+            raise CorruptionError("not a segment: the file does not begin with KASK", path=path)
+        (crc,) = struct.unpack_from("<I", view, _CRC_OFFSET)
+        if crc32c(view[:_CRC_OFFSET]) != crc:
+            raise CorruptionError(
+                "the header of the segment does not match its checksum", path=path
+            )
+        fields = _FIXED.unpack_from(view)
+        if fields[1] != VERSION or fields[8] != LAYOUT_LOG:
+            raise CorruptionError(f"unknown version {fields[1]} of a segment", path=path)
+        if fields[2] != len(view):
+            reason = f"segment has {len(view)} bytes instead of {fields[2]}"
+            raise CorruptionError(reason, path=path)
+        name = bytes(view[_FIXED.size : _FIXED.size + fields[9]])
+        salt, topic_bytes = _ORIGIN.unpack_from(view, _ORIGIN_OFFSET)
+        topic_at = _ORIGIN_OFFSET + _ORIGIN.size
+        return cls(
+            database=name.decode(),
+            shard=fields[4],
+            generation=fields[5],
+            base_serial=fields[3],
+            file_bytes=fields[2],
+            created_us=fields[6],
+            seed=fields[7],
+            salt=salt,
+            topic=bytes(view[topic_at : topic_at + topic_bytes]).decode(),
+        )
+
+
+def declared_bytes(head: bytes) -> int:
+    """Return the file size that a sound header gives, 0 where the header is not sound."""
+    if len(head) < SEGMENT_HEADER_BYTES or head[:4] != MAGIC:
+        return 0
+    (crc,) = struct.unpack_from("<I", head, _CRC_OFFSET)
+    return int(_FIXED.unpack_from(head)[2]) if crc32c(head[:_CRC_OFFSET]) == crc else 0
+
+
+class Segment:
+    """A mapped segment: any number of threads read it; its index grows where it is written or
+    followed.
+    """
+
+    def __init__(self, path: PurePath, view: memoryview) -> None:
+        self.path = path
+        self.view = view
+        self.header = SegmentHeader.decode(view, path)
+        self.buffer = pa.py_buffer(view)
+        self.index = SegmentIndex(
+            first_serial=self.header.base_serial, end_position=SEGMENT_HEADER_BYTES
+        )
+        self.cells = view[:SEGMENT_HEADER_BYTES].cast("Q")
+        # Where the frames that can be entered end before their time, and why.
+        self.damage: CorruptionError | None = None
+
+    @property
+    def visible_position(self) -> int:
+        """Where readers must stop."""
+        return self.cells[VISIBLE]
+
+    @property
+    def synced_position(self) -> int:
+        """What survived a sync, as far as this file knows."""
+        return self.cells[SYNCED]
+
+    @property
+    def reserved_serial(self) -> int:
+        """Below this, serials may have been seen without having been synced."""
+        return self.cells[RESERVED]
+
+    def credible_reserved(self) -> int:
+        """Return the reserved serial, which no checksum covers, up to where it may be true."""
+        return min(self.reserved_serial, self.index.next_serial + RESERVE_REACH)
+
+    def frame(self, number: int) -> FrameView:
+        """Open a frame; its bytes are checked the first time. Raises: CorruptionError."""
+        index = self.index
+        position = index.positions[number]
+        header = self.header_at(position, self.header.file_bytes)
+        if header is None:
+            raise CorruptionError(
+                "a frame is missing that was read before", path=self.path, offset=position
+            )
+        if not index.verified[number]:
+            if not crc_matches(self.view, position, header, self.header.seed):
+                raise CorruptionError(
+                    "the frame does not match its checksum", path=self.path, offset=position
+                )
+            if (header.first_serial, header.row_count) != (
+                index.serials[number],
+                index.row_counts[number],
+            ):
+                raise CorruptionError(
+                    "the frame does not match the index", path=self.path, offset=position
+                )
+            index.verified[number] = 1
+        return self.open_frame(position, header)
+
+    def header_at(self, position: int, limit: int) -> FrameHeader | None:
+        """Decode a frame's header; None at the clean end. Raises: CorruptionError."""
+        try:
+            return decode_header(self.view, position, limit)
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=self.path, offset=position) from exc
+
+    def check_whole(self) -> None:
+        """Raise CorruptionError for who has read, or counted, all frames up to a damaged one."""
+        damage = self.damage
+        if damage is not None:
+            raise CorruptionError(damage.reason, path=damage.path, offset=damage.offset)
+
+    def _next_header(self, position: int, limit: int, *, synced: bool) -> tuple[FrameHeader, bool]:
+        """Decode the header of a frame that is to be entered; say also whether all its bytes were
+        checked.
+
+        What a frame says of its streams and edges is believed from here on, so these must be whole;
+        its rows are checked when they are read. Of one that may not be on the disk nothing is
+        believed before all of it was checked.
+        """
+        header = self.header_at(position, limit)
+        if header is None:
+            raise CorruptionError("a frame is missing", path=self.path, offset=position)
+        if synced and head_matches(self.view, position, header, self.header.seed):
+            return header, False
+        if not crc_matches(self.view, position, header, self.header.seed):
+            raise CorruptionError(
+                "the frame does not match its checksum", path=self.path, offset=position
+            )
+        return header, True
+
+    def open_frame(self, position: int, header: FrameHeader) -> FrameView:
+        """Lay out the sections of a frame. Raises: CorruptionError."""
+        try:
+            return open_frame(self.view, self.buffer, position, header)
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=self.path, offset=position) from exc
+
+    def add(self, position: int, header: FrameHeader) -> FrameView:
+        """Enter a frame that is known to be whole in the index."""
+        frame = self.open_frame(position, header)
+        self.index.add(position, header, decode_directory(frame.view, frame.table))
+        return frame
+
+    def follow(self, *, stands_to: int = 0) -> list[bytes]:
+        """Enter what the writer, in whatever process, made visible since; return the new edges in
+        order.
+
+        Behind the synced position, or stands_to where that is further, a frame may be missing after
+        a power cut that nobody has recovered from yet: that is where this segment ends for now.
+        One missing before it is damage: what stands before that can be read, and who would read on
+        is told by `check_whole`.
+        """
+        edges: list[bytes] = []
+        limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
+        stands_to = max(self.synced_position, stands_to)
+        damage: CorruptionError | None = None
+        position = self.index.end_position
+        while position < limit:
+            try:
+                header, checked = self._next_header(position, limit, synced=position < stands_to)
+                if header.kind != ROOM:
+                    frame = self.add(position, header)
+                    self.index.verified[-1] = checked
+                    if (found := frame.section(EDGES)) is not None:
+                        edges.append(bytes(found))
+            except CorruptionError as exc:
+                if position < stands_to:
+                    damage = exc
+                break
+            position += header.length
+        self.damage = damage
+        return edges
+
+
+def open_segment(fs: FileSystem, path: PurePath) -> Segment:
+    """Map a segment for reading; its index is empty. Raises: CorruptionError, NotFoundError."""
+    with fs.open(path, writable=False) as file:
+        if file.size() < SEGMENT_HEADER_BYTES:
+            raise CorruptionError("the segment is too short", path=path)
+        return Segment(path, file.map(writable=False))
+
+
+def segment_path(directory: PurePath, base_serial: int) -> PurePath:
+    """Return the name of the segment that begins with this serial."""
+    return directory / f"{base_serial:020d}.seg"

@@ -1,0 +1,172 @@
+"""Which files in the directory of a slab are its segments.
+
+A segment is a regular file with the name of one and the magic at its front. Anything else is
+foreign: it is named to the caller and left alone.
+
+A file with such a name and without the magic may be foreign, or a segment whose header is damaged.
+It counts as a segment, so that its damage is told, where one of these proves that rows were there:
+
+- a sound index stands beside it;
+- a whole frame of this slab stands in it, for nothing but the slab's own writer knows the seed;
+- the slab needs a segment at that serial: its first one, or the one behind a sealed segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from siltstone.errors import CorruptionError, NotFoundError, UsageError
+from siltstone.fs.api import Entry, EntryKind, FileSystem
+from siltstone.store.segment.index import SUMMARY_BYTES, SegmentSummary, decode_summary
+from siltstone.store.segment.recovery import whole_frames
+from siltstone.store.segment.segment import (
+    MAGIC,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_HEADER_BYTES,
+    open_segment,
+)
+
+_NAME: Final = re.compile(r"\d{20}\.seg")
+_PAGE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabBounds:
+    """What is known of a slab beside its files: where its serials begin and end, and the seed."""
+
+    first_serial: int | None = None
+    until_serial: int | None = None
+    seed: int | None = None
+
+
+UNKNOWN: Final = SlabBounds()
+
+
+def is_segment(entry: Entry) -> bool:
+    """Say whether a directory entry has the name and the kind of a segment."""
+    return entry.kind is EntryKind.FILE and _NAME.fullmatch(entry.name) is not None
+
+
+def index_path(path: PurePath) -> PurePath:
+    """Return the name of the index beside a segment."""
+    return path.with_suffix(".idx")
+
+
+def read_summary(fs: FileSystem, path: PurePath) -> SegmentSummary | None:
+    """Return the totals in the index beside a segment, None where no sound one stands there."""
+    path = index_path(path)
+    try:
+        with fs.open(path, writable=False) as file:
+            return decode_summary(file.read_at(0, SUMMARY_BYTES), path)
+    except (NotFoundError, CorruptionError, UsageError):
+        return None
+
+
+def list_segments(
+    fs: FileSystem, directory: PurePath, entries: Sequence[Entry], bounds: SlabBounds = UNKNOWN
+) -> tuple[list[Entry], list[str]]:
+    """Sort the entries of a slab's directory into its segments and the names that are not its own.
+
+    Raises: NotFoundError when a file goes meanwhile.
+    """
+    named = [entry for entry in entries if is_segment(entry)]
+    marked = [entry for entry in named if has_magic(fs, directory / entry.name)]
+    segments = marked
+    if len(marked) < len(named):
+        segments = _with_damaged(fs, directory, named, marked, bounds)
+    ours = {entry.name for entry in segments}
+    ours |= {f"{name[:-4]}.idx" for name in ours}
+    return segments, [entry.name for entry in entries if entry.name not in ours]
+
+
+def has_magic(fs: FileSystem, path: PurePath) -> bool:
+    """Say whether a regular file begins with the magic. Raises: NotFoundError."""
+    with fs.open(path, writable=False) as file:
+        return file.read_at(0, len(MAGIC)) == MAGIC
+
+
+def holds_frames(fs: FileSystem, path: PurePath, seed: int) -> bool:
+    """Say whether a whole frame with this seed stands in a file."""
+    with fs.open(path, writable=False) as file:
+        if file.size() <= SEGMENT_HEADER_BYTES:
+            return False
+        view = file.map(writable=False)
+        stop = file.data_end(SEGMENT_HEADER_BYTES)
+        frames = whole_frames(view, SEGMENT_HEADER_BYTES, stop, seed)
+        found = next(frames, None)
+        # The file may have to change its size, which no map may see.
+        frames.close()
+        view.release()
+        return found is not None
+
+
+def _with_damaged(
+    fs: FileSystem,
+    directory: PurePath,
+    named: Sequence[Entry],
+    marked: Sequence[Entry],
+    bounds: SlabBounds,
+) -> list[Entry]:
+    """Return the files with the magic, and those without it that were segments all the same."""
+    seed = bounds.seed if bounds.seed is not None else _seed_of(fs, directory, marked)
+    has_mark = {entry.name for entry in marked}
+    segments: list[Entry] = []
+    for entry in named:
+        path = directory / entry.name
+        summary = read_summary(fs, path)
+        if (
+            entry.name in has_mark
+            or (summary is not None and summary.first_serial == int(path.stem))
+            or (seed is not None and holds_frames(fs, path, seed))
+            or _is_needed(fs, directory, entry, segments, bounds)
+        ):
+            segments.append(entry)
+    return segments
+
+
+def _seed_of(fs: FileSystem, directory: PurePath, marked: Sequence[Entry]) -> int | None:
+    """Return the seed that the first segment with a sound header has."""
+    for entry in marked:
+        try:
+            return open_segment(fs, directory / entry.name).header.seed
+        except CorruptionError:
+            continue
+    return None
+
+
+def _is_needed(
+    fs: FileSystem,
+    directory: PurePath,
+    entry: Entry,
+    before: Sequence[Entry],
+    bounds: SlabBounds,
+) -> bool:
+    """Say whether the slab has lost rows unless this file was its segment."""
+    base = int(PurePath(entry.name).stem)
+    if bounds.until_serial is not None and base >= bounds.until_serial:
+        return False
+    if not before:
+        return base == bounds.first_serial
+    last = directory / before[-1].name
+    summary = read_summary(fs, last)
+    if summary is not None:
+        # Behind a segment without rows one serial is left out: its name is taken.
+        empty = summary.next_serial == int(last.stem)
+        return base in (summary.next_serial, summary.next_serial + empty)
+    # The one before takes rows, or has lost its index as well: then only the size can tell.
+    has_size = entry.size_bytes >= SEGMENT_BYTES_MIN and entry.size_bytes % _PAGE_BYTES == 0
+    return has_size and base == _end_of(fs, last)
+
+
+def _end_of(fs: FileSystem, path: PurePath) -> int | None:
+    """Return the serial behind the last row of a segment without an index."""
+    try:
+        segment = open_segment(fs, path)
+    except CorruptionError:
+        return None
+    segment.follow()
+    return max(segment.index.next_serial, segment.credible_reserved())

@@ -1,0 +1,226 @@
+"""One shard as the log of one topic: blocks in, runs of values out, both by offset.
+
+A row's offset is its serial: the shard takes blocks alone, always synced, so serials have no gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from siltstone.errors import CorruptionError, SlabDroppedError
+from siltstone.store.log.slab import Slab
+from siltstone.store.log.write.cook import Block, Call
+from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
+from siltstone.store.segment.room import Room
+from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.writer.ticket import Ticket
+from siltstone.topic.grammar import check_topic
+
+# What a block takes in the queue beside its values.
+_BLOCK_BYTES: Final = 512
+# Frames may be small: a read that wants little should not open many.
+_FRAMES_A_READ: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRun:
+    """Rows that follow each other, where they stand in the map.
+
+    Value i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]].
+    """
+
+    first_offset: int
+    offsets: memoryview
+    data: memoryview
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.offsets) - 1
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the last row."""
+        return self.first_offset + self.count
+
+
+class BlockLog:
+    """The log of one topic; any thread may use it."""
+
+    def __init__(self, slabs: WritableSlabs, number: int, topic: str) -> None:
+        self._slabs = slabs
+        self.number = number
+        self.topic = topic
+        self.topic_bytes = topic.encode()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is at hand. One that is not is recovered by the first call, which takes as
+        long as that does.
+        """
+        return self._slabs.is_open(self.number)
+
+    def open(self) -> None:
+        """Recover it if it is not at hand. Raises: CorruptionError, ClosedError."""
+        self._slabs.shard(self.number)
+
+    def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
+        """Queue rows: i32 offsets from 0, one a row and one more, and their values.
+
+        The ticket is done when they survive a power cut. Raises: OverloadedError, PoisonedError,
+        ClosedError; the ticket StorageFullError, QuotaExceededError.
+        """
+        block = Block(self.topic_bytes, offsets, values, None)
+        return self._submit(block, len(values) + len(offsets), timeout)
+
+    def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
+        """Queue rows whose values were put into a room; they are not copied."""
+        return self._submit(Block(self.topic_bytes, offsets, b"", room), len(offsets), timeout)
+
+    def _submit(self, block: Block, size_bytes: int, timeout: float | None) -> Ticket:
+        call = Call([], [], b"")
+        call.block = block
+        call.size_bytes = size_bytes + _BLOCK_BYTES
+        ticket = Ticket(block.count, 1, waits=True)
+        self._slabs.shard(self.number).submit(call, ticket, None, timeout)
+        return ticket
+
+    def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
+        """Take a place in the segment for so many bytes; `then` gets it, at once or from the
+        shard's thread. Raises: what keeps it from being asked for.
+        """
+        shard = self._slabs.shard(self.number)
+        room = shard.take_room(size, rows=rows, topic=self.topic_bytes)
+        if room is not None:
+            then(room)
+        else:
+            shard.make_room(size, rows=rows, topic=self.topic_bytes, then=then)
+
+    def give_up_room(self, room: Room) -> None:
+        """Take back a place that nothing will stand in."""
+        self._slabs.shard(self.number).give_up_room(room)
+
+    def bounds(self) -> range:
+        """Return the offsets that are there: from the oldest row left to behind the newest."""
+        slabs = self._slabs.of_shard(self.number)
+        return range(slabs[0].record.first_serial, slabs[-1].next_serial())
+
+    def length(self, offset: int) -> int:
+        """Return how long the message at an offset is, 0 where there is none."""
+        runs = self.read(offset, bytes_max=1, rows_max=1)
+        if not runs or runs[0].first_offset != offset:
+            return 0
+        return runs[0].offsets[1] - runs[0].offsets[0]
+
+    def read(self, offset: int, *, bytes_max: int, rows_max: int = 1 << 30) -> list[BlockRun]:
+        """Return what stands from an offset on, up to so much, but one row at least; nothing where
+        there is nothing yet. Rows that damage took are passed over. Raises: CorruptionError.
+        """
+        runs: list[BlockRun] = []
+        for slab in self._slabs.of_shard(self.number):
+            until = slab.record.until_serial
+            if until is not None and until <= offset:
+                continue
+            try:
+                for run in _runs(slab, offset):
+                    cut = _cut(run, bytes_max, rows_max)
+                    if cut.count == 0 and runs:
+                        return runs
+                    runs.append(cut if cut.count else _cut(run, len(run.data), 1))
+                    offset = runs[-1].next_offset
+                    bytes_max -= len(runs[-1].data)
+                    rows_max -= runs[-1].count
+                    if bytes_max <= 0 or rows_max <= 0 or offset < run.next_offset:
+                        return runs
+            except SlabDroppedError:
+                continue
+        return runs
+
+
+class BlockLogs:
+    """The shards of a database, each the log of a topic."""
+
+    def __init__(self, slabs: WritableSlabs) -> None:
+        self._slabs = slabs
+        self._lock = Lock()
+        self._logs = {
+            topic: BlockLog(slabs, number, topic)
+            for number, topic in enumerate(slabs.manifest.logs)
+        }
+
+    def topics(self) -> list[str]:
+        """Return the topics in the order of their creation."""
+        return list(self._logs)
+
+    def add(self, topic: str) -> BlockLog:
+        """Create the log of a topic, durably.
+
+        Raises: ExistsError, InvalidTopicError, UsageError, StorageFullError.
+        """
+        check_topic(topic.encode())
+        with self._lock:
+            log = BlockLog(self._slabs, self._slabs.add_log(topic), topic)
+            self._logs = self._logs | {topic: log}
+            return log
+
+    def find(self, topic: str) -> BlockLog | None:
+        """Return the log of a topic, None where it was not created."""
+        return self._logs.get(topic)
+
+
+def _runs(slab: Slab, offset: int) -> list[BlockRun]:
+    """Return the rest of the frame that holds an offset, and some frames behind it."""
+    runs: list[BlockRun] = []
+    handles = slab.handles()
+    for handle in handles[slab.chain.handle_at_serial(offset) :]:
+        segment = handle.segment()
+        index = segment.index
+        for number in range(index.frame_at_serial(offset), index.frame_count):
+            after = index.serials[number] + index.row_counts[number]
+            if after <= offset:
+                continue
+            frame = segment.frame(number)
+            if frame.header.kind != ROWS:
+                continue
+            first = max(0, offset - frame.header.first_serial)
+            offsets, data = frame.section(VALUE_OFFSETS), frame.section(VALUES)
+            if offsets is None or data is None:
+                raise CorruptionError(
+                    "a frame of a topic log does not have values",
+                    path=segment.path,
+                    offset=index.positions[number],
+                )
+            ends = offsets.cast("i")[first:]
+            runs.append(
+                BlockRun(
+                    first_offset=frame.header.first_serial + first,
+                    offsets=ends,
+                    data=data[ends[0] : ends[len(ends) - 1]],
+                )
+            )
+            offset = after
+            if len(runs) >= _FRAMES_A_READ:
+                return runs
+        if segment.damage is not None and runs:
+            return runs
+        segment.check_whole()
+    return runs
+
+
+def _cut(run: BlockRun, bytes_max: int, rows_max: int) -> BlockRun:
+    """Return the first rows of a run that are within limits."""
+    first = run.offsets[0]
+    rows = min(run.count, rows_max)
+    if run.offsets[rows] - first > bytes_max:
+        rows = bisect_right(run.offsets, first + bytes_max, 0, rows + 1) - 1
+    if rows == run.count:
+        return run
+    return BlockRun(
+        first_offset=run.first_offset,
+        offsets=run.offsets[: rows + 1],
+        data=run.data[: run.offsets[rows] - first],
+    )

@@ -1,0 +1,690 @@
+"""The slabs of a database that this process writes, and its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import PurePath
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from siltstone.clock import Clock
+from siltstone.errors import (
+    ClosedError,
+    CorruptionError,
+    DiskError,
+    ExistsError,
+    NotFoundError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import remove_tree, sweep_temporaries
+from siltstone.guard import contain
+from siltstone.store.log.first_slab import begin_in_place, first_slab
+from siltstone.store.log.opening import (
+    RecoveryReport,
+    identity_of,
+    reopen_slab,
+    slab_directory,
+)
+from siltstone.store.log.slab import Slab
+from siltstone.store.log.slab_names import check_open, find_slab, open_slab, ordered
+from siltstone.store.log.write.committer import Committer, OnStored
+from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.shard import LogShard
+from siltstone.store.segment.chain import directory_bytes
+from siltstone.store.shard.opened_shards import Shards
+from siltstone.store.slab.added_logs import AddedLog
+from siltstone.store.slab.drops import DropLog, Dropped, Why
+from siltstone.store.slab.manifest import (
+    Manifest,
+    ManifestFile,
+    SlabId,
+    SlabRecord,
+    SlabState,
+    read_manifest,
+)
+from siltstone.store.slab.marks import read_seed, read_tiered, sow, tiered_slabs
+from siltstone.store.slab.retention import (
+    RECLAIM_SEAL_BYTES,
+    due_for_drop,
+    due_for_reclaim,
+    due_for_turn,
+    sets_rotation,
+)
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.slab.space import Space
+from siltstone.topic.structure import Structure
+
+# So many shards are opened at once and hold a file descriptor all the time. Each further one is
+# opened when it is first used, and holds a descriptor only while it stores.
+_WARM_SHARDS: Final = 64
+# What a slab is dropped within: it tells whether that may be.
+Dropping = Callable[[], AbstractContextManager[bool]]
+# Above every serial.
+_END: Final = 1 << 64
+
+
+class Reclaimable(NamedTuple):
+    """Where slabs end that may be dropped once all rows are delivered: of each shard the serials
+    behind its sealed ones, in order, and the serial behind its current one, where that may be
+    sealed for it.
+    """
+
+    sealed: dict[int, list[int]]
+    current: dict[int, int]
+
+
+class WritableSlabs:
+    """The slabs of the process that writes them, and its shards."""
+
+    def __init__(self, fs: FileSystem, clock: Clock, directory: PurePath) -> None:
+        self._fs = fs
+        self._clock = clock
+        self._directory = directory
+        self._lock = Lock()
+        self._drop_lock = Lock()
+        self._checked_at = clock.monotonic()
+        self.reports: list[RecoveryReport] = []
+        self._tell_recovered: Callable[[RecoveryReport], None] | None = None
+        sweep_temporaries(fs, directory)
+        self._keeper = ManifestFile(fs, directory, read_manifest(fs, directory))
+        self._keeper.fold()
+        self._finish_drops()
+        self._keeper.keep_reserve()
+        self._slabs: dict[SlabId, Slab] = {}
+        self._of_shard: dict[int, tuple[Slab, ...]] = {}
+        self._names_lock = Lock()
+        self._sealed_bytes: dict[SlabId, int] = {}
+        self._space = Space(fs, directory)
+        self.closed = False
+        self._closing = False
+        self._close_lock = Lock()
+        self._configure_lock = Lock()
+        self._listeners: tuple[OnStored, ...] = ()
+        self.drops = DropLog(self.manifest.database)
+        self._topics = set(self.manifest.logs)
+        self._shards = Shards(self.manifest.settings.shards, self._open_shard)
+        self._open_shards()
+        with suppress(CorruptionError):
+            # Retention tells of a damaged mark, and drops nothing.
+            self.adopt_tiered()
+
+    def _open_shards(self) -> None:
+        """Open the shards that are needed from the start; where one cannot be opened, close the
+        others again.
+        """
+        try:
+            self._shards.open_first(_WARM_SHARDS)
+            self._open_measured()
+        except BaseException:
+            for shard in self._shards.opened():
+                shard.close()
+            raise
+
+    def _open_measured(self) -> None:
+        """Open every shard where the age or the size of each one matters."""
+        settings = self.manifest.settings
+        limits = (
+            settings.rotate_seconds,
+            settings.rotate_bytes,
+            settings.retain_seconds,
+            settings.retain_bytes,
+            settings.quota_bytes,
+        )
+        if settings.reclaim != "none" or any(limit is not None for limit in limits):
+            self._shards.open_first(len(self._shards))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on the disk."""
+        return self._keeper.current
+
+    def all(self) -> list[Slab]:
+        """Return the slabs by generation, then shard. Raises: ClosedError."""
+        check_open(closed=self._closing)
+        self._shards.open_first(len(self._shards))
+        return ordered(self._slabs)
+
+    def of_shard(self, number: int) -> tuple[Slab, ...]:
+        """Return the slabs of a shard by generation. Raises: ClosedError, CorruptionError."""
+        self.shard(number)
+        slabs = self._of_shard.get(number)
+        if slabs is None:
+            # It was closed since.
+            raise ClosedError("the database is closed")
+        return slabs
+
+    def slab(self, slab: SlabId) -> Slab:
+        """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
+        check_open(closed=self._closing)
+        if slab not in self._slabs and slab.shard < len(self._shards):
+            self._shards.get(slab.shard)
+        return find_slab(self._slabs, slab)
+
+    def shard(self, number: int) -> LogShard:
+        """Return a shard. Raises: ClosedError, and CorruptionError where it is opened for this."""
+        shards = self._shards
+        # In this order: once they are let go of we are closing.
+        check_open(closed=self._closing)
+        return shards.get(number)
+
+    def is_open(self, number: int) -> bool:
+        """Say whether a shard is at hand, without waiting for the disk."""
+        return self._shards.find(number) is not None
+
+    def ended(self, slab: SlabId) -> bool:
+        """Say whether a slab takes no more rows."""
+        return self.slab(slab).record.state is not SlabState.CURRENT
+
+    def refresh(self) -> bool:
+        """Do nothing: readers in this process see each row as it becomes visible."""
+        check_open(closed=self._closing)
+        return False
+
+    def slab_bytes(self, slab: SlabId) -> int:
+        """Return the disk space a slab takes."""
+        shard = self._shards.find(slab.shard)
+        if shard is not None and shard.committer.slab.id == slab:
+            return shard.committer.size_bytes()
+        if slab in self._sealed_bytes:
+            return self._sealed_bytes[slab]
+        try:
+            return directory_bytes(self._fs, slab_directory(self._directory, slab))
+        except NotFoundError:
+            # Dropped at this moment.
+            return 0
+
+    def seal(self) -> None:
+        """Turn the generation of every shard over."""
+        check_open(closed=self._closing)
+        self._shards.open_first(len(self._shards))
+        for shard in self._shards.opened():
+            shard.seal()
+
+    def restart_times(self) -> int:
+        """Let rows be stamped by the clock again, in a new generation of each shard whose rows are
+        stamped ahead of it; return how many there were.
+        """
+        check_open(closed=self._closing)
+        now_us = self._clock.now_us()
+        self._shards.open_first(len(self._shards))
+        shards = self._shards.opened()
+        ahead = [each for each in shards if each.committer.last_timestamp_us >= now_us]
+        for shard in ahead:
+            shard.seal(self._restart_times)
+        return len(ahead)
+
+    def newest_us(self) -> int:
+        """Return the latest time in a current slab: of its last row, or before its first one. Of a
+        shard that is not open yet only the beginning of its slab is known.
+        """
+        shards = self._shards.opened()
+        check_open(closed=self._closing)
+        slabs = self.manifest.slabs
+        begun = max(slab.since_us for slab in slabs if slab.state is SlabState.CURRENT)
+        return max([begun, *(shard.committer.last_timestamp_us for shard in shards)])
+
+    def sync(self) -> None:
+        """Make all that was appended durable."""
+        check_open(closed=self._closing)
+        for shard in self._shards.opened():
+            shard.sync()
+
+    def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
+        """Put changed settings into force. Raises: UsageError."""
+        check_open(closed=self._closing)
+        with self._configure_lock:
+            settings = self._keeper.update(
+                lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
+            ).settings
+            self._open_measured()
+            # One that is being opened may have read the settings before they changed.
+            self._shards.wait_for_opening()
+            for shard in self._shards.opened():
+                shard.configure(settings)
+        return settings
+
+    def add_log(self, topic: str) -> int:
+        """Give a topic a shard of its own, durably; return its number.
+
+        Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError.
+        """
+        check_open(closed=self._closing)
+        with self._configure_lock:
+            manifest = self.manifest
+            number, shards = len(manifest.logs), manifest.settings.shards
+            if topic in self._topics:
+                raise ExistsError(f"topic {topic!r} exists already")
+            if not number and shards > 1:
+                raise UsageError(f"database {manifest.database!r} is not a database of topic logs")
+            if number == shards:
+                self._add_shard(number, topic)
+            else:
+                self._keeper.update(
+                    lambda manifest: replace(manifest, logs=(*manifest.logs, topic))
+                )
+            self._topics.add(topic)
+            return number
+
+    def hold_logs(self) -> None:
+        """Keep in mind, durably, that the shards are topic logs, so that nothing else goes there.
+
+        Raises: UsageError where other rows are there.
+        """
+        manifest = self.manifest
+        if manifest.holds_logs or manifest.settings.shards > 1:
+            return
+        if self._shards.get(0).committer.next_serial:
+            raise UsageError(
+                f"database {manifest.database!r} has rows that do not belong to topic logs: "
+                "move them to another database"
+            )
+        self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
+
+    def _add_shard(self, number: int, topic: str) -> None:
+        """Begin a shard that is the log of a topic; the manifest or its journal makes it so."""
+        # Its segments name the topic before the manifest does.
+        named = replace(self.manifest, logs=(*self.manifest.logs, topic))
+        record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
+        added = AddedLog(
+            shard=number, topic=topic, since_us=record.since_us, created_us=record.created_us
+        )
+        try:
+            self._keeper.add_log(added)
+        except BaseException:
+            committer.close()
+            raise
+        self._name(committer.slab)
+        self._shards.add(self._start(committer))
+
+    def _name(self, *slabs: Slab) -> None:
+        """Let slabs of one shard be found, the newest last."""
+        with self._names_lock:
+            # Others go through the names meanwhile: a dict that is there does not change.
+            self._slabs = self._slabs | {slab.id: slab for slab in slabs}
+            number = slabs[0].id.shard
+            self._of_shard[number] = (*self._of_shard.get(number, ()), *slabs)
+
+    def _forget(self, slab: SlabId) -> None:
+        with self._names_lock:
+            self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
+            others = (known for known in self._of_shard[slab.shard] if known.id != slab)
+            self._of_shard[slab.shard] = tuple(others)
+
+    def drop(self, slab: SlabId) -> None:
+        """Delete a sealed slab: out of the manifest first, then off the disk."""
+        self.slab(slab)
+        with self._lock:
+            self._drop(slab, "command")
+        self._finish_drops()
+
+    def _drop(self, slab: SlabId, why: Why) -> None:
+        known = self.slab(slab)
+        if known.record.state is SlabState.CURRENT:
+            raise UsageError(f"slab {slab} is current: seal it, then drop it")
+        until = known.record.until_serial
+        until = known.next_serial() if until is None else until
+        self._keeper.update(
+            lambda manifest: replace(
+                manifest,
+                slabs=tuple(record for record in manifest.slabs if record.id != slab),
+                dropping=(*manifest.dropping, slab),
+                reclaimed=(
+                    {**manifest.reclaimed, slab.shard: until}
+                    if why == "delivered"
+                    else manifest.reclaimed
+                ),
+            )
+        )
+        self._forget(slab)
+        size_bytes = self._sealed_bytes.pop(slab)
+        rows = until - known.record.first_serial
+        self.drops.tell(Dropped(slab, why, rows, size_bytes))
+
+    def leave_free(self, size_bytes: int) -> None:
+        """Refuse rows when the disk has less left, also where the settings would allow them."""
+        self._space.left_free_bytes = size_bytes
+
+    def enforce_retention(self) -> list[SlabId]:
+        """Drop what is too old or too much; return which."""
+        check_open(closed=self._closing)
+        # Every shard looks after this: two of them must not drop the same slab.
+        with self._lock:
+            tiering = self._adopt_tiered()
+            sizes = {slab.id: self.slab_bytes(slab.id) for slab in self.all()}
+            dropped = due_for_drop(
+                self.manifest.settings,
+                self.manifest.slabs,
+                sizes,
+                passed_us=self._clock.passed_us,
+                tiering=tiering,
+            )
+            for slab, why in dropped.items():
+                self._drop(slab, why)
+        self._finish_drops()
+        return list(dropped)
+
+    def reclaimable(self) -> Reclaimable:
+        """Return where the slabs end that may be dropped once all rows are delivered.
+
+        Raises: CorruptionError.
+        """
+        check_open(closed=self._closing)
+        all_shards = dict.fromkeys(range(self.manifest.settings.shards), _END)
+        with self._lock:
+            due = due_for_reclaim(self.manifest.slabs, all_shards, tiering=self._adopt_tiered())
+        sealed: dict[int, list[int]] = {}
+        for record in due:
+            assert record.until_serial is not None
+            sealed.setdefault(record.shard, []).append(record.until_serial)
+        current: dict[int, int] = {}
+        if not sets_rotation(self.manifest.settings):
+            for shard in self._shards.opened():
+                committer = shard.committer
+                if committer.rows and committer.size_bytes() >= RECLAIM_SEAL_BYTES:
+                    current[shard.number] = committer.next_serial
+        return Reclaimable(sealed, current)
+
+    def reclaim(self, needed: Mapping[int, int], dropping: Dropping) -> list[SlabId]:
+        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
+        needed from a serial on. Each is dropped within a context that tells whether it may be.
+        """
+        check_open(closed=self._closing)
+        dropped: list[SlabId] = []
+        with self._lock:
+            due = due_for_reclaim(self.manifest.slabs, needed, tiering=self._adopt_tiered())
+            for record in due:
+                with dropping() as may_drop:
+                    if not may_drop:
+                        break
+                    self._drop(record.id, "delivered")
+                dropped.append(record.id)
+        self._finish_drops()
+        return dropped
+
+    def seal_delivered(self, needed: Mapping[int, int]) -> bool:
+        """Turn over the generations that have RECLAIM_SEAL_BYTES or more and no row that is needed,
+        unless the settings tell when they end; say whether there was any.
+        """
+        check_open(closed=self._closing)
+        if sets_rotation(self.manifest.settings):
+            return False
+        sealed = [
+            shard.seal_before(needed[shard.number], RECLAIM_SEAL_BYTES)
+            for shard in self._shards.opened()
+            if shard.number in needed
+        ]
+        return any(sealed)
+
+    def adopt_tiered(self) -> None:
+        """Take over which sealed slabs are in the lake."""
+        with self._lock:
+            self._adopt_tiered()
+
+    def _adopt_tiered(self) -> bool:
+        """Mark what is in the lake; say whether this database is tiered at all."""
+        serials = read_tiered(self._fs, self._directory)
+        records = tiered_slabs(self.manifest, serials or {})
+        if records:
+            self._keeper.update(lambda manifest: reduce(Manifest.with_slab, records, manifest))
+            for record in records:
+                # One that is not open yet gets its record from the manifest.
+                if record.id in self._slabs:
+                    self._slabs[record.id].record = record
+        return serials is not None
+
+    def failure(self) -> Exception | None:
+        """Return what has failed so that a shard stores nothing more; None: nothing did."""
+        found = (shard.committer.poisoned_by for shard in self._shards.opened())
+        return next((cause for cause in found if cause is not None), None)
+
+    def close(self) -> None:
+        """Store what is queued, end the threads. Raises: what kept a shard from its last sync."""
+        self._closing = True
+        with self._close_lock:
+            if self.closed:
+                return
+            opened = self._shards.close()
+            errors = [error for shard in opened if (error := shard.close()) is not None]
+            # A call that another thread has begun ends first: it must not replace the manifest once
+            # others may open the database.
+            with self._configure_lock, self._lock, self._drop_lock:
+                self._keeper.close()
+                # Only now may the files be opened again.
+                self.closed = True
+                # The shards know us and we know them: their maps would stay until collected.
+                self._slabs, self._of_shard = {}, {}
+        if errors:
+            raise errors[0]
+
+    def _finish_drops(self) -> None:
+        """Remove the files of slabs that the manifest has given up."""
+        # Every shard's thread comes here: two must not remove the same files.
+        with self._drop_lock:
+            dropping = self._keeper.current.dropping
+            if not dropping:
+                return
+            for slab in dropping:
+                # A crash may have come between the removal and this update of the manifest.
+                if self._fs.exists(place := slab_directory(self._directory, slab)):
+                    remove_tree(self._fs, place)
+            self._keeper.update(
+                lambda manifest: replace(
+                    manifest,
+                    dropping=tuple(slab for slab in manifest.dropping if slab not in dropping),
+                )
+            )
+            self._keeper.keep_reserve()
+
+    def _open_shard(self, number: int) -> LogShard:
+        """Come back to a shard: its sealed slabs are opened when read, its current one is
+        recovered.
+        """
+        manifest = self._keeper.current
+        *sealed, current = manifest.slabs_of(number)
+        slabs = []
+        for record in sealed:
+            slabs.append(open_slab(self._fs, self._directory, record, manifest.settings))
+            self._sealed_bytes[record.id] = directory_bytes(
+                self._fs, slab_directory(self._directory, record.id)
+            )
+        committer, report = reopen_slab(
+            self._fs,
+            self._clock,
+            slab_directory(self._directory, current.id),
+            current,
+            identity_of(manifest, current.id),
+            manifest.settings,
+        )
+        self._name(*slabs, committer.slab)
+        self.reports.append(report)
+        if self._tell_recovered is not None:
+            contain(partial(self._tell_recovered, report))
+        return self._start(committer)
+
+    def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
+        """Call back for every shard that is open, and for each later one when it is opened, on the
+        thread that needs it.
+        """
+        self._tell_recovered = listener
+        for report in list(self.reports):
+            listener(report)
+
+    def on_stored(self, listener: OnStored) -> Callable[[], None]:
+        """Call back for every frame from now on, on its shard's thread, when readers can see it and
+        before it is acknowledged; return what ends it. The rows are the listener's to keep as they
+        are while it is called.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return end
+
+    def _attend(self, committer: Committer) -> None:
+        """Let listeners hear of what a committer stores, and bound what it holds open."""
+        committer.parks = committer.slab.id.shard >= _WARM_SHARDS
+        committer.park()
+        committer.on_stored = self._tell
+        committer.is_heard = lambda: bool(self._listeners)
+
+    def _tell(self, slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+        for listener in self._listeners:
+            contain(partial(listener, slab, first_serial, cooked))
+
+    def _start(self, committer: Committer) -> LogShard:
+        self._attend(committer)
+        number = committer.slab.id.shard
+        return LogShard(
+            number,
+            committer,
+            self._clock,
+            turn_over=self._turn_over,
+            admit=self._admit,
+            housekeeping=lambda: self._look_after(number),
+        )
+
+    def _turn_over(self, committer: Committer) -> Committer:
+        """Seal a shard's slab and begin the next.
+
+        Raises: StorageFullError, and it goes on as it was; PoisonedError, for after an error of the
+        disk either slab may be the current one.
+        """
+        try:
+            return self._begin_next(committer)
+        except DiskError as exc:
+            raise committer.poison(exc) from exc
+
+    def _restart_times(self, committer: Committer) -> Committer:
+        """Seal a slab and begin the next, whose rows are stamped by the clock again.
+
+        Raises: as `_turn_over` does.
+        """
+        now_us = self._clock.now_us()
+        if committer.last_timestamp_us < now_us:
+            return committer
+        try:
+            return self._begin_next(committer, since_us=now_us)
+        except DiskError as exc:
+            raise committer.poison(exc) from exc
+
+    def _begin_next(self, committer: Committer, since_us: int | None = None) -> Committer:
+        """Seal a slab and begin the next; the manifest makes it so.
+
+        The next one begins at this time where it is given, though rows are stamped later: none of
+        those came after it.
+        """
+        old = committer.slab
+        until_us = committer.last_timestamp_us + 1
+        closed_us = since_us
+        if since_us is None:
+            since_us = until_us = max(until_us, self._clock.now_us())
+        committer.seal()
+        record = SlabRecord(
+            shard=old.id.shard,
+            generation=old.id.generation + 1,
+            state=SlabState.CURRENT,
+            since_us=since_us,
+            until_us=None,
+            created_us=self._clock.now_us(),
+            first_serial=committer.next_serial,
+        )
+        structure, producers = committer.inherited()
+        settings = self._sow(structure)
+        successor = begin_in_place(
+            self._fs,
+            self._clock,
+            self._directory,
+            replace(self.manifest, settings=settings),
+            record,
+            structure=structure,
+            producers=producers,
+            serial=committer.next_serial,
+        )
+        self._attend(successor)
+        sealed = replace(
+            old.record,
+            state=SlabState.SEALED,
+            until_us=until_us,
+            until_serial=record.first_serial,
+        )
+        with self._lock:
+            ended = [sealed]
+            if closed_us is not None:
+                ended = self._closed_by(closed_us, sealed)
+            self._keeper.update(
+                lambda manifest: replace(
+                    reduce(Manifest.with_slab, [*ended, record], manifest),
+                    settings=replace(manifest.settings, thresholds=settings.thresholds),
+                )
+            )
+            self._sealed_bytes[old.id] = committer.size_bytes()
+            self._name(successor.slab)
+            for each in ended:
+                self._slabs[each.id].record = each
+        return successor
+
+    def _closed_by(self, closed_us: int, sealed: SlabRecord) -> list[SlabRecord]:
+        """Return this slab, and those before it in its shard that are stamped later than this, as
+        they are when all of their rows came before it.
+        """
+        others = [
+            record
+            for record in self.manifest.slabs
+            if record.shard == sealed.shard and record.state is not SlabState.CURRENT
+        ]
+        return [
+            replace(record, closed_us=closed_us)
+            for record in [*others, sealed]
+            if record.ended_us is not None and record.ended_us > closed_us
+        ]
+
+    def _sow(self, structure: Structure) -> DatabaseSettings:
+        """Teach what was learned elsewhere for the next generation; return its settings."""
+        settings = self.manifest.settings
+        # A damaged seed costs what it would have taught, and must not keep a slab from its end.
+        with suppress(CorruptionError):
+            seed = read_seed(self._fs, self._directory)
+            if seed is not None:
+                sow(structure, seed)
+                return replace(settings, thresholds=seed.thresholds or settings.thresholds)
+        return settings
+
+    def _admit(self, size_bytes: int) -> SiltstoneError | None:
+        """Return why so much more may not be stored, None when it may."""
+        manifest = self.manifest
+        used = sum(self._sealed_bytes.values())
+        used += sum(shard.committer.size_bytes() for shard in self._shards.opened())
+        return self._space.refusal(
+            manifest.database, manifest.settings, used_bytes=used, size_bytes=size_bytes
+        )
+
+    def _look_after(self, number: int) -> None:
+        """Turn over what is due, and now and then drop what is."""
+        shard = self._shards.find(number)
+        if shard is None:
+            # It is being opened.
+            return
+        settings = self.manifest.settings
+        turned = due_for_turn(
+            settings,
+            shard.committer.slab.record,
+            rows=shard.committer.rows,
+            size_bytes=shard.committer.size_bytes(),
+            now_us=self._clock.now_us(),
+            reclaims=settings.reclaim != "none",
+        )
+        if turned:
+            shard.turn()
+        now = self._clock.monotonic()
+        if turned or now - self._checked_at >= 1.0:
+            self._checked_at = now
+            if settings.retain_bytes is not None or settings.retain_seconds is not None:
+                self.enforce_retention()

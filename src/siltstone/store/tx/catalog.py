@@ -1,0 +1,304 @@
+"""What a key-value database knows of itself, in the default family of its engine.
+
+    settings                                 JSON
+    identity                                 16 bytes, u8: 1 where all saved positions carry it
+    shard | shard u32                        term u64, serial u64, last timestamp_us u64
+    slab  | shard u32 | generation u32       JSON, as a slab in a manifest
+    edges | shard u32 | generation u32 | number u32    learned structure, in order
+    id    | shard u32 | digest 16            serial u64, timestamp_us u64
+    id at | shard u32 | timestamp_us u64 | digest 16   nothing
+
+Numbers are big endian. A name and a zero byte stand before each key. The rows of a slab are in a
+family of its own, `<shard>.<generation>`; one that no record names was left by a crash and is
+dropped at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from siltstone.clock import Clock
+from siltstone.errors import CorruptionError, UsageError
+from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine
+from siltstone.store.kv.slab import KeyValueSlab
+from siltstone.store.slab.identity import DatabaseIdentity
+from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.topic.structure import Structure
+
+FORMAT: Final = 1
+
+_SETTINGS: Final = b"settings\x00"
+_IDENTITY: Final = b"identity\x00"
+_SHARD: Final = b"shard\x00"
+_SLAB: Final = b"slab\x00"
+_EDGES: Final = b"edges\x00"
+_ID: Final = b"id\x00"
+_ID_AT: Final = b"id at\x00"
+_NUMBER: Final = struct.Struct(">I")
+_STATE: Final = struct.Struct(">QQQ")
+_REMEMBERED: Final = struct.Struct(">QQ")
+_IDENTITY_BYTES: Final = 16
+_CHUNK: Final = 1024
+_PATH: Final = PurePath("catalog")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """Where a shard's counters stand."""
+
+    term: int
+    serial: int
+    timestamp_us: int
+
+    def encode(self) -> bytes:
+        """Return the value that is stored."""
+        return _STATE.pack(self.term, self.serial, self.timestamp_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedId:
+    """A transaction that was committed under an id."""
+
+    digest: bytes
+    serial: int
+    at_us: int
+
+
+def family_of(slab: SlabId) -> str:
+    """Return the family that holds the rows of a slab."""
+    return f"{slab.shard}.{slab.generation}"
+
+
+def is_created(engine: Engine) -> bool:
+    """Say whether the engine holds a key-value database."""
+    return engine.get(DEFAULT_FAMILY, _SETTINGS) is not None
+
+
+def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
+    """Make an empty database; all of it exists at once."""
+    changes = Changes()
+    put_settings(changes, settings)
+    _put_identity(changes, identified=True)
+    now = clock.now_us()
+    present = engine.families()
+    for number in range(settings.shards):
+        slab = SlabId(number, 1)
+        if family_of(slab) not in present:
+            engine.create_family(family_of(slab))
+        put_state(changes, number, ShardState(term=0, serial=0, timestamp_us=0))
+        put_slab(
+            changes,
+            SlabRecord(
+                shard=number,
+                generation=1,
+                state=SlabState.CURRENT,
+                since_us=now,
+                until_us=None,
+                created_us=now,
+            ),
+        )
+    engine.write(changes)
+
+
+def read_settings(engine: Engine) -> KeyValueSettings:
+    """Return the settings of a database. Raises: CorruptionError, UsageError."""
+    stored = engine.get(DEFAULT_FAMILY, _SETTINGS)
+    if stored is None:
+        raise CorruptionError("the settings of the key-value database are missing", path=_PATH)
+    values: dict[str, Any] = json.loads(stored)
+    if values.pop("format", None) != FORMAT:
+        raise UsageError(
+            "another version of Siltstone wrote the key-value database: use that version"
+        )
+    return KeyValueSettings.from_json(values)
+
+
+def put_settings(changes: Changes, settings: KeyValueSettings) -> None:
+    """Store settings."""
+    values = json.dumps({"format": FORMAT} | settings.to_json()).encode()
+    changes.put(DEFAULT_FAMILY, _SETTINGS, values)
+
+
+def read_identity(engine: Engine) -> DatabaseIdentity:
+    """Return what tells a database from a later one of its name. Raises: CorruptionError."""
+    stored = engine.get(DEFAULT_FAMILY, _IDENTITY)
+    if stored is None or len(stored) != _IDENTITY_BYTES + 1:
+        raise CorruptionError("the identity of the key-value database is missing", path=_PATH)
+    return DatabaseIdentity(stored[:-1].hex(), identified=bool(stored[-1]))
+
+
+def _put_identity(changes: Changes, *, identified: bool) -> None:
+    value = secrets.token_bytes(_IDENTITY_BYTES) + bytes([identified])
+    changes.put(DEFAULT_FAMILY, _IDENTITY, value)
+
+
+def read_state(engine: Engine, shard: int) -> ShardState:
+    """Return where a shard stands. Raises: CorruptionError."""
+    stored = engine.get(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard))
+    if stored is None or len(stored) != _STATE.size:
+        raise CorruptionError(f"the state of shard {shard} is missing", path=_PATH)
+    term, serial, timestamp_us = _STATE.unpack(stored)
+    return ShardState(term=term, serial=serial, timestamp_us=timestamp_us)
+
+
+def put_state(changes: Changes, shard: int, state: ShardState) -> None:
+    """Store where a shard stands."""
+    changes.put(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard), state.encode())
+
+
+def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
+    """Begin a new term of every shard: what was begun under an earlier one is refused.
+
+    A database that an earlier version created gets its identity now.
+    """
+    changes = Changes()
+    if engine.get(DEFAULT_FAMILY, _IDENTITY) is None:
+        _put_identity(changes, identified=False)
+    states: list[ShardState] = []
+    for number in range(shards):
+        state = read_state(engine, number)
+        states.append(replace(state, term=state.term + 1))
+        put_state(changes, number, states[number])
+    engine.write(changes)
+    return states
+
+
+def drop_orphans(engine: Engine, records: Mapping[SlabId, SlabRecord]) -> None:
+    """Drop the families that a crash has left without a record."""
+    named = {DEFAULT_FAMILY} | {family_of(slab) for slab in records}
+    for family in engine.families():
+        if family not in named:
+            engine.drop_family(family)
+
+
+def read_slabs(engine: Engine) -> dict[SlabId, SlabRecord]:
+    """Return all slabs, by shard and then generation."""
+    records = {}
+    for _, stored in _items(engine, _SLAB):
+        values: dict[str, Any] = json.loads(stored)
+        record = SlabRecord(**(values | {"state": SlabState(values["state"])}))
+        records[record.id] = record
+    return records
+
+
+def put_slab(changes: Changes, record: SlabRecord) -> None:
+    """Store what is known of a slab."""
+    values = json.dumps(asdict(record) | {"state": record.state.value}).encode()
+    changes.put(DEFAULT_FAMILY, _slab_key(_SLAB, record.id), values)
+
+
+def remove_slab(changes: Changes, slab: SlabId) -> None:
+    """Forget a slab with its structure."""
+    changes.put(DEFAULT_FAMILY, _slab_key(_SLAB, slab), None)
+    edges = _slab_key(_EDGES, slab)
+    changes.ranges.append((DEFAULT_FAMILY, edges, edges + b"\xff" * (_NUMBER.size + 1)))
+
+
+def open_slab(engine: Engine, slab: SlabId, settings: KeyValueSettings) -> tuple[KeyValueSlab, int]:
+    """Open a slab; return it with the number of its next edges. Raises: CorruptionError."""
+    structure = Structure(list(settings.thresholds))
+    number = 0
+    for _, edges in _items(engine, _slab_key(_EDGES, slab)):
+        try:
+            structure.apply(edges)
+        except ValueError as exc:
+            raise CorruptionError(f"learned structure is damaged: {exc}", path=_PATH) from exc
+        number += 1
+    opened = KeyValueSlab(
+        engine,
+        family_of(slab),
+        structure,
+        timed=settings.timed,
+        topics_max=settings.topic_cache,
+    )
+    return opened, number
+
+
+def put_edges(changes: Changes, slab: SlabId, number: int, edges: bytes) -> None:
+    """Store what was learned."""
+    changes.put(DEFAULT_FAMILY, _slab_key(_EDGES, slab) + _NUMBER.pack(number), edges)
+
+
+def find_id(engine: Engine, shard: int, digest: bytes) -> int | None:
+    """Return the serial with which a transaction was committed under an id."""
+    stored = engine.get(DEFAULT_FAMILY, _ID + _NUMBER.pack(shard) + digest)
+    if stored is None:
+        return None
+    serial: int = _REMEMBERED.unpack(stored)[0]
+    return serial
+
+
+def put_id(changes: Changes, shard: int, remembered: RememberedId) -> None:
+    """Remember an id."""
+    number = _NUMBER.pack(shard)
+    value = _REMEMBERED.pack(remembered.serial, remembered.at_us)
+    changes.put(DEFAULT_FAMILY, _ID + number + remembered.digest, value)
+    changes.put(DEFAULT_FAMILY, _id_at_key(shard, remembered), b"")
+
+
+def remove_id(changes: Changes, shard: int, remembered: RememberedId) -> None:
+    """Forget an id."""
+    changes.put(DEFAULT_FAMILY, _ID + _NUMBER.pack(shard) + remembered.digest, None)
+    changes.put(DEFAULT_FAMILY, _id_at_key(shard, remembered), None)
+
+
+def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
+    """Return the ids that are remembered the longest."""
+    prefix = _ID_AT + _NUMBER.pack(shard)
+    view = engine.view(DEFAULT_FAMILY)
+    keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
+    view.release()
+    ids = []
+    for key in keys:
+        at_us = int.from_bytes(key[len(prefix) : len(prefix) + 8], "big")
+        ids.append(RememberedId(digest=key[len(prefix) + 8 :], serial=0, at_us=at_us))
+    return ids
+
+
+def id_problems(engine: Engine, states: Mapping[int, ShardState]) -> Iterator[str]:
+    """Yield what is wrong with the ids that are remembered: each stands twice, by digest and by
+    time, and none is from behind its shard's last serial.
+    """
+    by_time = {key[len(_ID_AT) :] for key, _ in _items(engine, _ID_AT)}
+    for key, value in _items(engine, _ID):
+        shard = int.from_bytes(key[len(_ID) : len(_ID) + _NUMBER.size], "big")
+        if len(value) != _REMEMBERED.size or shard not in states:
+            yield f"a transaction's id is of no shard, or damaged: shard={shard}"
+            continue
+        serial, at_us = _REMEMBERED.unpack(value)
+        if serial > states[shard].serial:
+            yield f"a transaction's id is from behind the last serial: serial={serial}"
+        digest = key[len(_ID) + _NUMBER.size :]
+        at_key = _NUMBER.pack(shard) + at_us.to_bytes(8, "big") + digest
+        if at_key not in by_time:
+            yield f"a transaction's id would never be forgotten: serial={serial}"
+        by_time.discard(at_key)
+    if by_time:
+        yield f"{len(by_time)} ids of transactions are to be forgotten that are not there"
+
+
+def _id_at_key(shard: int, remembered: RememberedId) -> bytes:
+    return _ID_AT + _NUMBER.pack(shard) + remembered.at_us.to_bytes(8, "big") + remembered.digest
+
+
+def _slab_key(name: bytes, slab: SlabId) -> bytes:
+    return name + _NUMBER.pack(slab.shard) + _NUMBER.pack(slab.generation)
+
+
+def _items(engine: Engine, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """Return everything whose key begins so."""
+    view = engine.view(DEFAULT_FAMILY)
+    found: list[tuple[bytes, bytes]] = []
+    start = prefix
+    while items := view.items(start, prefix + b"\xff" * 32, _CHUNK):
+        found += items
+        start = items[-1][0] + b"\x00"
+    view.release()
+    return found

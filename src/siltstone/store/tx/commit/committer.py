@@ -1,0 +1,435 @@
+"""Verify, cook and store transactions: one per shard, driven by the shard's thread.
+
+Invariants:
+- a transaction is refused before it has changed anything, or it is in the group whole;
+- requirements are held against the newest data, those before it in its group included; reads
+  against every write since the serial as of which they were made;
+- nothing of a group is seen or acknowledged before all of it is durable;
+- serials and timestamps rise for ever; each is stored with the first group that uses it;
+- a failed write poisons the shard: what was in it may have happened, nothing more will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import (
+    ConflictError,
+    FencedError,
+    OutcomeUnknownError,
+    PoisonedError,
+    PreconditionError,
+    QuotaExceededError,
+    SiltstoneError,
+    Unmet,
+    UsageError,
+)
+from siltstone.store.kv.api import Changes, Engine
+from siltstone.store.kv.keys import STATE_KEY, encode_state
+from siltstone.store.kv.slab import KeyValueSlab
+from siltstone.store.slab.manifest import SlabRecord, SlabState
+from siltstone.store.tx import catalog
+from siltstone.store.tx.catalog import RememberedId, ShardState
+from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
+from siltstone.store.tx.commit.pending import PendingGroup
+from siltstone.store.tx.operations import (
+    COUNT_MAX,
+    MONOTONIC,
+    SERIAL_BYTES,
+    Addition,
+    CommitSerial,
+    Operations,
+    Requirement,
+    count_in,
+)
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.topic.structure import Structure
+
+# Says why so many bytes cannot be written now; None where they can. It is asked before anything is
+# written, for RocksDB does not get over a disk that was full once.
+Room = Callable[[int], SiltstoneError | None]
+
+_GROUP_BYTES: Final = 16 * 1024 * 1024
+_FORGET_A_GROUP: Final = 256
+_SECOND_US: Final = 1_000_000
+
+
+class Committer:
+    """The writing half of a shard. Not thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        settings: KeyValueSettings,
+        record: SlabRecord,
+        state: ShardState,
+        *,
+        database: str,
+        room: Room | None = None,
+    ) -> None:
+        self._engine = engine
+        self._database = database
+        self._room = room
+        # Why nothing may be written now, if so.
+        self._is_full: SiltstoneError | None = None
+        self._clock = clock
+        self.settings = settings
+        self.record = record
+        self.term = state.term
+        self.serial = state.serial
+        self._timestamp_us = state.timestamp_us
+        self._now_us = 0
+        self._poisoned_by: Exception | None = None
+        self._ids: dict[bytes, RememberedId] = {}
+        # No id is remembered from before this.
+        self._oldest_id_us = 0
+        self.slab, self._edges_number = catalog.open_slab(engine, record.id, settings)
+        self._begin(self.slab)
+
+    @property
+    def poisoned_by(self) -> Exception | None:
+        """What failed, so that nothing more is stored here; None: nothing did."""
+        return self._poisoned_by
+
+    def is_poisoned(self) -> bool:
+        """Say whether a write has failed here."""
+        return self._poisoned_by is not None
+
+    def check(self) -> None:
+        """Raise PoisonedError when a write has failed here."""
+        if self._poisoned_by is not None:
+            raise self._poison(self._poisoned_by) from self._poisoned_by
+
+    def commit(self, batch: Sequence[Operations]) -> list[SiltstoneError | None]:
+        """Store what may be stored, as one group or a few; return what became of each, None for
+        committed.
+
+        Raises: PoisonedError.
+        """
+        self.check()
+        self._now_us = self._clock.now_us()
+        if self._room is not None:
+            self._is_full = self._room(sum([operations.size_bytes for operations in batch]))
+        outcomes: list[SiltstoneError | None] = []
+        first = 0
+        storing = False
+        try:
+            for operations in batch:
+                if self._must_store_before(operations):
+                    storing = True
+                    self._store()
+                    storing, first = False, len(outcomes)
+                outcomes.append(self._accept(operations))
+            storing = True
+            self._store()
+        except SiltstoneError as exc:
+            return self._failed(outcomes, first, len(batch), storing=storing, cause=exc)
+        return outcomes
+
+    def turn_over(self) -> tuple[SlabRecord, SlabRecord]:
+        """Seal the slab and begin the next; return the records of both. Raises: PoisonedError."""
+        self.check()
+        try:
+            return self._turn_over()
+        except SiltstoneError as exc:
+            raise self._poison(exc) from exc
+
+    def find_id(self, digest: bytes) -> int | None:
+        """Return the serial with which a transaction was committed under an id."""
+        self.check()
+        return catalog.find_id(self._engine, self.record.shard, digest)
+
+    def configure(self, settings: KeyValueSettings) -> None:
+        """Follow these settings from now on; thresholds hold from the next generation on."""
+        self.settings = settings
+        self._recent.bound(settings.conflict_writes_max, settings.conflict_window)
+
+    def _begin(self, slab: KeyValueSlab) -> None:
+        """Start on a slab with nothing pending."""
+        self.slab = slab
+        self._structure = Structure(list(self.settings.thresholds))
+        self._structure.apply(slab.export())
+        self._recent = RecentWrites(
+            self.settings.conflict_writes_max,
+            self.settings.conflict_window,
+            self.serial,
+            self._clock.monotonic(),
+        )
+        self._group = PendingGroup(slab, self._structure, self._recent, self.serial)
+        self._stored_serial = self.serial
+
+    def _must_store_before(self, operations: Operations) -> bool:
+        """Say whether the group must end before this transaction is looked at."""
+        group = self._group
+        if group.size_bytes >= _GROUP_BYTES:
+            return True
+        return operations.deletes_by_wildcard and group.is_crowded()
+
+    def _accept(self, operations: Operations) -> SiltstoneError | None:
+        """Take a transaction into the group, or return why not."""
+        if operations.id_digest:
+            serial = self._serial_of(operations.id_digest)
+            if serial is not None:
+                operations.serial = serial
+                operations.duplicate = True
+                return None
+        refusal = self._refusal(operations)
+        if refusal is None:
+            self._apply(operations)
+        return refusal
+
+    def _serial_of(self, digest: bytes) -> int | None:
+        pending = self._ids.get(digest)
+        if pending is not None:
+            return pending.serial
+        return catalog.find_id(self._engine, self.record.shard, digest)
+
+    def _refusal(self, operations: Operations) -> SiltstoneError | None:
+        if operations.term != self.term:
+            return ConflictError(
+                f"the shard got a new leader after the transaction began, try again: "
+                f"term={operations.term} now={self.term}"
+            )
+        if operations.generation != self.record.generation:
+            return self._sealed(operations)
+        if operations.writes:
+            refusal = self._over_quota()
+            if refusal is not None:
+                return refusal
+        if operations.reads is not None:
+            conflict = self._conflict(operations.reads, operations.read_serial)
+            if conflict is not None:
+                return conflict
+        if operations.requirements is not None:
+            unmet = self._unmet(operations.requirements)
+            if unmet is not None:
+                return unmet
+        if operations.writes and self._is_full is not None:
+            return self._is_full
+        return self._uncountable(operations) if operations.adds else None
+
+    def _uncountable(self, operations: Operations) -> SiltstoneError | None:
+        """Return why something cannot be added to, if so."""
+        for (topic, _), value in operations.writes.items():
+            if isinstance(value, Addition):
+                try:
+                    count = count_in(self._group.get(topic, 0)) + value.amount
+                except UsageError as exc:
+                    return exc
+                if not -COUNT_MAX <= count <= COUNT_MAX:
+                    return UsageError(f"a count must fit into 64 bits: topic={topic.decode()!r}")
+        return None
+
+    def _sealed(self, operations: Operations) -> SiltstoneError:
+        if operations.latest:
+            return ConflictError(
+                f"the generation was sealed after the transaction began, try again: "
+                f"generation={operations.generation} now={self.record.generation}"
+            )
+        return UsageError(
+            f"the generation is sealed and cannot change: "
+            f"generation={operations.generation} now={self.record.generation}"
+        )
+
+    def _over_quota(self) -> SiltstoneError | None:
+        quota = self.settings.quota_bytes
+        if quota is None:
+            return None
+        used = self._engine.size_bytes() + self._group.size_bytes
+        if used <= quota:
+            return None
+        return QuotaExceededError(self._database, used_bytes=used, quota_bytes=quota)
+
+    def _conflict(self, reads: list[ReadRange], serial: int) -> SiltstoneError | None:
+        recent = self._recent
+        if serial < recent.floor:
+            return ConflictError(
+                f"the transaction is too old to be checked for conflicts, try again: "
+                f"serial={serial} remembered_from={recent.floor}"
+            )
+        for read in reads:
+            topic = recent.conflicting(read, serial)
+            if topic:
+                return ConflictError(
+                    f"another transaction changed rows that this one has read, try again: "
+                    f"filter={str(read)!r} "
+                    f"topic={topic.decode()!r} serial={serial}"
+                )
+        return None
+
+    def _unmet(self, requirements: list[Requirement]) -> SiltstoneError | None:
+        unmet: list[Unmet] = []
+        fenced = False
+        for requirement in requirements:
+            found = self._group.get(requirement.topic, requirement.time_us)
+            if requirement.present:
+                met = found is not None and requirement.value in (None, found)
+            else:
+                met = found is None
+            if not met:
+                fenced = fenced or requirement.guard
+                unmet.append(
+                    Unmet(
+                        topic=requirement.topic.decode(),
+                        time_us=requirement.time_us,
+                        present=requirement.present,
+                        expected=requirement.value,
+                        found=found,
+                    )
+                )
+        if not unmet:
+            return None
+        return FencedError(tuple(unmet)) if fenced else PreconditionError(tuple(unmet))
+
+    def _apply(self, operations: Operations) -> None:
+        """Make the changes of a transaction part of the group."""
+        if operations.changes_nothing():
+            operations.serial = self.serial
+            return
+        self.serial += 1
+        serial = operations.serial = self.serial
+        group = self._group
+        self._recent.begin(serial)
+        # Times are settled before anything is noted, or it would slip past every read.
+        next_us = max(self._timestamp_us + 1, self._now_us)
+        if operations.deletions is not None:
+            for deletion in operations.deletions:
+                until_us = next_us if deletion.until_us == MONOTONIC else deletion.until_us
+                group.delete(deletion.filter, deletion.since_us, until_us)
+        for (topic, time_us), value in operations.writes.items():
+            if time_us < 0:
+                time_us = self._timestamp_us = next_us  # noqa: PLW2901
+                next_us += 1
+            if isinstance(value, bytes):
+                group.put(topic, time_us, value)
+            elif isinstance(value, CommitSerial):
+                group.put(topic, time_us, serial.to_bytes(SERIAL_BYTES, "big"))
+            else:
+                group.add(topic, value.amount, value.note)
+        if operations.id_digest:
+            digest = operations.id_digest
+            self._ids[digest] = RememberedId(digest=digest, serial=serial, at_us=next_us)
+
+    def _store(self) -> None:
+        """Make the group durable and visible. Raises: what the engine raises."""
+        group, edges = self._group, b""
+        if self.serial == self._stored_serial:
+            return
+        slab = self.slab
+        changes = Changes()
+        group.values[STATE_KEY] = encode_state(self.serial, self._timestamp_us)
+        changes.values[slab.family] = group.values
+        changes.ranges = [(slab.family, keys.start, keys.stop) for keys in group.ranges]
+        if self._structure.has_pending():
+            edges = self._structure.take_pending()
+            catalog.put_edges(changes, self.record.id, self._edges_number, edges)
+        self._put_ids(changes)
+        catalog.put_state(changes, self.record.shard, self._state())
+        # Readers must know a stream before they can meet its rows, or they would miss them. If the
+        # write fails they know one without rows, until the database is opened again.
+        slab.publish(edges, group.places)
+        self._engine.write(changes)
+        if edges:
+            self._edges_number += 1
+        group.release()
+        self._ids.clear()
+        self._stored_serial = self.serial
+        self._recent.turn(self.serial, self._clock.monotonic())
+        self._group = PendingGroup(slab, self._structure, self._recent, self.serial)
+
+    def _put_ids(self, changes: Changes) -> None:
+        """Remember the ids of the group, and forget some that are past their time."""
+        shard = self.record.shard
+        for remembered in self._ids.values():
+            catalog.put_id(changes, shard, remembered)
+        now_us = self._now_us
+        expired_us = now_us - int(self.settings.remember_ids * _SECOND_US)
+        if self._oldest_id_us >= expired_us:
+            return
+        oldest = catalog.oldest_ids(self._engine, shard, _FORGET_A_GROUP)
+        for remembered in oldest:
+            if remembered.at_us >= expired_us:
+                self._oldest_id_us = remembered.at_us
+                return
+            catalog.remove_id(changes, shard, remembered)
+        # None is left that is older than the clock, or there are more to look at next time.
+        self._oldest_id_us = now_us if len(oldest) < _FORGET_A_GROUP else 0
+
+    def _state(self) -> ShardState:
+        return ShardState(term=self.term, serial=self.serial, timestamp_us=self._timestamp_us)
+
+    def _turn_over(self) -> tuple[SlabRecord, SlabRecord]:
+        # The clock may have been set back since the generation began.
+        since_us = max(self.record.since_us, self._timestamp_us + 1, self._clock.now_us())
+        sealed = replace(
+            self.record,
+            state=SlabState.SEALED,
+            until_us=since_us,
+            until_serial=self.serial + 1,
+        )
+        record = SlabRecord(
+            shard=self.record.shard,
+            generation=self.record.generation + 1,
+            state=SlabState.CURRENT,
+            since_us=since_us,
+            until_us=None,
+            created_us=self._clock.now_us(),
+            first_serial=self.serial + 1,
+        )
+        changes = Changes()
+        catalog.put_slab(changes, sealed)
+        catalog.put_slab(changes, record)
+        heir = self._structure.inherit(list(self.settings.thresholds)).export()
+        catalog.put_edges(changes, record.id, 0, heir)
+        self._timestamp_us = since_us
+        # What is read in the new family has a serial from the start.
+        family = catalog.family_of(record.id)
+        changes.put(family, STATE_KEY, encode_state(self.serial, since_us))
+        catalog.put_state(changes, record.shard, self._state())
+        self._engine.create_family(family)
+        self._engine.write(changes)
+        slab, self._edges_number = catalog.open_slab(self._engine, record.id, self.settings)
+        self.record = record
+        self._begin(slab)
+        return sealed, record
+
+    def _failed(
+        self,
+        outcomes: list[SiltstoneError | None],
+        first: int,
+        count: int,
+        *,
+        storing: bool,
+        cause: SiltstoneError,
+    ) -> list[SiltstoneError | None]:
+        """Return what became of each when a group failed; those before it were stored."""
+        poison = self._poison(cause)
+        self._group.release()
+        for number in range(first, len(outcomes)):
+            outcome = outcomes[number]
+            if outcome is None and storing:
+                outcomes[number] = _unknown(cause)
+            elif outcome is None or isinstance(outcome, PreconditionError):
+                # What it found in the group is no more.
+                outcomes[number] = poison
+        return outcomes + [poison] * (count - len(outcomes))
+
+    def _poison(self, cause: Exception) -> PoisonedError:
+        """Refuse everything from now on, because of this; return the refusal."""
+        self._poisoned_by = cause
+        return PoisonedError(
+            f"a write failed, close the database and open it again: "
+            f"slab={self.record.id} cause={cause}"
+        )
+
+
+def _unknown(cause: SiltstoneError) -> OutcomeUnknownError:
+    error = OutcomeUnknownError(
+        f"the write of the commit failed, and it may be stored: cause={cause}"
+    )
+    error.__cause__ = cause
+    return error

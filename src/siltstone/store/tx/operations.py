@@ -1,0 +1,192 @@
+"""What a transaction asks its committer to do: values, as they would go over a wire. Compiled.
+
+Nothing here was checked against the data; that is the committer's part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from siltstone.errors import UsageError
+from siltstone.store.kv.keys import TIME_END
+from siltstone.store.tx.arguments import text_of, whole_number
+from siltstone.store.tx.commit.conflicts import ReadRange
+from siltstone.topic.grammar import TopicFilter
+
+# As a time of a write: the commit gives the row the next time of its shard. As an end of a range:
+# everything before the times that the commit gives. No sum of times comes to it by mistake.
+MONOTONIC: Final = -2_000_000_000_000_000_001
+# As a time of a look-up: the newest row of the topic.
+LATEST: Final = -2_000_000_000_000_000_002
+
+NO_SERIAL: Final = -1
+NO_ID: Final = b""
+SERIAL_BYTES: Final = 8
+COUNT_BYTES: Final = 8
+COUNT_MAX: Final = (1 << 63) - 1
+ID_BYTES_MAX: Final = 1024
+
+
+class CommitSerial:
+    """The type of COMMIT_SERIAL, a value that the commit replaces by its own serial."""
+
+    def __repr__(self) -> str:
+        """Return the name under which it is known."""
+        return "COMMIT_SERIAL"
+
+
+# Stored as 8 bytes, big endian, so that later commits have greater values.
+COMMIT_SERIAL: Final = CommitSerial()
+
+
+class Addition:
+    """The value of a row that counts: the commit adds the amount to what the row has.
+
+    A row that counts has its number as 8 bytes, signed and big endian, then a note, which is that
+    of the last addition. A row that is not there counts 0, and one that comes to 0 is deleted.
+    """
+
+    def __init__(self, amount: int, note: bytes) -> None:
+        self.amount = amount
+        self.note = note
+
+
+Value = bytes | CommitSerial | Addition
+
+
+class Requirement:
+    """A row that must be there, with this value unless it is None, or must not be there.
+
+    A guard is one whose value says who the owner is.
+    """
+
+    def __init__(
+        self, topic: bytes, time_us: int, present: bool, value: bytes | None, guard: bool
+    ) -> None:
+        self.topic = topic
+        self.time_us = time_us
+        self.present = present
+        self.value = value
+        self.guard = guard
+
+
+class Deletion:
+    """Rows to delete: topics of a filter in [since, until), which may be MONOTONIC."""
+
+    def __init__(self, topic_filter: TopicFilter, since_us: int, until_us: int) -> None:
+        self.filter = topic_filter
+        self.since_us = since_us
+        self.until_us = until_us
+
+
+@mypyc_attr(acyclic=True)
+class Operations:
+    """One transaction, as submitted: its context, and what it does if that still holds.
+
+    Deletions come before writes: a write that a later deletion covers was taken out already. A
+    write's time is below 0 where the commit gives it. The committer sets serial and duplicate.
+    """
+
+    __slots__ = (
+        "adds",
+        "deletes_by_wildcard",
+        "deletions",
+        "duplicate",
+        "generation",
+        "id_digest",
+        "latest",
+        "read_serial",
+        "reads",
+        "requirements",
+        "serial",
+        "size_bytes",
+        "term",
+        "writes",
+    )
+
+    def __init__(self, term: int, generation: int, latest: bool, id_digest: bytes) -> None:
+        self.term = term
+        self.generation = generation
+        # Whether the client asked for the current generation, whichever that is.
+        self.latest = latest
+        self.id_digest = id_digest
+        # The serial as of which the transaction has read; NO_SERIAL when it has not.
+        self.read_serial = NO_SERIAL
+        # None while there are none: most transactions have only some of them.
+        self.reads: list[ReadRange] | None = None
+        self.requirements: list[Requirement] | None = None
+        self.deletions: list[Deletion] | None = None
+        self.deletes_by_wildcard = False
+        # Whether any of the writes is an Addition.
+        self.adds = False
+        self.writes: dict[tuple[bytes, int], Value] = {}
+        self.size_bytes = 0
+        self.serial = NO_SERIAL
+        self.duplicate = False
+
+    def changes_nothing(self) -> bool:
+        """Say whether there is nothing to store."""
+        return not self.writes and self.deletions is None
+
+    def add_read(self, read: ReadRange) -> None:
+        """Add what was read."""
+        if self.reads is None:
+            self.reads = []
+        self.reads.append(read)
+
+    def add_requirement(self, requirement: Requirement) -> None:
+        """Add what must hold."""
+        if self.requirements is None:
+            self.requirements = []
+        self.requirements.append(requirement)
+
+    def add_deletion(self, deletion: Deletion) -> None:
+        """Add what is to be deleted."""
+        if self.deletions is None:
+            self.deletions = []
+        self.deletions.append(deletion)
+
+
+def digest_of(given: object) -> bytes:
+    """Return what is remembered of a transaction's id. Raises: UsageError."""
+    transaction_id = text_of("id", given)
+    if not transaction_id:
+        raise UsageError("a transaction id must not be empty")
+    try:
+        encoded = transaction_id.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"a transaction id must be valid Unicode: id={transaction_id!a}") from exc
+    if len(encoded) > ID_BYTES_MAX:
+        raise UsageError(
+            f"a transaction id is too long: size_bytes={len(encoded)} max={ID_BYTES_MAX}"
+        )
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def count_in(value: bytes | None) -> int:
+    """Return the number of a row that counts. Raises: UsageError for a row that does not."""
+    if value is None:
+        return 0
+    if len(value) < COUNT_BYTES:
+        raise UsageError(f"the value is too short for a count: size_bytes={len(value)}")
+    return int.from_bytes(value[:COUNT_BYTES], "big", signed=True)
+
+
+def start_of(since_us: object, until_us: int) -> int:
+    """Return the start of a range of times that ends there. Raises: UsageError for no range."""
+    since = whole_number("since_us", since_us)
+    if since < 0 or until_us < 0:
+        raise UsageError(f"times must be 0 or more: since_us={since} until_us={until_us}")
+    return since
+
+
+def end_of(until_us: object) -> int:
+    """Return the end of a range as a number; None and what no time reaches are the same. Raises:
+    UsageError.
+    """
+    if until_us is None:
+        return TIME_END
+    return min(whole_number("until_us", until_us), TIME_END)

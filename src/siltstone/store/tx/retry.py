@@ -1,0 +1,104 @@
+"""Run a transaction again when others came first: with a pause that grows, and differs by chance.
+
+Pauses differ so that two that met do not meet again; they grow so that a crowd thins out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from siltstone.errors import (
+    ConflictError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    UsageError,
+)
+from siltstone.store.tx.arguments import whole_number
+from siltstone.store.tx.transaction import Transaction
+
+T = TypeVar("T")
+
+PAUSE_MIN: Final = 0.001
+PAUSE_MAX: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Generic[T]):
+    """What a function returned, and how it was committed."""
+
+    value: T
+    serial: int
+    attempts: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How to try again; chance returns numbers of [0, 1)."""
+
+    pause: Callable[[float], None]
+    chance: Callable[[], float]
+
+
+def pause_before(attempt: int, chance: float) -> float:
+    """Return how long to wait before an attempt, the second being 1: from half of its share to all
+    of it.
+    """
+    share = min(PAUSE_MIN * 2.0 ** min(attempt - 1, 30), PAUSE_MAX)
+    return share * (0.5 + 0.5 * chance)
+
+
+def transact(
+    begin: Callable[[], Transaction],
+    function: Callable[[Transaction], T],
+    *,
+    retries: int,
+    has_id: bool,
+    retry: Retry,
+) -> Committed[T]:
+    """Run a function in a transaction and commit it; run it again, in a new one, when others came
+    first.
+
+    With an id it is tried again after an unknown outcome too: it cannot happen twice.
+
+    Raises: what the last attempt raised; OutcomeUnknownError when an earlier one may have happened
+    and no later one could find out.
+    """
+    if whole_number("retries", retries) < 0:
+        raise UsageError(f"retries must be 0 or more: retries={retries}")
+    unknown: OutcomeUnknownError | None = None
+    attempt = 0
+    while True:
+        if attempt:
+            retry.pause(pause_before(attempt, retry.chance()))
+        attempt += 1
+        transaction = begin()
+        try:
+            with transaction:
+                value = function(transaction)
+            return Committed(
+                value=value,
+                serial=transaction.serial,
+                attempts=attempt,
+                duplicate=transaction.duplicate,
+            )
+        except ConflictError:
+            # Ids are looked at before conflicts, so no earlier attempt has happened either. What a
+            # callback raises, behind the commit, is none of ours.
+            if attempt > retries or transaction.committed:
+                raise
+            unknown = None
+        except OutcomeUnknownError as exc:
+            if attempt > retries or not has_id or transaction.committed:
+                raise
+            unknown = exc
+        except (OverloadedError, PoisonedError) as exc:
+            if transaction.committed:
+                raise
+            if unknown is not None and (attempt > retries or isinstance(exc, PoisonedError)):
+                raise unknown from exc
+            if attempt > retries or isinstance(exc, PoisonedError):
+                raise

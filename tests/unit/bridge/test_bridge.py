@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from siltstone.bridge.bridge import Bridge, Here, publisher_of
+from siltstone.bridge.outbound import Pace
+from siltstone.bridge.settings import LinkSettings, LinkTopic
+from siltstone.client.settings import ClientSettings
+from siltstone.client.target import TcpTarget
+from siltstone.clock import SystemClock
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.mqtt.packets import Publish, Subscribe
+from siltstone.mqtt.publish import PublishBatch
+from tests.support.fake_network import Loop, Network
+from tests.support.links import DEAD, SPOOL, batch_of, rows, spool_on
+from tests.support.model_server import ModelServer
+
+SETTINGS = LinkSettings(
+    name="peer",
+    target=TcpTarget("peer.example", 1883),
+    tls=None,
+    client=ClientSettings(client_id="me", keep_session=True, reconnect=True),
+    topics=(LinkTopic(pattern="s/#"), LinkTopic(pattern="cmd/#", direction="in")),
+    spool_bytes_max=100_000,
+)
+
+
+class Bench:
+    """A link to a model of a server."""
+
+    def __init__(self, *script: Exception | None) -> None:
+        self.server = ModelServer()
+        self.network = Network(self.server, *script)
+        self.fs = MemoryFileSystem()
+        self.published: list[tuple[bytes, bytes, int]] = []
+        self.settled: list[Exception | None] = []
+
+    def link(self) -> Bridge:
+        return Bridge(
+            SETTINGS,
+            spool_on(self.fs),
+            Here(publish=self._publish, pace=Pace(lambda _: None, lambda _: None)),
+            fs=self.fs,
+            clock=SystemClock(),
+            dead_letters=DEAD,
+        )
+
+    def _publish(self, batch: PublishBatch, done: Callable[[Exception | None], None]) -> None:
+        self.published += rows(batch)
+        done(None)
+
+    def settle(self, part: PublishBatch, error: Exception | None) -> None:
+        self.settled.append(error)
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=lambda: Loop(self.network)) as runner:
+            runner.run(main)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the link go on until something holds."""
+    while not holds():
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+
+
+async def stop(task: asyncio.Task[None], link: Bridge) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    link.close()
+
+
+def test_what_is_taken_before_the_peer_is_there_reaches_it_later() -> None:
+    bench = Bench(ConnectionRefusedError(111, "Connection refused"))
+
+    async def main() -> None:
+        link = bench.link()
+        assert link.take(batch_of(("s/1", b"x", 1)), b"c", bench.settle) == 1
+        await until(lambda: bench.settled == [None])
+        task = asyncio.create_task(link.run())
+        await until(lambda: bench.server.delivered == [b"x"])
+        await until(lambda: bench.fs.list(SPOOL / "q") == [])
+        await stop(task, link)
+
+    bench.run(main())
+
+
+def test_what_the_peer_sends_is_published_here() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        link = bench.link()
+        task = asyncio.create_task(link.run())
+        await until(lambda: any(isinstance(p, Subscribe) for p in bench.server.controls))
+        order = Publish(topic=b"cmd/1", payload=b"go", qos=1, packet_id=9)
+        bench.network.send(bench.server.publish(order))
+        await until(lambda: bench.server.unacknowledged == [])
+        assert bench.published == [(b"cmd/1", b"go", 1)]
+        await stop(task, link)
+
+    bench.run(main())
+
+
+def test_who_publishes_here_what_came_by_a_bridge_has_a_name_of_its_own() -> None:
+    assert publisher_of("peer") == b"bridge:peer"

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.errors import CorruptionError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.session.durable.progress import Progress
+from siltstone.session.sending.delivery import Budget, Delivery, Spilled
+from siltstone.session.sending.waiting import Unsaved, Waiting
+
+SIZE = Delivery(b"t", b"p", 1, b"", 0.0).size()
+
+
+def one(payload: bytes = b"p", flags: int = 1) -> Delivery:
+    return Delivery(b"t", payload, flags, b"", 0.0)
+
+
+def row(progress: Progress, serial: int) -> Delivery:
+    delivery = one(b"%d" % serial)
+    delivery.lane = progress.lane(0)
+    delivery.serial = serial
+    return delivery
+
+
+def payloads(waiting: Waiting) -> list[bytes]:
+    return [delivery.payload for delivery in waiting.messages()]
+
+
+def queue(
+    messages: int = 4, size_bytes: int = 100 * SIZE, budget: Budget | None = None, **policy: bool
+) -> Waiting:
+    drop_old = policy.get("drop_old", False)
+    return Waiting(budget or Budget(100 * SIZE), messages, size_bytes, drop_old)
+
+
+def on_disk(payload: bytes) -> Delivery:
+    file = MemoryFileSystem().create(PurePath("/payloads"))
+    file.write(payload)
+    delivery = one(b"")
+    delivery.spilled = Spilled(file, 0, len(payload))
+    return delivery
+
+
+def test_payloads_on_disk_are_loaded_when_they_leave_and_counts_come_out_even() -> None:
+    budget = Budget(100 * SIZE)
+    waiting = queue(budget=budget)
+    waiting.add_row(on_disk(b"first"))
+    waiting.add_row(on_disk(b"second"))
+    assert (payloads(waiting), budget.used) == ([b"", b""], 2 * one(b"").size())
+    assert waiting.pop().payload == b"first"
+    assert [delivery.payload for delivery in waiting.take_others()] == [b"second"]
+    assert budget.used == 0
+
+
+def test_a_message_whose_payload_cannot_be_read_waits_on() -> None:
+    budget = Budget(100 * SIZE)
+    waiting = queue(budget=budget)
+    broken = on_disk(b"broken")
+    waiting.add_row(one(b"first"))
+    waiting.add_row(on_disk(b"second"))
+    waiting.add_row(broken)
+    used = budget.used
+    whole, broken.spilled = broken.spilled, Spilled(MemoryFileSystem().create(PurePath("/p")), 0, 6)
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+        waiting.take_others()
+    assert (len(waiting), budget.used) == (3, used)
+    assert [waiting.pop().payload for _ in range(2)] == [b"first", b"second"]
+    used = budget.used
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+        waiting.pop()
+    assert (waiting.messages(), budget.used) == ([broken], used)
+    broken.spilled = whole
+    assert (waiting.pop().payload, budget.used) == (b"broken", 0)
+
+
+class TestLimits:
+    def test_what_does_not_fit_is_dropped(self) -> None:
+        waiting = queue(messages=2)
+        assert [waiting.add(one(payload)) for payload in (b"1", b"2", b"3")] == [False] * 3
+        assert (payloads(waiting), waiting.dropped) == ([b"1", b"2"], 1)
+
+    def test_or_the_oldest_make_room(self) -> None:
+        waiting = queue(messages=2, drop_old=True)
+        assert [waiting.add(one(payload)) for payload in (b"1", b"2", b"3")] == [False, False, True]
+        assert (payloads(waiting), waiting.dropped) == ([b"2", b"3"], 1)
+
+    def test_nothing_is_dropped_in_vain(self) -> None:
+        waiting = queue(size_bytes=3 * SIZE, drop_old=True)
+        waiting.add(one(b"1"))
+        assert not waiting.add(one(b"x" * 3 * SIZE))
+        assert (payloads(waiting), waiting.dropped) == ([b"1"], 1)
+
+    def test_bytes_are_limited_for_one_and_for_all(self) -> None:
+        budget = Budget(3 * SIZE)
+        first, second = queue(budget=budget), queue(budget=budget, size_bytes=SIZE)
+        for waiting in (first, second):
+            waiting.add(one())
+            waiting.add(one())
+        assert (len(first), len(second), second.dropped) == (2, 1, 1)
+        first.add(one())
+        assert (len(first), first.dropped, budget.used) == (2, 1, 3 * SIZE)
+
+    def test_where_all_hold_too_much_each_may_replace_what_it_has(self) -> None:
+        budget = Budget(SIZE)
+        waiting = queue(budget=budget, drop_old=True)
+        waiting.add(one(b"1"))
+        assert waiting.add(one(b"2"))
+        assert (payloads(waiting), budget.used) == ([b"2"], SIZE)
+
+    def test_rows_of_the_store_always_fit(self) -> None:
+        waiting = queue(messages=1, size_bytes=SIZE)
+        for serial in range(3):
+            waiting.add_row(row(Progress(), serial))
+        assert (len(waiting), waiting.dropped) == (3, 0)
+
+    def test_how_full_it_is(self) -> None:
+        waiting = queue(messages=4)
+        seen = []
+        for _ in range(4):
+            seen.append((waiting.is_short(), waiting.is_long()))
+            waiting.add(one())
+        assert seen == [(True, False), (True, False), (False, False), (False, True)]
+
+
+class TestTaking:
+    def test_what_came_first_goes_first(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one(b"1", 2))
+        waiting.add(one(b"2", 1))
+        assert (waiting.first_flags(), waiting.pop().payload, waiting.first_flags()) == (2, b"1", 1)
+        assert budget.used == SIZE
+
+    def test_without_a_connection_qos_0_is_of_no_use(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        for number, flags in enumerate((0, 1, 4, 2)):
+            waiting.add(one(b"%d" % number, flags))
+        waiting.keep_acknowledged()
+        assert (payloads(waiting), budget.used) == ([b"1", b"3"], 2 * SIZE)
+
+    def test_the_rows_of_one_owner_are_taken_out(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        mine, other = Progress(), Progress()
+        waiting.add_row(row(mine, 1))
+        waiting.add_row(row(other, 2))
+        waiting.add(one(b"n"))
+        waiting.add_row(row(mine, 3))
+        assert [delivery.serial for delivery in waiting.take_rows(mine)] == [1, 3]
+        assert (payloads(waiting), budget.used) == ([b"2", b"n"], 2 * SIZE)
+
+    def test_what_is_no_row_is_taken_out(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one(b"no row"))
+        waiting.add_row(row(Progress(), 1))
+        assert [delivery.payload for delivery in waiting.take_others()] == [b"no row"]
+        assert (payloads(waiting), budget.used) == ([b"1"], SIZE)
+
+    def test_some_are_taken_out_wherever_they_are(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        rows = [row(Progress(), serial) for serial in range(4)]
+        for delivery in rows:
+            waiting.add_row(delivery)
+        waiting.remove({rows[1], rows[3]})
+        assert (payloads(waiting), budget.used) == ([b"0", b"2"], 2 * SIZE)
+
+    def test_all_are_forgotten(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(budget=budget)
+        waiting.add(one())
+        waiting.clear()
+        assert (len(waiting), budget.used) == (0, 0)
+
+
+class TestUnsaved:
+    """Messages that must be saved first, and those behind them."""
+
+    def test_what_comes_behind_waits_and_goes_with_it(self) -> None:
+        unsaved = Unsaved()
+        assert not unsaved.holds()
+        second, first, none = one(flags=2), one(flags=1), one(flags=0)
+        unsaved.add_to_save(second)
+        unsaved.add(first)
+        unsaved.add(none)
+        assert (unsaved.holds(), unsaved.size_bytes) == (True, 3 * SIZE)
+        taken = unsaved.take()
+        assert (taken, unsaved.holds()) == ([second, first, none], True)
+        assert unsaved.saved(taken) == [second, first, none]
+        assert (unsaved.holds(), unsaved.size_bytes) == (False, 0)
+
+    def test_what_came_meanwhile_goes_too_unless_it_must_be_saved(self) -> None:
+        unsaved = Unsaved()
+        early, late = one(b"1", flags=2), one(b"2")
+        unsaved.add_to_save(early)
+        taken = unsaved.take()
+        unsaved.add(late)
+        assert unsaved.saved(taken) == [early, late]
+        unsaved.add_to_save(early)
+        taken = unsaved.take()
+        last = one(b"3", flags=2)
+        unsaved.add(late)
+        unsaved.add_to_save(last)
+        assert unsaved.saved(taken) == [early]
+        assert (unsaved.holds(), unsaved.size_bytes) == (True, 2 * SIZE)
+        assert unsaved.saved(unsaved.take()) == [late, last]
+
+    def test_a_save_that_has_nothing_of_it_holds_nothing(self) -> None:
+        unsaved = Unsaved()
+        assert (unsaved.take(), unsaved.holds(), unsaved.saved([])) == ([], False, [])

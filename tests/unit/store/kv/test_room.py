@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from siltstone.errors import SiltstoneError
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.kv.room import RESERVE, DiskRoom
+
+MIB = 1024 * 1024
+DIRECTORY = PurePath("/kv")
+
+
+class Disk:
+    """A disk of 100 MiB with a database that leaves 4 MiB free and has a reserve of 16."""
+
+    def __init__(self, *, reserve_bytes: int = 16 * MIB) -> None:
+        self.fs = MemoryFileSystem(page_bytes=MIB, capacity_bytes=100 * MIB)
+        self.fs.make_directory(DIRECTORY)
+        self.written_back = 0
+        self.reserve_bytes = reserve_bytes
+        self.room = self.open()
+
+    def open(self) -> DiskRoom:
+        room = DiskRoom(self.fs, DIRECTORY, floor_bytes=4 * MIB, reserve_bytes=self.reserve_bytes)
+        room.write_back = self.write_back
+        return room
+
+    def write_back(self) -> None:
+        self.written_back += 1
+
+    def leave(self, free_bytes: int) -> None:
+        """Let a file of others take all but so much."""
+        path = PurePath("/hog")
+        if self.fs.exists(path):
+            self.fs.remove(path)
+        taken = self.fs.free_bytes(DIRECTORY) - free_bytes
+        with self.fs.create(path) as file:
+            file.truncate(taken)
+            file.allocate(0, taken)
+
+    @property
+    def has_reserve(self) -> bool:
+        return self.fs.exists(DIRECTORY / RESERVE)
+
+
+def text_of(error: SiltstoneError | None) -> str:
+    return "" if error is None else str(error)
+
+
+def test_a_disk_with_space_has_room_and_the_reserve_is_taken() -> None:
+    disk = Disk()
+    assert disk.room.lacks(100) is None
+    assert disk.has_reserve
+    assert disk.fs.free_bytes(DIRECTORY) == 84 * MIB
+
+
+def test_the_reserve_is_given_up_when_the_rest_is_used_up_and_taken_again_later() -> None:
+    disk = Disk()
+    disk.room.keep_reserve()
+    disk.leave(4 * MIB)
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+    disk.leave(19 * MIB)
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+    disk.leave(80 * MIB)
+    assert disk.room.lacks(100) is None
+    assert disk.has_reserve
+
+
+def test_without_room_a_write_is_refused() -> None:
+    disk = Disk(reserve_bytes=0)
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+    disk.leave(4 * MIB)
+    assert text_of(disk.room.lacks(100)) == (
+        "no space left on the disk: path=/kv needed_bytes=4194404"
+    )
+    assert disk.written_back == 0
+
+
+def test_tables_are_written_early_when_there_is_hardly_room_for_them() -> None:
+    disk = Disk(reserve_bytes=0)
+    assert disk.room.lacks(3 * MIB) is None
+    disk.leave(7 * MIB)
+    assert disk.room.lacks(1 * MIB) is None
+    assert disk.written_back == 1
+    assert disk.room.lacks(1 * MIB) is None
+    assert disk.written_back == 1
+
+
+def test_a_reserve_of_an_earlier_run_is_known() -> None:
+    disk = Disk()
+    disk.room.keep_reserve()
+    room = disk.open()
+    assert room.give_up_reserve()
+    assert not disk.has_reserve
+    assert not room.give_up_reserve()
+
+
+def test_what_cannot_be_asked_is_why() -> None:
+    disk = Disk()
+    disk.fs.remove_directory(DIRECTORY)
+    assert text_of(disk.room.lacks(1)) == "no such file or directory: path=/kv"

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.store.log.write.cook import Call, Cook, Cooked, measure_column
+from siltstone.topic.structure import Structure
+from tests.support.frames import (
+    NOW_US,
+    StoredRow,
+    cooked_frame,
+    frame_bytes,
+    rows_in,
+    view_of,
+)
+
+
+def new_cook(*thresholds: int, topics_max: int = 1000) -> Cook:
+    return Cook(Structure(list(thresholds or (100, 10))), topics_max)
+
+
+def call_of(*topics: str, publisher: str = "", flags: int = 0) -> Call:
+    """Return a call whose values are the topics, so that a row tells where it belongs."""
+    encoded = [topic.encode() for topic in topics]
+    call = Call(encoded, [topic.upper() for topic in encoded], publisher.encode())
+    call.flags = flags
+    return call
+
+
+def stored(cooked: Cooked) -> list[StoredRow]:
+    """Return the rows as a reader finds them, in order of arrival."""
+    rows = rows_in(view_of(frame_bytes(cooked_frame(cooked))))
+    return sorted(rows, key=lambda row: row.timestamp_us)
+
+
+def topics(cooked: Cooked) -> list[str]:
+    return [row.topic for row in stored(cooked)]
+
+
+def patterns(cook: Cook) -> list[bytes]:
+    return [stream.pattern for stream in cook.structure.streams()]
+
+
+def stream_id(cook: Cook, topic: bytes) -> int:
+    placement = cook.structure.lookup(topic)
+    assert placement is not None
+    return placement.stream.id
+
+
+class TestRows:
+    def test_each_row_gets_the_next_microsecond_in_order_of_arrival(self) -> None:
+        cooked = new_cook().cook([call_of("b", "a"), call_of("b")], NOW_US)
+        assert [(row.timestamp_us, row.topic) for row in stored(cooked)] == [
+            (NOW_US, "b"),
+            (NOW_US + 1, "a"),
+            (NOW_US + 2, "b"),
+        ]
+        assert (cooked.timestamp_us, cooked.row_count) == (NOW_US, 3)
+
+    def test_rows_of_a_stream_stand_together_streams_in_order_of_their_ids(self) -> None:
+        cook = new_cook()
+        cooked = cook.cook([call_of("a", "b", "a", "c", "b")], NOW_US)
+        ids = sorted(stream_id(cook, topic) for topic in (b"a", b"b", b"c"))
+        assert [rows.stream_id for rows in cooked.streams] == ids
+        in_frame = rows_in(view_of(frame_bytes(cooked_frame(cooked))))
+        grouped = sorted(in_frame, key=lambda row: (row.stream_id, row.timestamp_us))
+        assert in_frame == grouped
+
+    def test_every_row_keeps_its_value(self) -> None:
+        cooked = new_cook().cook([call_of("a", "b"), call_of("a")], NOW_US)
+        assert [row.value for row in stored(cooked)] == [b"A", b"B", b"A"]
+
+    def test_topics_of_one_structure_share_a_stream(self) -> None:
+        cook = new_cook(100, 1)
+        cooked = cook.cook([call_of("m/a", "m/b", "m/c", "m/b")], NOW_US)
+        assert patterns(cook) == [b"m/a", b"m/+"]
+        assert {row.topic: row.stream_id for row in stored(cooked)} == {
+            "m/a": stream_id(cook, b"m/a"),
+            "m/b": stream_id(cook, b"m/b"),
+            "m/c": stream_id(cook, b"m/b"),
+        }
+
+    def test_topics_of_any_unicode_are_kept(self) -> None:
+        names = ["größe/ß", "日本/温度", "a//", "/", "$SYS/x", "😀"]
+        assert topics(new_cook(0).cook([call_of(*names)], NOW_US)) == names
+
+    def test_a_frame_has_only_its_own_rows(self) -> None:
+        cook = new_cook()
+        cook.cook([call_of("a", "b")], NOW_US)
+        second = cook.cook([call_of("b", "c")], NOW_US + 2)
+        assert [(row.timestamp_us, row.topic) for row in stored(second)] == [
+            (NOW_US + 2, "b"),
+            (NOW_US + 3, "c"),
+        ]
+
+    def test_every_frame_names_each_of_its_topics_once(self) -> None:
+        cook = new_cook(100, 1)
+        named = []
+        for _ in range(2):
+            cooked = cook.cook([call_of("m/a", "m/b", "m/a"), call_of("m/b", "m/c")], NOW_US)
+            frame = view_of(frame_bytes(cooked_frame(cooked)))
+            named.append(sorted(frame.all_topics().to_pylist()))
+        assert named == [["m/a", "m/b", "m/c"]] * 2
+
+    def test_no_calls_make_no_rows(self) -> None:
+        cooked = new_cook().cook([], NOW_US)
+        assert (cooked.row_count, cooked.streams, cooked.edges, cooked.producers) == (
+            0,
+            [],
+            b"",
+            b"",
+        )
+
+    @pytest.mark.parametrize("topics_max", [1, 2, 3, 4, 10])
+    def test_a_cook_that_forgets_topics_places_them_as_before(self, topics_max: int) -> None:
+        cook = new_cook(100, 2, topics_max=topics_max)
+        names = [f"m/{number % 7}/x" for number in range(60)]
+        placed: dict[str, set[int]] = {}
+        for start in range(0, 60, 6):
+            cooked = cook.cook([call_of(*names[start : start + 6], names[start])], NOW_US)
+            rows = stored(cooked)
+            assert [row.topic for row in rows] == [*names[start : start + 6], names[start]]
+            for row in rows:
+                placed.setdefault(row.topic, set()).add(row.stream_id)
+        assert placed == {
+            f"m/{number}/x": {stream_id(cook, b"m/%d/x" % number)} for number in range(7)
+        }
+
+    @pytest.mark.parametrize("topics_max", [2, 50, 400, 10_000])
+    def test_topics_that_hardly_return_are_placed_like_those_that_do(self, topics_max: int) -> None:
+        cook = new_cook(100, 2, topics_max=topics_max)
+        for frame in range(60):
+            step = 1 if frame < 40 else 0
+            names = [f"m/{(frame * step * 300 + k * 7) % 5000}/x" for k in range(300)]
+            cooked = cook.cook([call_of(*names[:150]), call_of(*names[100:])], NOW_US)
+            assert [row.topic for row in stored(cooked)] == names[:150] + names[100:]
+            assert {(row.topic, row.stream_id) for row in stored(cooked)} == {
+                (name, stream_id(cook, name.encode())) for name in names
+            }
+
+
+class TestBadTopics:
+    def test_a_bad_topic_fails_its_own_call_and_not_its_neighbours(self) -> None:
+        calls = [call_of("a"), call_of("b", "c/+", "d"), call_of("e")]
+        cooked = new_cook().cook(calls, NOW_US)
+        assert [(row.timestamp_us, row.topic) for row in stored(cooked)] == [
+            (NOW_US, "a"),
+            (NOW_US + 1, "e"),
+        ]
+        assert [type(call.error) for call in calls] == [type(None), InvalidTopicError, type(None)]
+
+    def test_the_error_names_the_row(self) -> None:
+        call = call_of("a", "b", "c/+")
+        new_cook().cook([call], NOW_US)
+        assert str(call.error) == ("topic must not have the wildcards + and #: topic='c/+': row=2")
+
+    @pytest.mark.parametrize(
+        "topic", [b"", b"a/#", b"+", b"a\0b", b"\xff", b"\xed\xa0\x80", b"x" * 65_536]
+    )
+    def test_what_is_no_topic_is_refused(self, topic: bytes) -> None:
+        call = Call([topic], [b""], b"")
+        cooked = new_cook().cook([call], NOW_US)
+        assert (cooked.row_count, type(call.error)) == (0, InvalidTopicError)
+
+    def test_a_topic_of_the_greatest_length_is_sound(self) -> None:
+        assert topics(new_cook().cook([call_of("x" * 65_535)], NOW_US)) == ["x" * 65_535]
+
+    def test_a_refused_call_teaches_nothing(self) -> None:
+        cook = new_cook()
+        cooked = cook.cook([call_of("a", "b/c", "bad/+")], NOW_US)
+        assert (patterns(cook), cooked.edges) == ([], b"")
+
+    def test_a_refused_call_leaves_no_topic_in_the_frame(self) -> None:
+        cook = new_cook()
+        cook.cook([call_of("a", "known")], NOW_US)
+        cooked = cook.cook([call_of("known", "new", "bad/+"), call_of("a")], NOW_US + 2)
+        assert [rows.topics for rows in cooked.streams] == [[b"a"]]
+
+    def test_a_refused_call_leaves_neither_publisher_nor_producer(self) -> None:
+        call = call_of("bad/+", publisher="eve", flags=2)
+        call.producer, call.sequence = b"p" * 16, 1
+        cooked = new_cook().cook([call, call_of("a")], NOW_US)
+        assert [(row.publisher, row.flags) for row in stored(cooked)] == [("", 0)]
+        assert cooked.producers == b""
+
+
+class TestEdges:
+    def test_new_edges_come_with_the_frame_that_first_uses_them(self) -> None:
+        cook = new_cook()
+        edges = []
+        for topic in ("a", "a", "b/c"):
+            cooked = cook.cook([call_of(topic)], NOW_US)
+            edges.append(cooked.edges)
+        reader = Structure([100, 10])
+        assert edges[1] == b""
+        assert [[stream.pattern for stream in reader.apply(edges[n])] for n in (0, 2)] == [
+            [b"a"],
+            [b"b/c"],
+        ]
+
+    def test_what_the_structure_knew_before_is_not_learned_again(self) -> None:
+        structure = Structure([100, 10])
+        structure.learn(b"a")
+        structure.take_pending()
+        assert Cook(structure, 10).cook([call_of("a")], NOW_US).edges == b""
+
+
+class TestPublishers:
+    def test_unknown_publishers_are_empty(self) -> None:
+        cooked = new_cook().cook([call_of("a"), call_of("b")], NOW_US)
+        assert [row.publisher for row in stored(cooked)] == ["", ""]
+        assert cooked.publishers == []
+
+    def test_one_publisher_holds_for_all_rows(self) -> None:
+        calls = [call_of("a", publisher="ann"), call_of("b", publisher="ann")]
+        cooked = new_cook().cook(calls, NOW_US)
+        assert [row.publisher for row in stored(cooked)] == ["ann", "ann"]
+        assert cooked.publishers == [b"ann"]
+
+    def test_publishers_of_calls_and_of_rows_mix(self) -> None:
+        by_row = call_of("b", "a", "b")
+        by_row.publishers = [b"bo", b"", b"ann"]
+        calls = [call_of("a", publisher="ann"), by_row, call_of("c", publisher="cy"), call_of("a")]
+        cooked = new_cook().cook(calls, NOW_US)
+        names = ["ann", "bo", "", "ann", "cy", ""]
+        assert [row.publisher for row in stored(cooked)] == names
+        assert sorted(cooked.publishers) == [b"", b"ann", b"bo", b"cy"]
+
+    @pytest.mark.parametrize("count", [127, 128, 129, 300])
+    def test_any_number_of_publishers_comes_back(self, count: int) -> None:
+        names = [f"device-{number}" for number in range(count)]
+        calls = [call_of("a", publisher=name) for name in names]
+        cooked = new_cook().cook(calls, NOW_US)
+        assert [row.publisher for row in stored(cooked)] == names
+
+
+class TestFlags:
+    def test_flags_that_all_calls_share_are_one_number(self) -> None:
+        cooked = new_cook().cook([call_of("a", flags=5), call_of("b", flags=5)], NOW_US)
+        assert [row.flags for row in stored(cooked)] == [5, 5]
+        assert cooked.flags == 5
+
+    def test_flags_of_calls_and_of_rows_mix(self) -> None:
+        by_row = call_of("b", "a")
+        by_row.flag_list = [255, 0]
+        calls = [call_of("a", "b", flags=1), by_row, call_of("c", flags=6)]
+        cooked = new_cook().cook(calls, NOW_US)
+        assert [row.flags for row in stored(cooked)] == [1, 1, 255, 0, 6]
+
+    def test_flags_that_differ_from_call_to_call_are_kept_by_row(self) -> None:
+        calls = [call_of("a"), call_of("b", flags=1), call_of("a", flags=2)]
+        assert [row.flags for row in stored(new_cook().cook(calls, NOW_US))] == [0, 1, 2]
+
+
+class TestProperties:
+    def test_rows_without_properties_have_empty_ones_beside_those_that_have(self) -> None:
+        with_properties = call_of("b", "a")
+        with_properties.properties = [b"\1", b""]
+        calls = [call_of("a"), with_properties, call_of("c")]
+        cooked = new_cook().cook(calls, NOW_US)
+        assert [row.properties for row in stored(cooked)] == [b"", b"\1", b"", b""]
+
+
+class TestProducers:
+    def test_a_frame_says_what_its_producers_have_reached(self) -> None:
+        calls = [call_of("a"), call_of("b"), call_of("c")]
+        calls[0].producer, calls[0].sequence = b"p" * 16, 7
+        calls[2].producer, calls[2].sequence = b"q" * 16, 2**64 - 1
+        cooked = new_cook().cook(calls, NOW_US)
+        assert cooked.producers == struct.pack("<16sQ16sQ", b"p" * 16, 7, b"q" * 16, 2**64 - 1)
+
+
+class TestMeasure:
+    def test_the_size_is_that_of_all_columns_and_sixteen_bytes_a_row(self) -> None:
+        call = Call([b"abc", b"d"], [b"12345", b""], b"ignored")
+        call.publishers = [b"xx", b"y"]
+        call.properties = [b"", b"pppp"]
+        call.flag_list = [0, 255]
+        call.measure(5)
+        assert call.size_bytes == 4 + 5 + 3 + 4 + 32
+
+    def test_a_plain_call_is_its_topics_and_values(self) -> None:
+        call = Call([b"abc"], [b"12"], b"ann")
+        call.measure(5)
+        assert call.size_bytes == 5 + 16
+
+    @pytest.mark.parametrize("name", ["values", "publishers", "properties"])
+    def test_columns_of_different_length_are_refused(self, name: str) -> None:
+        call = Call([b"a", b"b"], [b"", b""], b"")
+        if name == "values":
+            call.values = [b""]
+        elif name == "publishers":
+            call.publishers = [b""]
+        else:
+            call.properties = [b""]
+        with pytest.raises(UsageError) as caught:
+            call.measure(5)
+        assert str(caught.value) == f"columns must have the same length: topics=2 {name}=1"
+
+    def test_an_item_of_the_greatest_size_passes(self) -> None:
+        assert measure_column([b"", b"12345"], "values", 2, 5) == 5
+
+    def test_too_large_an_item_is_refused_by_row(self) -> None:
+        call = Call([b"a", b"b"], [b"12345", b"123456"], b"")
+        with pytest.raises(UsageError) as caught:
+            call.measure(5)
+        assert str(caught.value) == "values is too large: row=1 size_bytes=6 max=5"
+
+    def test_an_item_that_is_not_bytes_is_refused_by_row(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            measure_column([b"a", "b"], "topics", 2, 5)
+        assert str(caught.value) == "topics must be bytes: row=1 type=str"

@@ -1,0 +1,212 @@
+"""Move modules to other packages, and rename classes: names only, no logic.
+
+    python -m tools.move_modules tools/moves.txt
+
+Each line of the plan is `old.module new.module` (`old.* new.*` for all that are left of a package),
+or `old.module:OldName NewName` with the module's old name. Modules, their unit tests, imports,
+dotted names, and paths in texts follow. The tool stops before it changes anything if two modules
+would get one place.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = ROOT / "src" / "siltstone"
+UNIT: Final = ROOT / "tests" / "unit"
+TEXTS: Final = ("*.py", "*.md", "*.toml", "*.yml", "*.sh", "*.svg", "Makefile")
+# The history of the project names modules as they were called at the time.
+KEPT: Final = ("CHANGELOG.md", "docs/decisions")
+
+
+def existing() -> set[str]:
+    """Return the dotted names of all modules, without the name of the package."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for path in SOURCE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+def read_plan(text: str) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Return where each module goes, and what each class of an old module is called."""
+    modules: dict[str, str] = {}
+    classes: dict[tuple[str, str], str] = {}
+    there = existing()
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        old, new = words
+        if ":" in old:
+            module, _, name = old.partition(":")
+            classes[module, name] = new
+        elif old.endswith(".*"):
+            package = old[:-1]
+            for name in sorted(there):
+                rest = name.removeprefix(package)
+                if rest != name and "." not in rest and name not in modules:
+                    modules[name] = new[:-1] + rest
+        else:
+            modules[old] = new
+    missing = sorted((set(modules) | {module for module, _ in classes}) - there)
+    places = Counter(modules.get(name, name) for name in there)
+    double = sorted(name for name, count in places.items() if count > 1)
+    if missing or double:
+        raise SystemExit(f"missing: {missing}; two modules for one place: {double}")
+    return modules, classes
+
+
+def texts() -> Iterator[Path]:
+    """Yield the committed files that may name a module."""
+    for name in git("ls-files", *TEXTS).splitlines():
+        if not name.startswith(KEPT):
+            yield ROOT / name
+
+
+def imports_of_modules(text: str, modules: dict[str, str]) -> str:
+    """Rewrite `from siltstone.package import module`."""
+    lines = text.splitlines(keepends=True)
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    for node in sorted(found, key=lambda node: node.lineno, reverse=True):
+        if not (node.module or "").startswith("siltstone"):
+            continue
+        package = (node.module or "").removeprefix("siltstone").lstrip(".")
+        kept, moved = [], []
+        for alias in node.names:
+            old = f"{package}.{alias.name}".lstrip(".")
+            if old in modules:
+                place, _, name = modules[old].rpartition(".")
+                shown = alias.asname or alias.name
+                renamed = name if name == shown else f"{name} as {shown}"
+                # A mark in place of the dot: what is rewritten here is not looked at again.
+                moved.append(f"from siltstone{'!' if place else ''}{place} import {renamed}")
+            else:
+                kept.append(ast.unparse(alias))
+        if moved:
+            indent = " " * node.col_offset
+            if kept:
+                moved.append(f"from {node.module} import {', '.join(kept)}")
+            new = "".join(f"{indent}{line}\n" for line in moved)
+            lines[node.lineno - 1 : node.end_lineno] = [new]
+    return "".join(lines)
+
+
+def rename_classes(text: str, old_module: str, classes: dict[tuple[str, str], str]) -> str:
+    """Rename classes where they are defined, and where they are imported from there."""
+    names = {name: new for (module, name), new in classes.items() if module == old_module}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("siltstone."):
+            module = (node.module or "").removeprefix("siltstone.")
+            for alias in node.names:
+                if (module, alias.name) in classes:
+                    names[alias.name] = classes[module, alias.name]
+    return _rename(text, names) if names else text
+
+
+def _rename(text: str, names: dict[str, str]) -> str:
+    """Rename where code names a class, and in quotes of code; prose stays."""
+    quoted = re.compile(rf"""["'](?:\w+\[)?(?:{"|".join(names)})\b[^"']*["']""")
+    word = re.compile(rf"\b(?:{'|'.join(names)})\b")
+    lines = text.splitlines(keepends=True)
+    before = ""
+    changes: list[tuple[int, int, int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        row, start = token.start
+        if token.type == tokenize.NAME and token.string in names and before != ".":
+            changes.append((row, start, start + len(token.string), names[token.string]))
+        elif token.type == tokenize.STRING and before == "(" and quoted.fullmatch(token.string):
+            new = word.sub(lambda found: names[found[0]], token.string)
+            changes.append((row, start, start + len(token.string), new))
+        before = token.string
+    for row, start, end, new in reversed(changes):
+        line = lines[row - 1]
+        lines[row - 1] = line[:start] + new + line[end:]
+    return re.sub(rf"`({'|'.join(names)})`", lambda found: f"`{names[found[1]]}`", "".join(lines))
+
+
+def moves(modules: dict[str, str]) -> list[tuple[Path, Path]]:
+    """Return where each file of a module is and goes, with the unit tests of the same name."""
+    found = []
+    for old, new in modules.items():
+        for root, prefix in ((SOURCE, ""), (UNIT, "test_")):
+            before, after = (
+                root.joinpath(*name.split(".")[:-1], f"{prefix}{name.split('.')[-1]}.py")
+                for name in (old, new)
+            )
+            if before.is_file():
+                found.append((before, after))
+    return found
+
+
+def git(*arguments: str | Path) -> str:
+    """Run git in the clone."""
+    return subprocess.run(
+        ["git", *arguments],  # noqa: S607
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def move(steps: list[tuple[Path, Path]]) -> None:
+    """Move files, and let every package have its `__init__`."""
+    # By a place beside: a module may go where another one, or a package, stands now.
+    for before, _ in steps:
+        git("mv", before, f"{before}.moving")
+    for before, after in steps:
+        after.parent.mkdir(parents=True, exist_ok=True)
+        git("mv", f"{before}.moving", after)
+    for directory in {parent for _, after in steps for parent in after.parents}:
+        if SOURCE in directory.parents:
+            (directory / "__init__.py").touch()
+    for initial in sorted(SOURCE.rglob("__init__.py"), reverse=True):
+        names = {path.name for path in initial.parent.iterdir()} - {"__pycache__"}
+        if names == {"__init__.py"} and initial.stat().st_size == 0:
+            git("rm", "-qf", initial)
+
+
+def main() -> None:
+    """Do what a plan says."""
+    modules, classes = read_plan(Path(sys.argv[1]).read_text("utf-8"))
+    dotted = "|".join(sorted((re.escape(name) for name in modules), key=len, reverse=True))
+    slashed = dotted.replace(r"\.", "/")
+    by_path = {old.replace(".", "/"): new.replace(".", "/") for old, new in modules.items()}
+    tests = {
+        before.relative_to(UNIT).as_posix(): after.relative_to(UNIT).as_posix()
+        for before, after in moves(modules)
+        if UNIT in before.parents
+    }
+    in_tests = re.compile(rf"\bunit/({'|'.join(map(re.escape, tests))})(?!\w)")
+    in_dots = re.compile(rf"\bsiltstone\.({dotted})(?!\w)")
+    in_path = re.compile(rf"(?<![\w.-])((?:src/)?(?:siltstone/)?)({slashed})\.py\b")
+    for path in texts():
+        text = before = path.read_text("utf-8")
+        if path.suffix == ".py":
+            module = ""
+            if SOURCE in path.parents:
+                module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+            text = rename_classes(text, module, classes)
+            text = imports_of_modules(text, modules)
+        text = in_dots.sub(lambda found: "siltstone." + modules[found[1]], text)
+        text = in_path.sub(lambda found: f"{found[1]}{by_path[found[2]]}.py", text)
+        text = in_tests.sub(lambda found: f"unit/{tests[found[1]]}", text)
+        text = text.replace("siltstone.", "siltstone.")
+        if text != before:
+            path.write_text(text, "utf-8")
+    move(moves(modules))
+
+
+if __name__ == "__main__":
+    main()
