@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo dev test unit lint bench soak fmt types check coverage dist docs lock clean help
+.PHONY: demo dev test unit lint bench base compare soak fmt types check coverage dist docs lock clean help
 
 # What a surrounding environment or an outer project says must not leak in.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -68,6 +68,12 @@ bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosqu
 	$(BIN)/python -m bench.pipeline
 	$(BIN)/python -m bench.topiclog
 	$(BIN)/python -m bench.snapshot
+
+base: $(SYNCED)  ## build another version in build/base, to compare with: make base REF=<commit>
+	tools/base.sh $(REF)
+
+compare: $(BUILT)  ## measure this build beside the one in build/base, in turns
+	$(BIN)/python -m bench.compare
 
 soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
 	@echo "seed of the generated histories: $(SEED); make soak SEED=$(SEED) runs the same ones again"

@@ -73,10 +73,12 @@ class PeerError(Exception):
 
 
 @contextmanager
-def siltstone(directory: Path, *assignments: str) -> Iterator[Peer]:
-    """Run `siltstone serve` of this interpreter; assignments are those of --set."""
+def siltstone(
+    directory: Path, *assignments: str, python: Path | str = sys.executable
+) -> Iterator[Peer]:
+    """Run `siltstone serve` of an interpreter; assignments are those of --set."""
     port = free_port()
-    command = [sys.executable, "-m", "siltstone.cli.main", "serve"]
+    command = [str(python), "-m", "siltstone.cli.main", "serve"]
     command += ["--data", str(directory / "data"), "--port", str(port), "--log-level", "warning"]
     for assignment in assignments:
         command += ["--set", assignment]
