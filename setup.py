@@ -81,6 +81,7 @@ COMPILED = (
     "src/siltstone/store/log/write/cook.py",
     "src/siltstone/topic/matcher.py",
     "src/siltstone/topic/structure.py",
+    "src/siltstone/store/log/write/shard.py",
     "src/siltstone/store/tx/arguments.py",
     "src/siltstone/store/tx/commit/committer.py",
     "src/siltstone/store/tx/commit/conflicts.py",
@@ -90,6 +91,7 @@ COMPILED = (
     "src/siltstone/store/tx/view.py",
     "src/siltstone/store/tx/commit/ticket.py",
     "src/siltstone/store/tx/transaction.py",
+    "src/siltstone/store/writer/queue.py",
 )
 
 

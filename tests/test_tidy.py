@@ -22,7 +22,7 @@ BROAD_HANDLERS: dict[str, str] = {
     "broker/access/access.py": "a hook is others' code: what it raises refuses the client",
     "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
     "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
-    "store/log/write/shard.py": "a mistake of ours ends one shard, and leaves nobody waiting",
+    "store/writer/queue.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }
 TEXT_BYTES_MAX = 2_000_000
 

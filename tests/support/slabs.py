@@ -43,7 +43,7 @@ def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int =
     ticket = Ticket(len(topics), 1, waits=True)
     call = call_on(*topics)
     call.values = [bytes(size_bytes)] * len(topics)
-    slabs.shard(shard).submit(call, ticket, None, None)
+    slabs.shard(shard).submit(call, ticket, None)
     ticket.wait()
     # Housekeeping follows the flush; an order waits for it.
     slabs.shard(shard).sync()

@@ -134,13 +134,13 @@ class Database:
         ticket = Ticket(columns.count, len(parts), waits=durability != "none")
         for number, part in enumerate(parts):
             try:
-                slabs.shard(part.shard).submit(part.call, ticket, part.rows, seconds)
+                slabs.shard(part.shard).submit(part.call, ticket, seconds)
             except SiltstoneError as exc:
                 # No shard may take a later call of the producer before this one comes again.
                 for rest in parts[number + 1 :]:
                     # One that cannot be opened takes no later call either.
                     with suppress(SiltstoneError):
-                        slabs.shard(rest.shard).owe(rest.call)
+                        slabs.shard(rest.shard).refused(rest.call)
                 if number == 0:
                     raise
                 # Others of this call are under way: the ticket tells what became of the whole.

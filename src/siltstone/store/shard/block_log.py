@@ -86,7 +86,7 @@ class BlockLog:
         call.block = block
         call.size_bytes = size_bytes + _BLOCK_BYTES
         ticket = Ticket(block.count, 1, waits=True)
-        self._slabs.shard(self.number).submit(call, ticket, None, timeout)
+        self._slabs.shard(self.number).submit(call, ticket, timeout)
         return ticket
 
     def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import TIMEOUT_MAX, Lock
-from typing import Self
+from typing import Final, Self
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 
@@ -189,3 +189,14 @@ def _call_back(callback: Callable[[Ticket], None], ticket: Ticket) -> None:
         threading.excepthook(
             threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
         )
+
+
+# The outcome of an order to a writer, which stores no row.
+ORDER_DONE: Final = Outcome(
+    duplicate=False,
+    count=0,
+    timestamp_us=0,
+    frame_serial=0,
+    frame_timestamp_us=0,
+    frame_places=None,
+)

@@ -22,6 +22,8 @@ from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
 from siltstone.store.segment.room import Room
+from siltstone.store.writer.queue import Queued
+from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Stream, Structure
 
@@ -53,10 +55,11 @@ class Block:
         return len(self.offsets) // 4 - 1
 
 
-class Call:
+class Call(Queued):
     """One append to one shard, as parallel lists; its rows are stored together or not at all."""
 
     def __init__(self, topics: list[bytes], values: list[bytes], publisher: bytes) -> None:
+        super().__init__()
         self.topics = topics
         self.values = values
         self.publisher = publisher
@@ -69,8 +72,10 @@ class Call:
         self.wants_sync = True
         # The numbers that the rows had in the call that was split by shard.
         self.rows: list[int] | None = None
-        self.size_bytes = 0
         self.error: SiltstoneError | None = None
+        # By which the caller learns the outcome; set when the call is submitted.
+        self.ticket: Ticket | None = None
+        self.is_told = False
         # In place of the lists.
         self.block: Block | None = None
 
@@ -78,6 +83,10 @@ class Call:
     def row_count(self) -> int:
         """The number of rows."""
         return len(self.topics) if self.block is None else self.block.count
+
+    def item_count(self) -> int:
+        """Return the number of rows."""
+        return self.row_count
 
     def measure(self, value_bytes_max: int) -> None:
         """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""

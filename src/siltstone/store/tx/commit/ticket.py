@@ -8,29 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Final, Self
+from typing import Self
 
 from siltstone.errors import OutcomeUnknownError
 from siltstone.store.tx.operations import Operations
-from siltstone.store.writer.ticket import Outcome, Ticket
-
-_SETTLED: Final = Outcome(
-    duplicate=False,
-    count=0,
-    timestamp_us=0,
-    frame_serial=0,
-    frame_timestamp_us=0,
-    frame_places=None,
-)
+from siltstone.store.writer.queue import Queued
+from siltstone.store.writer.ticket import ORDER_DONE, Ticket
 
 
-class CommitTicket:
+class CommitTicket(Queued):
     """A promise of an outcome: settled by the shard's thread, awaited by any."""
 
-    __slots__ = ("_mutex", "_relay", "_waiter", "done", "error", "operations")
-
     def __init__(self, operations: Operations, mutex: Lock) -> None:
+        super().__init__()
         self.operations = operations
+        self.size_bytes = operations.size_bytes
         self._mutex = mutex
         self._waiter: Lock | None = None
         # Has the callbacks, if any: it calls back so that a mistake there stays there.
@@ -83,7 +75,7 @@ class CommitTicket:
         if self._waiter is not None:
             self._waiter.release()
         if self._relay is not None:
-            self._relay.resolve(_SETTLED, None)
+            self._relay.resolve(ORDER_DONE, None)
 
     def _wait(self, timeout: float | None) -> bool:
         with self._mutex:

@@ -22,7 +22,8 @@ from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
-from siltstone.store.log.write.shard import LogShard, flush_delay
+from siltstone.store.log.write.shard import LogShard
+from siltstone.store.writer.queue import flush_delay
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import HELD, PATH, World, begun, call_on, reopened, settings_of
@@ -58,7 +59,7 @@ def started(
 
 def submit(shard: LogShard, call: Call, *, timeout: float | None = None) -> Ticket:
     ticket = Ticket(len(call.topics), 1, waits=True)
-    shard.submit(call, ticket, None, timeout)
+    shard.submit(call, ticket, timeout)
     return ticket
 
 
@@ -96,12 +97,12 @@ class TestFlushDelay:
     ) -> None:
         settings = settings_of(flush_interval=1.0, idle_flush_interval=0.25, max_items=100)
         assert (
-            flush_delay(settings, now=now, first_at=first_at, last_at=last_at, rows=rows) == delay
+            flush_delay(settings, now=now, first_at=first_at, last_at=last_at, items=rows) == delay
         )
 
     def test_without_an_idle_interval_nothing_waits(self) -> None:
         settings = settings_of(flush_interval=1.0, idle_flush_interval=0.0)
-        assert flush_delay(settings, now=5.0, first_at=5.0, last_at=5.0, rows=1) == 0.0
+        assert flush_delay(settings, now=5.0, first_at=5.0, last_at=5.0, items=1) == 0.0
 
 
 class TestFlush:

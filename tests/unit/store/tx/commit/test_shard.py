@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any, cast
@@ -16,9 +15,9 @@ from siltstone.errors import (
     SiltstoneError,
     UsageError,
 )
-from siltstone.store.tx.commit.shard import flush_delay
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.writer.queue import flush_delay
 from tests.support.tx_builders import World
 from tests.support.tx_model import held, queue_of
 
@@ -113,7 +112,7 @@ class TestRoom:
                 tx.write("b", b"v" * 900, 1)
                 with pytest.raises(
                     OverloadedError,
-                    match="too many bytes wait to be committed, try again: pending_bytes",
+                    match="too many bytes wait to be written, try again: pending_bytes",
                 ):
                     tx.commit()
             world.database.outcome("any")
@@ -197,10 +196,8 @@ class TestEnds:
             assert errors == [OutcomeUnknownError, PoisonedError, PoisonedError]
 
     def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        mistakes: list[type[BaseException]] = []
-        monkeypatch.setattr(threading, "excepthook", lambda args: mistakes.append(args.exc_type))
         with World(max_items=2) as world:
 
             def mistake(changes: object) -> None:
@@ -229,7 +226,9 @@ class TestEnds:
             assert [type(error) for error in ordered] in ([PoisonedError], [ClosedError])
             with pytest.raises(ClosedError):
                 submit(world, "b")
-        assert mistakes == [ZeroDivisionError]
+        (told,) = caplog.records
+        assert told.exc_info is not None
+        assert (told.getMessage(), told.exc_info[0]) == ("shard_failed", ZeroDivisionError)
 
 
 def test_a_clock_that_stands_still_does_not_keep_anything_from_being_committed() -> None:

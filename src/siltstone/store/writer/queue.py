@@ -1,0 +1,359 @@
+"""One thread for each shard: it gathers calls, decides when to flush, and obeys orders. Compiled.
+
+Invariants:
+- calls are committed in the order in which they were submitted; an order is obeyed behind all calls
+  that were submitted before it;
+- every call and every order has an outcome, also if the thread ends by an error of ours;
+- the bytes of the calls that wait are bounded: a call waits for room, or is refused.
+
+The queue is shared under one mutex. The layout, which stores the calls, belongs to the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Lock, Thread
+from typing import Final, Generic, Protocol, TypeVar
+
+from siltstone.clock import Clock
+from siltstone.errors import ClosedError, OverloadedError, SiltstoneError
+from siltstone.store.writer.ticket import ORDER_DONE, Ticket
+
+_LOG: Final = logging.getLogger("siltstone.store")
+
+Act = Callable[[], None]
+Order = tuple[Act, Ticket]
+
+
+class FlushSettings(Protocol):
+    """The settings that decide when a flush begins, and how much may wait for it."""
+
+    @property
+    def flush_interval(self) -> float:
+        """The seconds after which the first call that waits is flushed."""
+
+    @property
+    def idle_flush_interval(self) -> float:
+        """The seconds without a new call after which a flush begins."""
+
+    @property
+    def max_items(self) -> int:
+        """The number of items at which a flush begins at once."""
+
+    @property
+    def pending_bytes_max(self) -> int:
+        """The bytes that may wait."""
+
+
+class Queued:
+    """A call that waits for its flush."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def item_count(self) -> int:
+        """Return how many items the call has, as `max_items` counts them."""
+        return 1
+
+
+C = TypeVar("C", bound=Queued)
+
+
+class Layout(Protocol[C]):
+    """Stores the calls of one shard. The writer's thread calls it, except where stated."""
+
+    @property
+    def flush_settings(self) -> FlushSettings:
+        """The settings in force; asked from any thread."""
+
+    @property
+    def batch_items_max(self) -> int:
+        """The number of items that one commit may hold, unless one call has more."""
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """The bytes that one commit may hold, unless one call has more."""
+
+    def check(self) -> None:
+        """Raise PoisonedError if a write or sync has failed here. From any thread."""
+
+    def is_poisoned(self) -> bool:
+        """Say whether a write or sync has failed here."""
+
+    def refused(self, call: C) -> None:
+        """Take note that a call found no room. From the caller's thread, under the mutex."""
+
+    def commit(self, batch: list[C]) -> None:
+        """Store calls; keep the outcome of each for `conclude`. A failure is an outcome, too."""
+
+    def conclude(self, batch: list[C]) -> None:
+        """Tell each call its outcome, then look after what is due."""
+
+    def idle_seconds(self) -> float | None:
+        """Return after how long without work `look_after` is due; None: never."""
+
+    def look_after(self) -> None:
+        """Do what is due without a call: sync, turn over, drop."""
+
+    def release(self) -> SiltstoneError | None:
+        """Release what the layout holds; return what prevented the last sync."""
+
+    def fail(self, cause: Exception, begun: list[C], waiting: list[C]) -> SiltstoneError:
+        """Tell calls their outcome when the thread ends by an error: some were being committed,
+        others waited. Return the error for the orders that wait.
+        """
+
+
+def flush_delay(
+    settings: FlushSettings, *, now: float, first_at: float, last_at: float, items: int
+) -> float:
+    """Return how long to wait before the flush of what is pending; 0 or less means now."""
+    if items >= settings.max_items:
+        return 0.0
+    return min(
+        first_at + settings.flush_interval - now, last_at + settings.idle_flush_interval - now
+    )
+
+
+class ShardWriter(Generic[C]):
+    """The queue and the thread of one shard."""
+
+    def __init__(self, kind: str, number: int, layout: Layout[C], clock: Clock) -> None:
+        self._kind = kind
+        self._number = number
+        self._layout = layout
+        self._clock = clock
+        # Shared by the tickets of calls that have no lock of their own.
+        self.mutex = Lock()
+        self._condition = Condition(self.mutex)
+        self._pending: deque[C] = deque()
+        self._pending_bytes = 0
+        self._pending_items = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        # How many items must wait for the thread to be woken; 0 while it is awake.
+        self._wakes_at = 0
+        # How many callers wait for room.
+        self._waits_for_room = 0
+        self._orders: deque[Order] = deque()
+        self._closing = False
+        # Whether a call must be refused: the queue is closing, or a write has failed.
+        self._stopped = False
+        self._close_error: SiltstoneError | None = None
+        self._begun: list[C] = []
+        self._obeyed: list[Ticket] = []
+        # Started by the first work: a database may have thousands of shards that rest.
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, where the layout has something to look after."""
+        with self.mutex:
+            if self._thread is None and not self._closing:
+                self._start()
+
+    def submit(self, call: C, timeout: float | None) -> None:
+        """Queue a call; wait while too much is pending.
+
+        Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
+        """
+        # The lock itself: entering by way of the condition takes twice as long.
+        with self.mutex:
+            if self._stopped:
+                self.check_open()
+            settings = self._layout.flush_settings
+            size = call.size_bytes
+            limit = settings.pending_bytes_max
+            if self._pending_bytes and self._pending_bytes + size > limit:
+                self._wait_for_room(call, limit - size, timeout)
+            pending = self._pending
+            if not pending or settings.idle_flush_interval:
+                self._last_at = self._clock.monotonic()
+                if not pending:
+                    self._first_at = self._last_at
+            pending.append(call)
+            self._pending_bytes += size
+            self._pending_items += call.item_count()
+            if self._thread is None:
+                self._start()
+            elif 0 < self._wakes_at <= self._pending_items:
+                self._wake()
+
+    def withdraw(self, call: C) -> bool:
+        """Take a call back; say whether it was still waiting, so that nothing happened."""
+        with self.mutex:
+            if call not in self._pending:
+                return False
+            self._pending.remove(call)
+            self._pending_bytes -= call.size_bytes
+            self._pending_items -= call.item_count()
+            return True
+
+    def order(self, act: Act) -> Ticket:
+        """Let the thread do something behind everything queued so far.
+
+        Raises: PoisonedError, ClosedError. The ticket has what the act raises.
+        """
+        ticket = Ticket(0, 1, waits=True)
+        with self.mutex:
+            self.check_open()
+            self._orders.append((act, ticket))
+            if self._thread is None:
+                self._start()
+            else:
+                self._wake()
+        return ticket
+
+    def close(self) -> SiltstoneError | None:
+        """Commit what is queued and end the thread; return what prevented the last sync."""
+        with self.mutex:
+            self._closing = self._stopped = True
+            self._wake()
+            thread = self._thread
+        if thread is None:
+            self._run()
+        else:
+            thread.join()
+        return self._close_error
+
+    def check_open(self) -> None:
+        """Raise PoisonedError or ClosedError where nothing more is taken."""
+        self._layout.check()
+        if self._closing:
+            raise ClosedError("the database is closed")
+
+    def _start(self) -> None:
+        self._thread = Thread(
+            target=self._run, name=f"siltstone-{self._kind}-{self._number}", daemon=True
+        )
+        self._thread.start()
+
+    def _wake(self) -> None:
+        self._wakes_at = 0
+        self._condition.notify_all()
+
+    def _wait_for_room(self, call: C, size_bytes: int, timeout: float | None) -> None:
+        """Wait until no more than this is pending, or nothing; the flush comes at once."""
+        self._waits_for_room += 1
+        self._wake()
+        try:
+            fits = self._condition.wait_for(
+                lambda: (
+                    self._closing or self._pending_bytes == 0 or self._pending_bytes <= size_bytes
+                ),
+                timeout,
+            )
+        finally:
+            self._waits_for_room -= 1
+        if not fits:
+            self._layout.refused(call)
+            raise OverloadedError(
+                f"too many bytes wait to be written, try again: pending_bytes={self._pending_bytes}"
+            )
+        self.check_open()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                batch, orders = self._take()
+                if batch:
+                    self._layout.commit(batch)
+                    # Before anybody hears of a failure: the next call is refused at once.
+                    self._stopped = self._closing or self._layout.is_poisoned()
+                    self._layout.conclude(batch)
+                for act, ticket in orders:
+                    self._obey(act, ticket)
+                if not batch and not orders:
+                    if self._closing:
+                        break
+                    self._layout.look_after()
+            self._close_error = self._layout.release()
+        except Exception as exc:  # noqa: BLE001 - a thread that ends silently leaves callers waiting
+            self._fail_all(exc)
+
+    def _take(self) -> tuple[list[C], list[Order]]:
+        """Wait for work; return calls, and orders if no call precedes them; neither when there is
+        something to look after, and at the end.
+        """
+        with self.mutex:
+            while not self._closing and not self._orders:
+                settings = self._layout.flush_settings
+                if self._pending:
+                    if self._waits_for_room:
+                        break
+                    delay: float | None = flush_delay(
+                        settings,
+                        now=self._clock.monotonic(),
+                        first_at=self._first_at,
+                        last_at=self._last_at,
+                        items=self._pending_items,
+                    )
+                    if delay is not None and delay <= 0:
+                        break
+                    self._wakes_at = settings.max_items
+                else:
+                    delay = self._layout.idle_seconds()
+                    self._wakes_at = 1
+                if not self._condition.wait(delay) and not self._pending:
+                    self._wakes_at = 0
+                    return [], []
+            self._wakes_at = 0
+            batch = self._take_batch()
+            orders: list[Order] = []
+            if not self._pending:
+                orders = list(self._orders)
+                self._orders.clear()
+            self._begun = batch
+            self._obeyed = [ticket for _, ticket in orders]
+            if self._waits_for_room:
+                self._condition.notify_all()
+            return batch, orders
+
+    def _take_batch(self) -> list[C]:
+        items_max = self._layout.batch_items_max
+        bytes_max = self._layout.batch_bytes_max
+        if self._pending_items <= items_max and self._pending_bytes <= bytes_max:
+            batch = list(self._pending)
+            self._pending.clear()
+            self._pending_bytes = self._pending_items = 0
+            return batch
+        batch = []
+        size = items = 0
+        while self._pending:
+            call = self._pending[0]
+            count = call.item_count()
+            if batch and (size + call.size_bytes > bytes_max or items + count > items_max):
+                break
+            batch.append(self._pending.popleft())
+            size += call.size_bytes
+            items += count
+        self._pending_bytes -= size
+        self._pending_items -= items
+        self._first_at = self._clock.monotonic()
+        return batch
+
+    def _obey(self, act: Act, ticket: Ticket) -> None:
+        error: SiltstoneError | None = None
+        try:
+            act()
+        except SiltstoneError as exc:
+            error = exc
+        self._stopped = self._closing or self._layout.is_poisoned()
+        ticket.resolve(ORDER_DONE if error is None else error, None)
+
+    def _fail_all(self, cause: Exception) -> None:
+        """Leave nobody waiting when the thread ends by an error of ours."""
+        _LOG.error("shard_failed", exc_info=cause, extra={"facts": {"shard": self._number}})
+        with self.mutex:
+            self._closing = self._stopped = True
+            waiting = list(self._pending)
+            orders = self._obeyed + [ticket for _, ticket in self._orders]
+            self._pending.clear()
+            self._orders.clear()
+            self._condition.notify_all()
+        error = self._layout.fail(cause, self._begun, waiting)
+        for ticket in orders:
+            if not ticket.done:
+                ticket.resolve(error, None)
+        self._close_error = self._layout.release()

@@ -1,0 +1,348 @@
+"""The writer of a shard, over a layout that only takes notes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+import pytest
+
+from siltstone.clock import SystemClock
+from siltstone.errors import (
+    ClosedError,
+    OverloadedError,
+    PoisonedError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.store.writer.queue import Queued, ShardWriter, flush_delay
+
+
+@dataclass(frozen=True)
+class Control:
+    flush_interval: float = 0.0
+    idle_flush_interval: float = 0.0
+    max_items: int = 1_000
+    pending_bytes_max: int = 1_000
+
+
+class Note(Queued):
+    """A call with a name and an outcome."""
+
+    def __init__(self, name: str, size_bytes: int = 1, items: int = 1) -> None:
+        super().__init__()
+        self.name = name
+        self.size_bytes = size_bytes
+        self.items = items
+        self.outcome = ""
+        self.told = Event()
+
+    def item_count(self) -> int:
+        return self.items
+
+    def tell(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.told.set()
+
+
+@dataclass
+class Notes:
+    """A layout that keeps the names of each commit."""
+
+    flush_settings: Control = field(default_factory=Control)
+    batch_items_max: int = 100
+    batch_bytes_max: int = 1_000
+    commits: list[list[str]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    looks: int = 0
+    idle: float | None = None
+    poisoned: bool = False
+    mistake: Exception | None = None
+    is_released: bool = False
+
+    def check(self) -> None:
+        if self.poisoned:
+            raise PoisonedError("a write failed")
+
+    def is_poisoned(self) -> bool:
+        return self.poisoned
+
+    def refused(self, call: Note) -> None:
+        self.refusals.append(call.name)
+
+    def commit(self, batch: list[Note]) -> None:
+        if self.mistake is not None:
+            raise self.mistake
+        self.commits.append([call.name for call in batch])
+
+    def conclude(self, batch: list[Note]) -> None:
+        for call in batch:
+            call.tell("failed" if self.poisoned else "stored")
+
+    def idle_seconds(self) -> float | None:
+        return self.idle
+
+    def look_after(self) -> None:
+        self.looks += 1
+        self.idle = None
+
+    def release(self) -> SiltstoneError | None:
+        self.is_released = True
+        return PoisonedError("the last sync failed") if self.poisoned else None
+
+    def fail(self, cause: Exception, begun: list[Note], waiting: list[Note]) -> SiltstoneError:
+        for call in begun:
+            call.tell(f"unknown: {cause}")
+        for call in waiting:
+            call.tell("not begun")
+        return PoisonedError("the thread has ended")
+
+
+@contextmanager
+def writing(notes: Notes) -> Iterator[ShardWriter[Note]]:
+    writer: ShardWriter[Note] = ShardWriter("test", 7, notes, SystemClock())
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+@contextmanager
+def held(writer: ShardWriter[Note]) -> Iterator[None]:
+    """Keep the thread busy, so that what is submitted meanwhile waits."""
+    began, go = Event(), Event()
+
+    def hold() -> None:
+        began.set()
+        go.wait()
+
+    ticket = writer.order(hold)
+    began.wait()
+    try:
+        yield
+    finally:
+        go.set()
+        ticket.wait()
+
+
+def submit(writer: ShardWriter[Note], *calls: Note) -> None:
+    for call in calls:
+        writer.submit(call, None)
+
+
+def outcomes(*calls: Note) -> list[str]:
+    for call in calls:
+        assert call.told.wait(10)
+    return [call.outcome for call in calls]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "siltstone-test" in thread.name]
+
+
+def test_calls_that_wait_together_are_one_commit_in_their_order() -> None:
+    notes = Notes()
+    calls = [Note(name) for name in "abc"]
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, *calls)
+        assert outcomes(*calls) == ["stored"] * 3
+    assert notes.commits == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("items", "size_bytes", "commits"),
+    [(2, 100, [["a", "b"], ["c"]]), (100, 5, [["a"], ["b"], ["c"]]), (1, 1, [["a"], ["b"], ["c"]])],
+)
+def test_a_commit_holds_no_more_than_its_limits_but_for_one_call(
+    items: int, size_bytes: int, commits: list[list[str]]
+) -> None:
+    notes = Notes(batch_items_max=items, batch_bytes_max=size_bytes)
+    calls = [Note(name, 3) for name in "abc"]
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, *calls)
+        outcomes(*calls)
+    assert notes.commits == commits
+
+
+def test_an_order_is_obeyed_behind_the_calls_before_it() -> None:
+    notes = Notes(batch_items_max=1)
+    seen: list[int] = []
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, Note("a"), Note("b"))
+            ticket = writer.order(lambda: seen.append(len(notes.commits)))
+        ticket.wait(10)
+    assert seen == [2]
+
+
+def test_what_an_order_raises_is_the_error_of_its_ticket_and_the_thread_goes_on() -> None:
+    notes = Notes()
+    call = Note("a")
+
+    def act() -> None:
+        raise UsageError("no")
+
+    with writing(notes) as writer:
+        with pytest.raises(UsageError, match="no"):
+            writer.order(act).wait(10)
+        submit(writer, call)
+        assert outcomes(call) == ["stored"]
+
+
+def test_the_thread_begins_with_the_first_work() -> None:
+    with writing(Notes()) as writer:
+        assert threads() == []
+        submit(writer, Note("a"))
+        assert threads() == ["siltstone-test-7"]
+    assert threads() == []
+
+
+def test_a_writer_that_has_something_to_look_after_does_so_without_a_call() -> None:
+    notes = Notes(idle=0.0)
+    with writing(notes) as writer:
+        writer.start()
+        # Behind the first look, which ends the idle time.
+        while not notes.looks:
+            writer.order(lambda: None).wait(10)
+    assert notes.looks == 1
+
+
+def test_closing_commits_what_waits_and_releases_the_layout() -> None:
+    notes = Notes(flush_settings=Control(flush_interval=1_000, idle_flush_interval=1_000))
+    call = Note("a")
+    with writing(notes) as writer:
+        submit(writer, call)
+        assert notes.commits == []
+        assert writer.close() is None
+        assert (notes.commits, notes.is_released, outcomes(call)) == ([["a"]], True, ["stored"])
+        with pytest.raises(ClosedError):
+            submit(writer, Note("b"))
+        with pytest.raises(ClosedError):
+            writer.order(lambda: None)
+
+
+def test_a_writer_without_work_is_closed_without_a_thread() -> None:
+    notes = Notes()
+    with writing(notes) as writer:
+        writer.close()
+    assert (notes.commits, notes.is_released) == ([], True)
+
+
+def test_a_call_without_room_is_refused_in_time_and_the_layout_hears_of_it() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    first, third = Note("a", 8), Note("c", 8)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first)
+            with pytest.raises(
+                OverloadedError, match="too many bytes wait to be written, try again"
+            ):
+                writer.submit(Note("b", 8), 0.0)
+            waiting = Thread(target=submit, args=(writer, third))
+            waiting.start()
+        waiting.join()
+        assert outcomes(first, third) == ["stored"] * 2
+    assert (notes.refusals, notes.commits) == (["b"], [["a"], ["c"]])
+
+
+def test_a_call_that_is_larger_than_all_may_wait_alone() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    call = Note("a", 800)
+    with writing(notes) as writer:
+        writer.submit(call, 0.0)
+        assert outcomes(call) == ["stored"]
+
+
+def test_who_waits_for_room_makes_the_flush_begin() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, pending_bytes_max=10)
+    notes = Notes(flush_settings=control)
+    first = Note("a", 8)
+    with writing(notes) as writer:
+        submit(writer, first, Note("b", 8))
+        assert outcomes(first) == ["stored"]
+    assert notes.commits == [["a"], ["b"]]
+
+
+def test_enough_items_make_the_flush_begin() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, max_items=10)
+    notes = Notes(flush_settings=control)
+    calls = [Note("a", items=4), Note("b", items=4), Note("c", items=4)]
+    with writing(notes) as writer:
+        submit(writer, *calls)
+        assert outcomes(*calls) == ["stored"] * 3
+    assert notes.commits == [["a", "b", "c"]]
+
+
+def test_a_call_can_be_withdrawn_until_it_is_begun() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    first, second, third = Note("a", 4), Note("b", 6), Note("c", 6)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first, second)
+            assert writer.withdraw(second)
+            assert not writer.withdraw(second)
+            # Its bytes are free again.
+            writer.submit(third, 0.0)
+        assert outcomes(first, third) == ["stored"] * 2
+        assert not writer.withdraw(first)
+    assert notes.commits == [["a", "c"]]
+
+
+def test_who_hears_of_a_failure_finds_the_writer_stopped() -> None:
+    notes = Notes()
+    refused: list[type[Exception]] = []
+
+    class Curious(Note):
+        def tell(self, outcome: str) -> None:
+            try:
+                writer.submit(Note("next"), None)
+            except PoisonedError as exc:
+                refused.append(type(exc))
+            super().tell(outcome)
+
+    class Failing(Notes):
+        def commit(self, batch: list[Note]) -> None:
+            super().commit(batch)
+            self.poisoned = True
+
+    notes = Failing()
+    call = Curious("a")
+    with writing(notes) as writer:
+        # Submitting from the thread itself needs the mutex, which it must not hold.
+        submit(writer, call)
+        assert outcomes(call) == ["failed"]
+        assert refused == [PoisonedError]
+        assert isinstance(writer.close(), PoisonedError)
+    assert notes.commits == [["a"]]
+
+
+def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notes = Notes(batch_items_max=1, mistake=ZeroDivisionError("mistake"))
+    begun, waiting = Note("a"), Note("b")
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, begun, waiting)
+            ticket = writer.order(lambda: None)
+        assert outcomes(begun, waiting) == ["unknown: mistake", "not begun"]
+        with pytest.raises(PoisonedError, match="the thread has ended"):
+            ticket.wait(10)
+        with pytest.raises(ClosedError):
+            submit(writer, Note("c"))
+    assert notes.is_released
+    assert [record.getMessage() for record in caplog.records] == ["shard_failed"]
+
+
+@pytest.mark.parametrize(
+    ("now", "items", "delay"), [(10.0, 1, 1.0), (10.5, 1, 0.5), (11.0, 1, 0.0), (10.0, 100, 0.0)]
+)
+def test_a_flush_begins_at_the_first_bound(now: float, items: int, delay: float) -> None:
+    control = Control(flush_interval=5.0, idle_flush_interval=1.0, max_items=100)
+    found = flush_delay(control, now=now, first_at=8.0, last_at=10.0, items=items)
+    assert found == delay
