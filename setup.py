@@ -92,6 +92,7 @@ COMPILED = (
     "src/siltstone/store/tx/commit/ticket.py",
     "src/siltstone/store/tx/transaction.py",
     "src/siltstone/store/writer/queue.py",
+    "src/siltstone/store/writer/ticket.py",
 )
 
 

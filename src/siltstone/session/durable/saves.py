@@ -23,7 +23,9 @@ _LAST_TRIES: Final = 20
 class SaveTicket(Protocol):
     """The outcome of a save."""
 
-    error: Exception | None
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong, if something did."""
 
     def on_done(self, callback: Callable[[SaveTicket], None]) -> None:
         """Call back from any thread when the outcome is known."""

@@ -14,6 +14,7 @@ from siltstone.errors import UsageError
 from siltstone.store.kv.keys import TIME_END
 from siltstone.store.tx.arguments import text_of, whole_number
 from siltstone.store.tx.commit.conflicts import ReadRange
+from siltstone.store.writer.queue import Queued
 from siltstone.topic.grammar import TopicFilter
 
 # As a time of a write: the commit gives the row the next time of its shard. As an end of a range:
@@ -83,31 +84,15 @@ class Deletion:
 
 
 @mypyc_attr(acyclic=True)
-class Operations:
+class Operations(Queued):
     """One transaction, as submitted: its context, and what it does if that still holds.
 
     Deletions come before writes: a write that a later deletion covers was taken out already. A
     write's time is below 0 where the commit gives it. The committer sets serial and duplicate.
     """
 
-    __slots__ = (
-        "adds",
-        "deletes_by_wildcard",
-        "deletions",
-        "duplicate",
-        "generation",
-        "id_digest",
-        "latest",
-        "read_serial",
-        "reads",
-        "requirements",
-        "serial",
-        "size_bytes",
-        "term",
-        "writes",
-    )
-
     def __init__(self, term: int, generation: int, latest: bool, id_digest: bytes) -> None:
+        super().__init__()
         self.term = term
         self.generation = generation
         # Whether the client asked for the current generation, whichever that is.
@@ -123,7 +108,6 @@ class Operations:
         # Whether any of the writes is an Addition.
         self.adds = False
         self.writes: dict[tuple[bytes, int], Value] = {}
-        self.size_bytes = 0
         self.serial = NO_SERIAL
         self.duplicate = False
 

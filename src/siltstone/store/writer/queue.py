@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Condition, Lock, Thread
 from typing import Final, Generic, Protocol, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, SiltstoneError
-from siltstone.store.writer.ticket import ORDER_DONE, Ticket
+from siltstone.store.writer.ticket import Outcome, Ticket
 
 _LOG: Final = logging.getLogger("siltstone.store")
 
@@ -47,11 +49,15 @@ class FlushSettings(Protocol):
         """The bytes that may wait."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Queued:
     """A call that waits for its flush."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        # By which the caller learns the outcome, and the rows of the caller's call that this holds.
+        self.ticket: Ticket | None = None
+        self.rows: list[int] | None = None
 
     def item_count(self) -> int:
         """Return how many items the call has, as `max_items` counts them."""
@@ -85,11 +91,11 @@ class Layout(Protocol[C]):
     def refused(self, call: C) -> None:
         """Take note that a call found no room. From the caller's thread, under the mutex."""
 
-    def commit(self, batch: list[C]) -> None:
-        """Store calls; keep the outcome of each for `conclude`. A failure is an outcome, too."""
+    def commit(self, batch: list[C]) -> Sequence[Outcome | Exception | None]:
+        """Store calls; return what became of each. A failure is an outcome, too."""
 
-    def conclude(self, batch: list[C]) -> None:
-        """Tell each call its outcome, then look after what is due."""
+    def told(self) -> None:
+        """Look after what is due, when the calls of a commit have their outcomes."""
 
     def idle_seconds(self) -> float | None:
         """Return after how long without work `look_after` is due; None: never."""
@@ -100,9 +106,9 @@ class Layout(Protocol[C]):
     def release(self) -> SiltstoneError | None:
         """Release what the layout holds; return what prevented the last sync."""
 
-    def fail(self, cause: Exception, begun: list[C], waiting: list[C]) -> SiltstoneError:
-        """Tell calls their outcome when the thread ends by an error: some were being committed,
-        others waited. Return the error for the orders that wait.
+    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
+        """Refuse everything, because the thread ends by an error of ours. Return the error for
+        calls that were being committed, and the error for all that wait.
         """
 
 
@@ -153,7 +159,7 @@ class ShardWriter(Generic[C]):
             if self._thread is None and not self._closing:
                 self._start()
 
-    def submit(self, call: C, timeout: float | None) -> None:
+    def submit(self, call: C, ticket: Ticket, timeout: float | None) -> None:
         """Queue a call; wait while too much is pending.
 
         Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
@@ -172,6 +178,7 @@ class ShardWriter(Generic[C]):
                 self._last_at = self._clock.monotonic()
                 if not pending:
                     self._first_at = self._last_at
+            call.ticket = ticket
             pending.append(call)
             self._pending_bytes += size
             self._pending_items += call.item_count()
@@ -186,6 +193,7 @@ class ShardWriter(Generic[C]):
             if call not in self._pending:
                 return False
             self._pending.remove(call)
+            call.ticket = None
             self._pending_bytes -= call.size_bytes
             self._pending_items -= call.item_count()
             return True
@@ -195,7 +203,7 @@ class ShardWriter(Generic[C]):
 
         Raises: PoisonedError, ClosedError. The ticket has what the act raises.
         """
-        ticket = Ticket(0, 1, waits=True)
+        ticket = Ticket(0, 1)
         with self.mutex:
             self.check_open()
             self._orders.append((act, ticket))
@@ -258,10 +266,11 @@ class ShardWriter(Generic[C]):
             while True:
                 batch, orders = self._take()
                 if batch:
-                    self._layout.commit(batch)
+                    outcomes = self._layout.commit(batch)
                     # Before anybody hears of a failure: the next call is refused at once.
                     self._stopped = self._closing or self._layout.is_poisoned()
-                    self._layout.conclude(batch)
+                    self._tell(batch, outcomes)
+                    self._layout.told()
                 for act, ticket in orders:
                     self._obey(act, ticket)
                 if not batch and not orders:
@@ -340,7 +349,28 @@ class ShardWriter(Generic[C]):
         except SiltstoneError as exc:
             error = exc
         self._stopped = self._closing or self._layout.is_poisoned()
-        ticket.resolve(ORDER_DONE if error is None else error, None)
+        ticket.resolve(error, None)
+
+    def _tell(self, batch: list[C], outcomes: Sequence[Outcome | Exception | None]) -> None:
+        """Settle the tickets, those that share the mutex all at once."""
+        settled: list[Ticket] = []
+        others: list[tuple[Ticket, Outcome | Exception | None, list[int] | None]] = []
+        with self.mutex:
+            for call, outcome in zip(batch, outcomes, strict=True):
+                ticket = call.ticket
+                if ticket is None:
+                    continue
+                # The ticket may refer to the call.
+                call.ticket = None
+                if ticket.mutex is not self.mutex:
+                    others.append((ticket, outcome, call.rows))
+                elif ticket.settle(outcome, call.rows):
+                    settled.append(ticket)
+            self._begun = []
+        for ticket in settled:
+            ticket.tell()
+        for ticket, outcome, rows in others:
+            ticket.resolve(outcome, rows)
 
     def _fail_all(self, cause: Exception) -> None:
         """Leave nobody waiting when the thread ends by an error of ours."""
@@ -352,8 +382,11 @@ class ShardWriter(Generic[C]):
             self._pending.clear()
             self._orders.clear()
             self._condition.notify_all()
-        error = self._layout.fail(cause, self._begun, waiting)
+        begun = self._begun
+        unknown, refused = self._layout.fail(cause)
+        self._tell(begun, [unknown] * len(begun))
+        self._tell(waiting, [refused] * len(waiting))
         for ticket in orders:
             if not ticket.done:
-                ticket.resolve(error, None)
+                ticket.resolve(refused, None)
         self._close_error = self._layout.release()

@@ -1,4 +1,4 @@
-"""What became of a call, and the ticket by which its caller learns it."""
+"""What became of a call, and the ticket by which its caller learns it. Compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import TIMEOUT_MAX, Lock
-from typing import Final, Self
+from typing import Any, Self
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 
@@ -68,25 +68,28 @@ class Outcome:
 
 
 class Ticket:
-    """A promise of an outcome: resolved by the shards' threads, awaited by any."""
+    """A promise of an outcome: settled by the shards' threads, awaited by any.
 
-    def __init__(self, count: int, parts: int, *, waits: bool) -> None:
+    A call to several shards has a part for each of them. Tickets of one writer may share its mutex,
+    so that the writer settles many at a time. A lock to wait on is made when somebody waits.
+    """
+
+    def __init__(
+        self, count: int, parts: int, *, waits: bool = True, mutex: Lock | None = None
+    ) -> None:
         self._count = count
         self._waits = waits
-        self._waiting = parts
-        self._outcomes: list[tuple[Outcome, Sequence[int] | None]] = []
+        self._missing = parts
+        self._outcomes: list[tuple[Outcome, Sequence[int] | None]] | None = None
         self._error: Exception | None = None
-        self._callbacks: list[Callable[[Ticket], None]] = []
-        self._lock = Lock()
-        self._pending = Lock()
-        self._pending.acquire()
-        if parts == 0:
-            self._pending.release()
+        self._callbacks: list[Callable[[Self], None]] | None = None
+        self.mutex = Lock() if mutex is None else mutex
+        self._waiter: Lock | None = None
 
     @property
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._waiting == 0
+        return self._missing == 0
 
     @property
     def error(self) -> Exception | None:
@@ -96,7 +99,8 @@ class Ticket:
     @property
     def duplicate(self) -> bool:
         """Whether an idempotent producer had sent this before; then nothing was stored now."""
-        return bool(self._outcomes) and all(outcome.duplicate for outcome, _ in self._outcomes)
+        outcomes = self._outcomes
+        return outcomes is not None and all(outcome.duplicate for outcome, _ in outcomes)
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait for the outcome and return the ticket; at once where the caller chose durability
@@ -104,24 +108,16 @@ class Ticket:
 
         Raises: OutcomeUnknownError when time runs out; the error that befell the call; UsageError.
         """
-        seconds = seconds_to_wait(timeout)
+        seconds = None if timeout is None else seconds_to_wait(timeout)
         if self._waits:
-            self._settle(seconds)
+            self._await(seconds)
         return self
-
-    def _settle(self, timeout: float | None = None) -> None:
-        if not self._pending.acquire(timeout=-1 if timeout is None else timeout):
-            raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
-        self._pending.release()
-        if self._error is not None:
-            # Without the traces of earlier calls, or each would keep its caller's frames alive.
-            raise self._error.with_traceback(None)
 
     def serials(self) -> list[int]:
         """Return the serial of each row, waiting for them; 0 for a duplicate's."""
-        self._settle()
+        self._await(None)
         serials = [0] * self._count
-        for outcome, rows in self._outcomes:
+        for outcome, rows in self._outcomes or ():
             for index, serial in enumerate(outcome.serials()):
                 serials[index if rows is None else rows[index]] = serial
         return serials
@@ -131,7 +127,7 @@ class Ticket:
 
         Raises: UsageError where the call had no row.
         """
-        self._settle()
+        self._await(None)
         if not self._outcomes:
             raise UsageError("the call did not append a row, so it does not have a first row")
         outcome = self._outcomes[0][0]
@@ -139,40 +135,79 @@ class Ticket:
 
     def timestamps(self) -> list[int]:
         """Return the timestamp_us of each row, waiting for them; 0 for a duplicate's."""
-        self._settle()
+        self._await(None)
         timestamps = [0] * self._count
-        for outcome, rows in self._outcomes:
+        for outcome, rows in self._outcomes or ():
             for index in range(outcome.count):
                 timestamps[index if rows is None else rows[index]] = outcome.timestamp_us + index
         return timestamps
 
-    def on_done(self, callback: Callable[[Ticket], None]) -> None:
+    def on_done(self, callback: Callable[[Self], None]) -> None:
         """Call back when the outcome is known, from whatever thread makes it known; at once if it
         is.
         """
-        with self._lock:
-            if self._waiting:
+        with self.mutex:
+            if self._missing:
+                if self._callbacks is None:
+                    self._callbacks = []
                 self._callbacks.append(callback)
                 return
         callback(self)
 
-    def resolve(self, outcome: Outcome | Exception, rows: Sequence[int] | None) -> None:
+    def resolve(self, outcome: Outcome | Exception | None, rows: Sequence[int] | None) -> None:
         """Tell the outcome of one part; rows says which rows of the call it held."""
-        with self._lock:
-            if isinstance(outcome, Exception):
-                # A part that failed while another was stored leaves the whole in doubt.
-                self._error = self._error or outcome
-            else:
-                self._outcomes.append((outcome, rows))
-            self._waiting -= 1
-            if self._waiting:
-                return
-            if self._error is not None and self._outcomes:
-                self._error = _partly_stored(self._error)
-            callbacks, self._callbacks = self._callbacks, []
-            self._pending.release()
-        for callback in callbacks:
+        with self.mutex:
+            is_last = self.settle(outcome, rows)
+        if is_last:
+            self.tell()
+
+    def settle(self, outcome: Outcome | Exception | None, rows: Sequence[int] | None) -> bool:
+        """Set the outcome of one part, None for one that stores no row. The caller holds the mutex,
+        and tells the outcome if this says that all parts have theirs.
+        """
+        if isinstance(outcome, Exception):
+            self._error = self._error or outcome
+        elif outcome is not None:
+            if self._outcomes is None:
+                self._outcomes = []
+            self._outcomes.append((outcome, rows))
+        self._missing -= 1
+        if self._missing:
+            return False
+        if self._error is not None and self._outcomes:
+            # A part that failed while another was stored leaves the whole in doubt.
+            self._error = _partly_stored(self._error)
+        return True
+
+    def tell(self) -> None:
+        """Let those know who wait, once all parts are settled."""
+        if self._waiter is not None:
+            self._waiter.release()
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             _call_back(callback, self)
+
+    def _await(self, timeout: float | None) -> None:
+        if self._missing and not self._wait(timeout):
+            raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
+        error = self._error
+        if error is not None:
+            # Without the traces of earlier calls, or each would keep its caller's frames alive.
+            raise error.with_traceback(None)
+
+    def _wait(self, timeout: float | None) -> bool:
+        with self.mutex:
+            if self._missing == 0:
+                return True
+            waiter = self._waiter
+            if waiter is None:
+                waiter = self._waiter = Lock()
+                waiter.acquire()
+        if not waiter.acquire(timeout=-1 if timeout is None else timeout):
+            return False
+        # Passed on to the next who waits.
+        waiter.release()
+        return True
 
 
 def _partly_stored(error: Exception) -> SiltstoneError:
@@ -181,7 +216,7 @@ def _partly_stored(error: Exception) -> SiltstoneError:
     return unknown
 
 
-def _call_back(callback: Callable[[Ticket], None], ticket: Ticket) -> None:
+def _call_back(callback: Callable[[Any], None], ticket: Ticket) -> None:
     """Call back from a shard's thread, which must not die of a mistake that is not its own."""
     try:
         callback(ticket)
@@ -189,14 +224,3 @@ def _call_back(callback: Callable[[Ticket], None], ticket: Ticket) -> None:
         threading.excepthook(
             threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
         )
-
-
-# The outcome of an order to a writer, which stores no row.
-ORDER_DONE: Final = Outcome(
-    duplicate=False,
-    count=0,
-    timestamp_us=0,
-    frame_serial=0,
-    frame_timestamp_us=0,
-    frame_places=None,
-)

@@ -13,12 +13,14 @@ import pytest
 from siltstone.clock import SystemClock
 from siltstone.errors import (
     ClosedError,
+    OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
     SiltstoneError,
     UsageError,
 )
 from siltstone.store.writer.queue import Queued, ShardWriter, flush_delay
+from siltstone.store.writer.ticket import Outcome, Ticket
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,10 @@ class Note(Queued):
         self.name = name
         self.size_bytes = size_bytes
         self.items = items
-        self.outcome = ""
-        self.told = Event()
+        self.promise = Ticket(1, 1)
 
     def item_count(self) -> int:
         return self.items
-
-    def tell(self, outcome: str) -> None:
-        self.outcome = outcome
-        self.told.set()
 
 
 @dataclass
@@ -73,14 +70,14 @@ class Notes:
     def refused(self, call: Note) -> None:
         self.refusals.append(call.name)
 
-    def commit(self, batch: list[Note]) -> None:
+    def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
         if self.mistake is not None:
             raise self.mistake
         self.commits.append([call.name for call in batch])
+        return [None] * len(batch)
 
-    def conclude(self, batch: list[Note]) -> None:
-        for call in batch:
-            call.tell("failed" if self.poisoned else "stored")
+    def told(self) -> None:
+        """Nothing is due."""
 
     def idle_seconds(self) -> float | None:
         return self.idle
@@ -93,12 +90,8 @@ class Notes:
         self.is_released = True
         return PoisonedError("the last sync failed") if self.poisoned else None
 
-    def fail(self, cause: Exception, begun: list[Note], waiting: list[Note]) -> SiltstoneError:
-        for call in begun:
-            call.tell(f"unknown: {cause}")
-        for call in waiting:
-            call.tell("not begun")
-        return PoisonedError("the thread has ended")
+    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
+        return OutcomeUnknownError(str(cause)), PoisonedError("the thread has ended")
 
 
 @contextmanager
@@ -130,13 +123,20 @@ def held(writer: ShardWriter[Note]) -> Iterator[None]:
 
 def submit(writer: ShardWriter[Note], *calls: Note) -> None:
     for call in calls:
-        writer.submit(call, None)
+        writer.submit(call, call.promise, None)
 
 
 def outcomes(*calls: Note) -> list[str]:
+    """Wait for the outcomes; return the names of the errors, or that the calls are stored."""
+    found = []
     for call in calls:
-        assert call.told.wait(10)
-    return [call.outcome for call in calls]
+        try:
+            call.promise.wait(10)
+        except SiltstoneError as exc:
+            found.append(type(exc).__name__)
+        else:
+            found.append("stored")
+    return found
 
 
 def threads() -> list[str]:
@@ -242,7 +242,7 @@ def test_a_call_without_room_is_refused_in_time_and_the_layout_hears_of_it() -> 
             with pytest.raises(
                 OverloadedError, match="too many bytes wait to be written, try again"
             ):
-                writer.submit(Note("b", 8), 0.0)
+                writer.submit(Note("b", 8), Ticket(1, 1), 0.0)
             waiting = Thread(target=submit, args=(writer, third))
             waiting.start()
         waiting.join()
@@ -254,7 +254,7 @@ def test_a_call_that_is_larger_than_all_may_wait_alone() -> None:
     notes = Notes(flush_settings=Control(pending_bytes_max=10))
     call = Note("a", 800)
     with writing(notes) as writer:
-        writer.submit(call, 0.0)
+        writer.submit(call, call.promise, 0.0)
         assert outcomes(call) == ["stored"]
 
 
@@ -287,38 +287,62 @@ def test_a_call_can_be_withdrawn_until_it_is_begun() -> None:
             assert writer.withdraw(second)
             assert not writer.withdraw(second)
             # Its bytes are free again.
-            writer.submit(third, 0.0)
+            writer.submit(third, third.promise, 0.0)
         assert outcomes(first, third) == ["stored"] * 2
         assert not writer.withdraw(first)
     assert notes.commits == [["a", "c"]]
 
 
 def test_who_hears_of_a_failure_finds_the_writer_stopped() -> None:
-    notes = Notes()
-    refused: list[type[Exception]] = []
-
-    class Curious(Note):
-        def tell(self, outcome: str) -> None:
-            try:
-                writer.submit(Note("next"), None)
-            except PoisonedError as exc:
-                refused.append(type(exc))
-            super().tell(outcome)
-
     class Failing(Notes):
-        def commit(self, batch: list[Note]) -> None:
+        def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
             super().commit(batch)
             self.poisoned = True
+            return [PoisonedError("a write failed")] * len(batch)
+
+    refused: list[type[Exception]] = []
+
+    def hear(_: Ticket) -> None:
+        try:
+            submit(writer, Note("next"))
+        except PoisonedError as exc:
+            refused.append(type(exc))
 
     notes = Failing()
-    call = Curious("a")
+    call = Note("a")
     with writing(notes) as writer:
-        # Submitting from the thread itself needs the mutex, which it must not hold.
-        submit(writer, call)
-        assert outcomes(call) == ["failed"]
-        assert refused == [PoisonedError]
+        with held(writer):
+            submit(writer, call)
+            call.promise.on_done(hear)
+        assert outcomes(call) == ["PoisonedError"]
         assert isinstance(writer.close(), PoisonedError)
-    assert notes.commits == [["a"]]
+    assert (refused, notes.commits) == ([PoisonedError], [["a"]])
+
+
+def test_tickets_that_share_the_mutex_are_settled_before_any_is_told() -> None:
+    notes = Notes()
+    seen: list[bool] = []
+    with writing(notes) as writer:
+        first, second = Ticket(1, 1, mutex=writer.mutex), Ticket(1, 1, mutex=writer.mutex)
+        first.on_done(lambda _: seen.append(second.done))
+        with held(writer):
+            writer.submit(Note("a"), first, None)
+            writer.submit(Note("b"), second, None)
+        second.wait(10)
+    assert (seen, first.done) == ([True], True)
+
+
+def test_a_call_lets_go_of_its_ticket() -> None:
+    stored, withdrawn, refused = Note("a", 8), Note("b", 1), Note("c", 8)
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, stored, withdrawn)
+            assert writer.withdraw(withdrawn)
+            with pytest.raises(OverloadedError):
+                writer.submit(refused, refused.promise, 0.0)
+        outcomes(stored)
+    assert [call.ticket for call in (stored, withdrawn, refused)] == [None] * 3
 
 
 def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
@@ -330,7 +354,7 @@ def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
         with held(writer):
             submit(writer, begun, waiting)
             ticket = writer.order(lambda: None)
-        assert outcomes(begun, waiting) == ["unknown: mistake", "not begun"]
+        assert outcomes(begun, waiting) == ["OutcomeUnknownError", "PoisonedError"]
         with pytest.raises(PoisonedError, match="the thread has ended"):
             ticket.wait(10)
         with pytest.raises(ClosedError):

@@ -23,7 +23,6 @@ from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
 from siltstone.store.segment.room import Room
 from siltstone.store.writer.queue import Queued
-from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Stream, Structure
 
@@ -70,12 +69,7 @@ class Call(Queued):
         self.producer = NO_PRODUCER
         self.sequence = 0
         self.wants_sync = True
-        # The numbers that the rows had in the call that was split by shard.
-        self.rows: list[int] | None = None
         self.error: SiltstoneError | None = None
-        # By which the caller learns the outcome; set when the call is submitted.
-        self.ticket: Ticket | None = None
-        self.is_told = False
         # In place of the lists.
         self.block: Block | None = None
 

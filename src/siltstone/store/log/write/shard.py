@@ -57,7 +57,6 @@ class LogShard:
         self._housekeeping = housekeeping
         self._refused = RefusedSequences()
         self._refused_lock = Lock()
-        self._outcomes: list[Outcome | Exception] = []
         self._written_at = 0.0
         # What kept the last housekeeping from its end.
         self._trouble: type[SiltstoneError] | None = None
@@ -75,8 +74,7 @@ class LogShard:
 
         Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
         """
-        call.ticket = ticket
-        self._writer.submit(call, timeout)
+        self._writer.submit(call, ticket, timeout)
 
     def refused(self, call: Call) -> None:
         """Keep in mind that a producer must send this call again, unless it is stored already,
@@ -182,36 +180,32 @@ class LogShard:
         """Say whether a sync has failed here."""
         return self.committer.poisoned_by is not None
 
-    def commit(self, batch: list[Call]) -> None:
-        """Store the calls that may be stored; those with blocks apart from those with rows."""
-        self._outcomes = []
+    def commit(self, batch: list[Call]) -> list[Outcome | Exception]:
+        """Store the calls that may be stored; keep in mind what producers must repeat."""
         admitted: list[Call] = []
         size = 0
         # What producers must repeat may stand before their later calls in this very flush.
         coming: defaultdict[bytes, set[int]] = defaultdict(set)
-        refusals: dict[int, SiltstoneError] = {}
-        for place, call in enumerate(batch):
+        refusals: list[SiltstoneError | None] = []
+        for call in batch:
             refusal = self._refusal(call, size, coming[call.producer])
+            refusals.append(refusal)
             if refusal is None:
                 size += call.size_bytes
                 coming[call.producer].add(call.sequence)
                 admitted.append(call)
-            else:
-                refusals[place] = refusal
-        stored = self._store(admitted)
-        self._outcomes = [
-            refusals[place] if place in refusals else stored.pop(0) for place in range(len(batch))
-        ]
-
-    def conclude(self, batch: list[Call]) -> None:
-        """Tell each call its outcome, and keep in mind what its producer must repeat."""
-        for call, outcome in zip(batch, self._outcomes, strict=True):
+        stored = iter(self._store(admitted))
+        outcomes = [next(stored) if refusal is None else refusal for refusal in refusals]
+        for call, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, RetryError):
                 self.refused(call)
             elif call.producer:
                 with self._refused_lock:
                     self._refused.settle(call.producer, call.sequence)
-            _resolve(call, outcome)
+        return outcomes
+
+    def told(self) -> None:
+        """Look after what is due, and hold no descriptor that is not needed."""
         if self.committer.unsynced and self._written_at == 0.0:
             self._written_at = self._clock.monotonic()
         self.look_after()
@@ -263,13 +257,10 @@ class LogShard:
             return exc
         return None
 
-    def fail(self, cause: Exception, begun: list[Call], waiting: list[Call]) -> SiltstoneError:
-        """Poison the shard, and tell all calls so."""
+    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
+        """Poison the shard."""
         error = self.committer.poison(cause)
-        for call in (*begun, *waiting):
-            if call.ticket is not None and not call.is_told:
-                _resolve(call, error)
-        return error
+        return error, error
 
     def _store(self, calls: list[Call]) -> list[Outcome | Exception]:
         stored: list[Outcome | Exception] = []
@@ -307,9 +298,3 @@ class LogShard:
 
 def _has_block(call: Call) -> bool:
     return call.block is not None
-
-
-def _resolve(call: Call, outcome: Outcome | Exception) -> None:
-    assert call.ticket is not None
-    call.is_told = True
-    call.ticket.resolve(outcome, call.rows)

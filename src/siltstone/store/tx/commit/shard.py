@@ -5,7 +5,7 @@ The writer owns the queue and the thread; the committer belongs to the thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from siltstone.clock import Clock
@@ -15,6 +15,7 @@ from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import Operations
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.queue import ShardWriter
+from siltstone.store.writer.ticket import Outcome
 
 _KEEP_SECONDS: Final = 1.0
 # A group is cut by the number of its transactions; the committer cuts it by its bytes.
@@ -32,8 +33,7 @@ class KeyValueShard:
         self._clock = clock
         self._keep = keep
         self._kept_at = clock.monotonic()
-        self._outcomes: list[SiltstoneError | None] = []
-        self._writer: ShardWriter[CommitTicket] = ShardWriter(
+        self._writer: ShardWriter[Operations] = ShardWriter(
             "tx", committer.record.shard, self, clock
         )
         if self.idle_seconds() is not None:
@@ -45,18 +45,18 @@ class KeyValueShard:
         Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
         """
         ticket = CommitTicket(operations, self._writer.mutex)
-        self._writer.submit(ticket, timeout)
+        self._writer.submit(operations, ticket, timeout)
         return ticket
 
     def settled(self, operations: Operations) -> CommitTicket:
         """Return the ticket of a transaction that asks for nothing."""
         ticket = CommitTicket(operations, self._writer.mutex)
-        ticket.settle(None)
+        ticket.resolve(None, None)
         return ticket
 
     def withdraw(self, ticket: CommitTicket) -> bool:
         """Take a transaction back; say whether it was still waiting, so that nothing happened."""
-        return self._writer.withdraw(ticket)
+        return self._writer.withdraw(ticket.operations)
 
     def order(self, act: Callable[[], None]) -> None:
         """Let the thread act behind everything queued so far; return when it has.
@@ -94,23 +94,18 @@ class KeyValueShard:
         """Say whether a write has failed here."""
         return self.committer.is_poisoned()
 
-    def refused(self, call: CommitTicket) -> None:
+    def refused(self, call: Operations) -> None:
         """Do nothing: a transaction that found no room leaves nothing behind."""
 
-    def commit(self, batch: list[CommitTicket]) -> None:
+    def commit(self, batch: list[Operations]) -> Sequence[Outcome | Exception | None]:
         """Store the transactions that may be stored."""
         try:
-            self._outcomes = self.committer.commit([ticket.operations for ticket in batch])
+            return self.committer.commit(batch)
         except PoisonedError as exc:
-            self._outcomes = [exc] * len(batch)
+            return [exc] * len(batch)
 
-    def conclude(self, batch: list[CommitTicket]) -> None:
-        """Tell each transaction its outcome."""
-        with self._writer.mutex:
-            for ticket, error in zip(batch, self._outcomes, strict=True):
-                ticket.settle(error)
-        for ticket in batch:
-            ticket.tell()
+    def told(self) -> None:
+        """Look after generations."""
         self.look_after()
 
     def idle_seconds(self) -> float | None:
@@ -137,19 +132,9 @@ class KeyValueShard:
         """Do nothing: the engine belongs to the database."""
         return None
 
-    def fail(
-        self, cause: Exception, begun: list[CommitTicket], waiting: list[CommitTicket]
-    ) -> SiltstoneError:
-        """Tell transactions that the thread has ended."""
+    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
+        """Say that the thread has ended."""
         text = "the committing thread has ended, close the database and open it again"
-        begun = [ticket for ticket in begun if not ticket.done]
-        with self._writer.mutex:
-            for ticket in begun:
-                ticket.settle(OutcomeUnknownError(text))
-            for ticket in waiting:
-                ticket.settle(PoisonedError(text))
-        for ticket in begun + waiting:
-            ticket.tell()
-        error = PoisonedError(text)
-        error.__cause__ = cause
-        return error
+        unknown, refused = OutcomeUnknownError(text), PoisonedError(text)
+        unknown.__cause__ = refused.__cause__ = cause
+        return unknown, refused

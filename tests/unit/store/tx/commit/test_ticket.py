@@ -15,8 +15,7 @@ def ticket() -> CommitTicket:
 
 
 def settle(found: CommitTicket, error: Exception | None = None) -> None:
-    found.settle(error)
-    found.tell()
+    found.resolve(error, None)
 
 
 def test_a_ticket_has_the_outcome_of_its_transaction() -> None:
