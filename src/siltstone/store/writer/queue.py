@@ -94,14 +94,11 @@ class Layout(Protocol[C]):
     def commit(self, batch: list[C]) -> Sequence[Outcome | Exception | None]:
         """Store calls; return what became of each. A failure is an outcome, too."""
 
-    def told(self) -> None:
-        """Look after what is due, when the calls of a commit have their outcomes."""
-
     def idle_seconds(self) -> float | None:
         """Return after how long without work `look_after` is due; None: never."""
 
     def look_after(self) -> None:
-        """Do what is due without a call: sync, turn over, drop."""
+        """Do what is due after a commit, or without one: sync, turn over, drop."""
 
     def release(self) -> SiltstoneError | None:
         """Release what the layout holds; return what prevented the last sync."""
@@ -270,11 +267,10 @@ class ShardWriter(Generic[C]):
                     # Before anybody hears of a failure: the next call is refused at once.
                     self._stopped = self._closing or self._layout.is_poisoned()
                     self._tell(batch, outcomes)
-                    self._layout.told()
                 for act, ticket in orders:
                     self._obey(act, ticket)
-                if not batch and not orders:
-                    if self._closing:
+                if batch or not orders:
+                    if not batch and self._closing:
                         break
                     self._layout.look_after()
             self._close_error = self._layout.release()

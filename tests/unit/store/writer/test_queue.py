@@ -76,9 +76,6 @@ class Notes:
         self.commits.append([call.name for call in batch])
         return [None] * len(batch)
 
-    def told(self) -> None:
-        """Nothing is due."""
-
     def idle_seconds(self) -> float | None:
         return self.idle
 

@@ -204,13 +204,6 @@ class LogShard:
                     self._refused.settle(call.producer, call.sequence)
         return outcomes
 
-    def told(self) -> None:
-        """Look after what is due, and hold no descriptor that is not needed."""
-        if self.committer.unsynced and self._written_at == 0.0:
-            self._written_at = self._clock.monotonic()
-        self.look_after()
-        self.committer.park()
-
     def idle_seconds(self) -> float | None:
         """Return after how long without work something is due; None: never."""
         settings = self.committer.settings
@@ -225,15 +218,11 @@ class LogShard:
         return min(waits) if waits else None
 
     def look_after(self) -> None:
-        """Sync what was only written, and turn over or drop what is due."""
+        """Sync what was only written, turn over or drop what is due, and hold no descriptor that is
+        not needed.
+        """
         try:
-            if not self.committer.unsynced:
-                self._written_at = 0.0
-            elif (
-                self._clock.monotonic() - self._written_at >= self.committer.settings.sync_interval
-            ):
-                self.committer.sync()
-                self._written_at = 0.0
+            self._sync_in_time()
             self._housekeeping()
             self._trouble = None
         except SiltstoneError as exc:
@@ -248,6 +237,19 @@ class LogShard:
                     shard=self.number,
                     error=str(exc),
                 )
+        self.committer.park()
+
+    def _sync_in_time(self) -> None:
+        """Sync what was only written, when `sync_interval` has passed."""
+        if not self.committer.unsynced:
+            self._written_at = 0.0
+            return
+        now = self._clock.monotonic()
+        if self._written_at == 0.0:
+            self._written_at = now
+        if now - self._written_at >= self.committer.settings.sync_interval:
+            self.committer.sync()
+            self._written_at = 0.0
 
     def release(self) -> SiltstoneError | None:
         """Sync and close the files; return what kept that from its end."""

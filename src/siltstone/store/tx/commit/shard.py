@@ -63,7 +63,12 @@ class KeyValueShard:
 
         Raises: what act raises, PoisonedError, ClosedError.
         """
-        self._writer.order(act).wait()
+
+        def obey() -> None:
+            act()
+            self.look_after()
+
+        self._writer.order(obey).wait()
 
     def close(self) -> None:
         """Commit what is queued and end the thread."""
@@ -103,10 +108,6 @@ class KeyValueShard:
             return self.committer.commit(batch)
         except PoisonedError as exc:
             return [exc] * len(batch)
-
-    def told(self) -> None:
-        """Look after generations."""
-        self.look_after()
 
     def idle_seconds(self) -> float | None:
         """Return after how long without work generations are looked after; None: never."""
