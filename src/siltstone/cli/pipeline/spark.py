@@ -58,7 +58,7 @@ def pipeline(module: str) -> Any:
 def session(master: str, memory: str = "1g") -> Iterator[Any]:
     """Start Spark, and stop it at the end."""
     with waiting("Starting Spark"):
-        spark = pipeline("session").start_session(master=master, memory=memory)
+        spark = pipeline("spark.session").start_session(master=master, memory=memory)
     try:
         yield spark
     finally:

@@ -161,7 +161,7 @@ def spark_environment(
     }
     if master.startswith("local"):
         changes["SPARK_LOCAL_IP"] = "127.0.0.1"
-    source = PurePath(__file__).parent.parent.parent
+    source = PurePath(__file__).parents[3]
     return changes | worker_search_path(source, environment.get("PYTHONPATH", ""))
 
 

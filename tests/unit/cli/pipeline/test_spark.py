@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from siltstone.cli.pipeline import spark
@@ -30,3 +34,15 @@ def test_a_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyError), spark.session("local[1]", "2g"):
         raise KeyError
     assert told == ["local[1] 2g", "stopped"]
+
+
+def test_every_module_that_a_command_asks_for_exists() -> None:
+    # Asked for by name, so that no checker of types or imports looks at it.
+    sources = Path(spark.__file__).parent.glob("*.py")
+    names = {
+        name
+        for source in sources
+        for name in re.findall(r'pipeline\("([\w.]+)"\)', source.read_text("utf-8"))
+    }
+    assert len(names) > 8
+    assert [name for name in names if find_spec(f"siltstone.pipeline.{name}") is None] == []
