@@ -91,6 +91,7 @@ COMPILED = (
     "src/siltstone/store/tx/view.py",
     "src/siltstone/store/tx/commit/ticket.py",
     "src/siltstone/store/tx/transaction.py",
+    "src/siltstone/store/writer/commit_log.py",
     "src/siltstone/store/writer/queue.py",
     "src/siltstone/store/writer/ticket.py",
 )

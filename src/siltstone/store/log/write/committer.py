@@ -27,11 +27,13 @@ from siltstone.store.log.write.repetitions import without_repetitions
 from siltstone.store.segment.body import directory_of, encode_rows
 from siltstone.store.segment.chain import ChainWriter
 from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader
+from siltstone.store.segment.index import Directory
 from siltstone.store.segment.room import Room
 from siltstone.store.segment.view import compress
 from siltstone.store.segment.writer import SegmentWriter
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.store.writer.producers import ProducerTable
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 from siltstone.topic.structure import Structure
@@ -42,6 +44,43 @@ OnStored = Callable[[SlabId, int, Cooked], None]
 COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
 # How far ahead of the synced rows readers may be led; each such step costs one sync.
 _RESERVE_ROWS: Final = 1 << 20
+
+
+class FrameRecord(Record):
+    """A frame that is encoded and has its place, with what readers must know of it."""
+
+    def __init__(
+        self, header: FrameHeader, body: bytes, directory: Directory, edges: bytes
+    ) -> None:
+        super().__init__(RecordKind.ROWS)
+        self.header = header
+        self.body = body
+        self.directory = directory
+        self.edges = edges
+        self.producers = b""
+        self.wants_sync = True
+        # Either rows or a block, which has one stream.
+        self.cooked: Cooked | None = None
+        self.block: Block | None = None
+        self.stream_id = 0
+
+    def rows(self) -> Cooked:
+        """Return the rows."""
+        if self.cooked is not None:
+            return self.cooked
+        assert self.block is not None
+        return cooked_block(self.block, self.stream_id, self.header.first_timestamp_us)
+
+    def outcome(self) -> Outcome:
+        """Return what the caller of a block learns."""
+        return Outcome(
+            duplicate=False,
+            count=self.header.row_count,
+            timestamp_us=self.header.first_timestamp_us,
+            frame_serial=self.header.first_serial,
+            frame_timestamp_us=self.header.first_timestamp_us,
+            frame_places=None,
+        )
 
 
 class Committer:
@@ -59,6 +98,7 @@ class Committer:
         last_timestamp_us: int,
     ) -> None:
         self._clock = clock
+        self._log: CommitLog = LOCAL_LOG
         self.settings = settings
         self.slab = slab
         self._writer = writer
@@ -69,12 +109,13 @@ class Committer:
         self._was_full = False
         self._poisoned_by: Exception | None = None
         self.unsynced = False
-        self.is_heard: Callable[[], bool] = bool
         # Whether a file descriptor is held only while something is stored.
         self.parks = False
-        # Blocks that are written and not yet seen, each with its stream, edges and header.
-        self._written: list[tuple[Block, int, bytes, FrameHeader]] = []
+        # Frames that are written and that readers do not see yet.
+        self._stored: list[FrameRecord] = []
+        # Is called for each frame that readers can see, if `is_heard` says that anybody listens.
         self.on_stored: OnStored | None = None
+        self.is_heard: Callable[[], bool] | None = None
 
     @property
     def poisoned_by(self) -> Exception | None:
@@ -105,7 +146,9 @@ class Committer:
         frame_serial = self.next_serial
         if cooked.row_count:
             try:
-                frame_serial = self._store(cooked, sync=sync)
+                frame = self._prepare(cooked, sync=sync)
+                frame_serial = frame.header.first_serial
+                self._log.commit(frame, self, sync=sync)
             except (StorageFullError, OverloadedError) as exc:
                 self._was_full = isinstance(exc, StorageFullError)
                 # What was learned for these rows must be forgotten with them.
@@ -114,8 +157,7 @@ class Committer:
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
-            if self.on_stored is not None:
-                self.on_stored(self.slab.id, frame_serial, cooked)
+            self.publish()
             self._was_full = False
         elif sync:
             self.sync()
@@ -132,12 +174,15 @@ class Committer:
         for call in calls:
             assert call.block is not None
             try:
-                outcomes.append(self._write_block(call.block))
+                frame = self._prepare_block(call.block)
+                self._log.commit(frame, self, sync=False)
             except (StorageFullError, OverloadedError) as exc:
                 self._cook = self._new_cook()
                 outcomes.append(exc)
             except DiskError as exc:
                 raise self.poison(exc) from exc
+            else:
+                outcomes.append(frame.outcome())
         self._settle()
         return outcomes
 
@@ -166,8 +211,38 @@ class Committer:
         if active is not None and room in active:
             active.give_up_room(room)
 
-    def _write_block(self, block: Block) -> Outcome:
-        """Write a frame, not yet synced nor seen by anybody."""
+    def _prepare(self, cooked: Cooked, *, sync: bool) -> FrameRecord:
+        """Encode rows as a frame, and take its place in a segment."""
+        plain, sections = encode_rows(
+            cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
+        )
+        cooked.size_bytes = len(plain)
+        compression = COMPRESSION[self.settings.compression]
+        body = compress(plain, compression)
+        last_us = cooked.timestamp_us + cooked.row_count - 1
+        self._take_place(len(body), cooked.row_count, last_us)
+        header = FrameHeader(
+            0,
+            0,
+            ROWS,
+            compression,
+            sections,
+            self.next_serial,
+            cooked.row_count,
+            len(cooked.streams),
+            cooked.timestamp_us,
+            last_us,
+            0,
+            len(plain),
+        )
+        frame = FrameRecord(header, body, directory_of(cooked.streams), cooked.edges)
+        frame.producers = cooked.producers
+        frame.cooked = cooked
+        frame.wants_sync = sync
+        return frame
+
+    def _prepare_block(self, block: Block) -> FrameRecord:
+        """Encode a block as a frame, and take its place in a segment."""
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         last_us = timestamp_us + block.count - 1
         stream_id, edges = self._cook.place(block.topic)
@@ -181,40 +256,50 @@ class Committer:
             # which stays behind, only a copy can follow.
             self._settle()
             body, sections, compression = encode_block(block, None, stream_id, edges, timestamp_us)
-            active = self._writer_with_room(len(body), block.count, last_us)
-        first_serial = self.next_serial
+            self._take_place(len(body), block.count, last_us)
         header = FrameHeader(
-            *(0, 0, ROWS, compression, sections, first_serial, block.count, 1),
+            *(0, 0, ROWS, compression, sections, self.next_serial, block.count, 1),
             *(timestamp_us, last_us, 0, len(body)),
         )
-        active.write(header, body, ((stream_id, 0, block.count, 0, 1),))
-        self._written.append((block, stream_id, edges, header))
-        self.next_serial = first_serial + block.count
-        self.last_timestamp_us = last_us
-        return Outcome(
-            duplicate=False,
-            count=block.count,
-            timestamp_us=timestamp_us,
-            frame_serial=first_serial,
-            frame_timestamp_us=timestamp_us,
-            frame_places=None,
-        )
+        frame = FrameRecord(header, body, ((stream_id, 0, block.count, 0, 1),), edges)
+        frame.block = block
+        frame.stream_id = stream_id
+        return frame
 
     def _settle(self) -> None:
-        """Sync what blocks have written, then let readers see it."""
-        if not self._written:
-            return
-        active, written = self._active(), self._written
-        self._written = []
-        self._durably(active.sync)
-        self.unsynced = False
-        self.slab.publish([edges for _, _, edges, _ in written if edges])
-        active.publish()
-        if self.on_stored is None or not self.is_heard():
-            return
-        for block, stream_id, _, header in written:
-            cooked = cooked_block(block, stream_id, header.first_timestamp_us)
-            self.on_stored(self.slab.id, header.first_serial, cooked)
+        """Sync the blocks that are written, then let readers see them."""
+        if self._stored:
+            self._durably(self._active().sync)
+            self.unsynced = False
+            self.publish()
+
+    # The replica, for the commit log.
+
+    def store(self, record: Record) -> None:
+        """Write a frame at the place that was taken for it."""
+        assert isinstance(record, FrameRecord)
+        header, writer = record.header, self._active()
+        after = header.first_serial + header.row_count
+        if not record.wants_sync and after > writer.segment.reserved_serial:
+            self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
+        writer.write(header, record.body, record.directory)
+        self._stored.append(record)
+        self.unsynced = True
+        self.next_serial = after
+        self.last_timestamp_us = header.last_timestamp_us
+
+    def publish(self) -> None:
+        """Let readers see all frames that are written, and tell listeners of them."""
+        frames, self._stored = self._stored, []
+        # Readers must know a stream before they can meet its rows.
+        self.slab.publish([frame.edges for frame in frames if frame.edges])
+        self._active().publish()
+        for frame in frames:
+            if frame.producers:
+                self._producers.apply(frame.producers)
+        if self.on_stored is not None and (self.is_heard is None or self.is_heard()):
+            for frame in frames:
+                self.on_stored(self.slab.id, frame.header.first_serial, frame.rows())
 
     def has_stored(self, producer: bytes, sequence: int) -> bool:
         """Tell whether a call of a producer was stored."""
@@ -286,55 +371,14 @@ class Committer:
         structure.apply(self.slab.export())
         return Cook(structure, self.settings.topic_cache)
 
-    def _store(self, cooked: Cooked, *, sync: bool) -> int:
-        """Write the frame, sync it if asked, let readers see it; return its first serial."""
-        plain, sections = encode_rows(
-            cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
-        )
-        cooked.size_bytes = len(plain)
-        compression = COMPRESSION[self.settings.compression]
-        body = compress(plain, compression)
-        last_us = cooked.timestamp_us + cooked.row_count - 1
-        writer = self._writer_with_room(len(body), cooked.row_count, last_us)
-        header = FrameHeader(
-            0,
-            0,
-            ROWS,
-            compression,
-            sections,
-            self.next_serial,
-            cooked.row_count,
-            len(cooked.streams),
-            cooked.timestamp_us,
-            last_us,
-            0,
-            len(plain),
-        )
-        after = self.next_serial + cooked.row_count
-        if not sync and after > writer.segment.reserved_serial:
-            self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
-        writer.write(header, body, directory_of(cooked.streams))
-        if sync:
-            self._durably(writer.sync)
-        self.unsynced = not sync
-        # Readers must know a stream before they can meet its rows.
-        self.slab.publish([cooked.edges] if cooked.edges else [])
-        writer.publish()
-        self._producers.apply(cooked.producers)
-        self.last_timestamp_us = last_us
-        first_serial, self.next_serial = self.next_serial, after
-        return first_serial
-
-    def _writer_with_room(self, body_bytes: int, rows: int, last_us: int) -> SegmentWriter:
-        """Return the active segment, or a new one when the frame does not fit; it has its place."""
+    def _take_place(self, body_bytes: int, rows: int, last_us: int) -> None:
+        """Take the place of a frame in the active segment, or in a new one if it does not fit."""
         active = self._writer.active
         after = self.next_serial + rows
-        if active is not None and active.claim(
+        if active is None or not active.claim(
             body_bytes, next_serial=after, last_timestamp_us=last_us
         ):
-            return active
-        self._roll(body_bytes, claim=(rows, last_us))
-        return self._active()
+            self._roll(body_bytes, claim=(rows, last_us))
 
     def _roll(self, room_bytes: int, *, claim: tuple[int, int] | None = None) -> None:
         """Begin a segment with so much room, and if rows and a time are given a place for them."""

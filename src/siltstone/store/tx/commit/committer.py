@@ -46,6 +46,7 @@ from siltstone.store.tx.operations import (
     count_in,
 )
 from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.topic.structure import Structure
 
 # Says why so many bytes cannot be written now; None where they can. It is asked before anything is
@@ -55,6 +56,15 @@ Room = Callable[[int], SiltstoneError | None]
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 _FORGET_A_GROUP: Final = 256
 _SECOND_US: Final = 1_000_000
+
+
+class KeyValueRecord(Record):
+    """The changes of a group of transactions, and the streams that it adds."""
+
+    def __init__(self, changes: Changes, edges: bytes) -> None:
+        super().__init__(RecordKind.KV)
+        self.changes = changes
+        self.edges = edges
 
 
 class Committer:
@@ -72,6 +82,9 @@ class Committer:
         room: Room | None = None,
     ) -> None:
         self._engine = engine
+        self._log: CommitLog = LOCAL_LOG
+        # A group that is committed next; RocksDB makes it durable and visible in one act.
+        self._staged: KeyValueRecord | None = None
         self._database = database
         self._room = room
         # Why nothing may be written now, if so.
@@ -316,9 +329,13 @@ class Committer:
 
     def _store(self) -> None:
         """Make the group durable and visible. Raises: what the engine raises."""
+        if self.serial != self._stored_serial:
+            self._log.commit(self._prepare(), self, sync=True)
+            self.publish()
+
+    def _prepare(self) -> KeyValueRecord:
+        """Return the changes of the group, and of what is kept beside it."""
         group, edges = self._group, b""
-        if self.serial == self._stored_serial:
-            return
         slab = self.slab
         changes = Changes()
         group.values[STATE_KEY] = encode_state(self.serial, self._timestamp_us)
@@ -329,17 +346,34 @@ class Committer:
             catalog.put_edges(changes, self.record.id, self._edges_number, edges)
         self._put_ids(changes)
         catalog.put_state(changes, self.record.shard, self._state())
+        return KeyValueRecord(changes, edges)
+
+    # The replica, for the commit log.
+
+    def store(self, record: Record) -> None:
+        """Stage a group."""
+        assert isinstance(record, KeyValueRecord)
+        self._staged = record
+
+    def sync(self) -> None:
+        """Write the staged group, durably. Raises: what the engine raises."""
+        staged = self._staged
+        assert staged is not None
         # Readers must know a stream before they can meet its rows, or they would miss them. If the
         # write fails they know one without rows, until the database is opened again.
-        slab.publish(edges, group.places)
-        self._engine.write(changes)
-        if edges:
+        self.slab.publish(staged.edges, self._group.places)
+        self._engine.write(staged.changes)
+
+    def publish(self) -> None:
+        """Begin the next group behind the one that is written."""
+        if self._staged is not None and self._staged.edges:
             self._edges_number += 1
-        group.release()
+        self._staged = None
+        self._group.release()
         self._ids.clear()
         self._stored_serial = self.serial
         self._recent.turn(self.serial, self._clock.monotonic())
-        self._group = PendingGroup(slab, self._structure, self._recent, self.serial)
+        self._group = PendingGroup(self.slab, self._structure, self._recent, self.serial)
 
     def _put_ids(self, changes: Changes) -> None:
         """Remember the ids of the group, and forget some that are past their time."""

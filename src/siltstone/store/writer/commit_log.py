@@ -1,0 +1,71 @@
+"""The commit log of a shard: every row and every key-value change becomes durable through it.
+Compiled.
+
+A layout prepares a change as a record and gives it to the log. The log lets a replica store the
+record. When `commit` returns, the record survives what was promised: with `LocalLog` and `sync` it
+is on the disk of this machine. Then the layout publishes it to readers, and the writer tells the
+callers.
+
+Invariants:
+- the log commits one record of a shard at a time, in order;
+- if `commit` raises RetryError, the record was not stored, and the layout forgets what it learned;
+- no reader sees a record before it is committed.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, Protocol
+
+from mypy_extensions import mypyc_attr
+
+
+class RecordKind(IntEnum):
+    """The kinds of records."""
+
+    ROWS = 1
+    KV = 6
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Record:
+    """One change of a shard, as a layout prepared it."""
+
+    def __init__(self, kind: RecordKind) -> None:
+        self.kind = kind
+
+
+class Replica(Protocol):
+    """The files of one shard on this machine."""
+
+    def store(self, record: Record) -> None:
+        """Write a record. No reader sees it.
+
+        Raises: StorageFullError and OverloadedError, with nothing stored; PoisonedError.
+        """
+
+    def sync(self) -> None:
+        """Make all stored records durable. Raises: PoisonedError."""
+
+    def publish(self) -> None:
+        """Let readers see all stored records."""
+
+
+class CommitLog(Protocol):
+    """Decides when a record is committed."""
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        """Store a record, durably if asked. Raises: what the replica raises."""
+
+
+class LocalLog:
+    """The commit log of a shard that one machine keeps: its own files are the log."""
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        """Store a record in the files of this machine, and sync them if asked."""
+        replica.store(record)
+        if sync:
+            replica.sync()
+
+
+LOCAL_LOG: Final = LocalLog()
