@@ -160,6 +160,21 @@ class SegmentWriter:
         self._written = position + length
         self._unpublished.append((position, header, directory))
 
+    def give_up_claim(self, next_serial: int) -> None:
+        """Take back the place that was claimed for a frame, if the frame was not written; the next
+        one begins at this serial. Raises: DiskError.
+        """
+        if self._claim is None:
+            return
+        (position, length), self._claim = self._claim, None
+        with self._lock:
+            if self._end != position + length:
+                raise DiskError(
+                    self.segment.path, "write", "later rows were written already", errno=0
+                )
+            self._end = position
+            self._next_serial = next_serial
+
     def _take_back(
         self, position: int, header: FrameHeader, written: int, error: SiltstoneError
     ) -> None:

@@ -15,8 +15,8 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import (
     DiskError,
-    OverloadedError,
     PoisonedError,
+    RetryError,
     SiltstoneError,
     StorageFullError,
 )
@@ -98,7 +98,7 @@ class Committer:
         last_timestamp_us: int,
     ) -> None:
         self._clock = clock
-        self._log: CommitLog = LOCAL_LOG
+        self.log: CommitLog = LOCAL_LOG
         self.settings = settings
         self.slab = slab
         self._writer = writer
@@ -148,12 +148,10 @@ class Committer:
             try:
                 frame = self._prepare(cooked, sync=sync)
                 frame_serial = frame.header.first_serial
-                self._log.commit(frame, self, sync=sync)
-            except (StorageFullError, OverloadedError) as exc:
+                self.log.commit(frame, self, sync=sync)
+            except RetryError as exc:
                 self._was_full = isinstance(exc, StorageFullError)
-                # What was learned for these rows must be forgotten with them.
-                if cooked.edges:
-                    self._cook = self._new_cook()
+                self._forget(learned=bool(cooked.edges))
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
@@ -175,9 +173,9 @@ class Committer:
             assert call.block is not None
             try:
                 frame = self._prepare_block(call.block)
-                self._log.commit(frame, self, sync=False)
-            except (StorageFullError, OverloadedError) as exc:
-                self._cook = self._new_cook()
+                self.log.commit(frame, self, sync=False)
+            except RetryError as exc:
+                self._forget(learned=True)
                 outcomes.append(exc)
             except DiskError as exc:
                 raise self.poison(exc) from exc
@@ -265,6 +263,14 @@ class Committer:
         frame.block = block
         frame.stream_id = stream_id
         return frame
+
+    def _forget(self, *, learned: bool) -> None:
+        """Take back the place of a frame that was not stored, and what was learned for it."""
+        active = self._writer.active
+        if active is not None:
+            self._durably(partial(active.give_up_claim, self.next_serial))
+        if learned:
+            self._cook = self._new_cook()
 
     def _settle(self) -> None:
         """Sync the blocks that are written, then let readers see them."""

@@ -82,7 +82,7 @@ class Committer:
         room: Room | None = None,
     ) -> None:
         self._engine = engine
-        self._log: CommitLog = LOCAL_LOG
+        self.log: CommitLog = LOCAL_LOG
         # A group that is committed next; RocksDB makes it durable and visible in one act.
         self._staged: KeyValueRecord | None = None
         self._database = database
@@ -330,7 +330,7 @@ class Committer:
     def _store(self) -> None:
         """Make the group durable and visible. Raises: what the engine raises."""
         if self.serial != self._stored_serial:
-            self._log.commit(self._prepare(), self, sync=True)
+            self.log.commit(self._prepare(), self, sync=True)
             self.publish()
 
     def _prepare(self) -> KeyValueRecord:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.errors import InvalidTopicError, PoisonedError, StorageFullError
+from siltstone.errors import InvalidTopicError, PoisonedError, RetryError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.read.pieces import Batch, Row
@@ -13,6 +13,7 @@ from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
+from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.producers import ProducerTable, producer_key
 from siltstone.store.writer.ticket import Outcome
 from siltstone.topic.grammar import TopicFilter
@@ -533,3 +534,71 @@ def test_settings_hold_from_the_next_frame_on() -> None:
     packed = committer.slab.handles()[-1].segment().index.end_position - plain
     assert packed < 1_000
     assert [len(row.value) for row in rows_of(committer.slab)] == [10_000, 10_000]
+
+
+class OtherLog:
+    """A commit log that takes notes, and refuses or fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.refuses = False
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        if self.refuses:
+            raise RetryError("another machine leads the shard")
+        self.steps.append(f"{record.kind.name} {sync}")
+        replica.store(record)
+        if sync:
+            replica.sync()
+
+
+class TestCommitLog:
+    """A log that may refuse a record before it is stored."""
+
+    def test_every_frame_goes_through_the_log_with_the_durability_that_was_asked_for(self) -> None:
+        committer = begun(World())
+        log = committer.log = OtherLog()
+        written = call_on("b")
+        written.wants_sync = False
+        committer.commit([call_on("a")])
+        committer.commit([written])
+        assert log.steps == ["ROWS True", "ROWS False"]
+        assert topics_of(committer.slab) == ["a", "b"]
+
+    def test_what_the_log_refuses_leaves_nothing_behind(self) -> None:
+        world = World()
+        committer = begun(world)
+        log = committer.log = OtherLog()
+        committer.commit([call_on("a/1")])
+        end = committer.size_bytes()
+        for _ in range(3):
+            log.refuses = True
+            with pytest.raises(RetryError, match="another machine"):
+                committer.commit([call_on("x/y/z"), large_call("b", 500)])
+            log.refuses = False
+            (outcome,) = committer.commit([call_on("a/2")])
+            assert isinstance(outcome, Outcome)
+        assert topics_of(committer.slab) == ["a/1", "a/2", "a/2", "a/2"]
+        assert [row.serial for row in rows_of(committer.slab)] == [0, 1, 2, 3]
+        assert committer.slab.match(TopicFilter.parse("x/#")) == []
+        assert committer.size_bytes() == end
+        committer.close()
+        again, _ = reopened(world)
+        assert topics_of(again.slab) == ["a/1", "a/2", "a/2", "a/2"]
+        again.close()
+
+    def test_a_segment_that_was_begun_for_a_refused_frame_takes_the_next_one(self) -> None:
+        world = World()
+        committer = begun(world)
+        log = committer.log = OtherLog()
+        committer.commit([call_on("a")])
+        log.refuses = True
+        with pytest.raises(RetryError):
+            committer.commit([large_call("b", SEGMENT_BYTES)])
+        log.refuses = False
+        committer.commit([call_on("c")])
+        assert topics_of(committer.slab) == ["a", "c"]
+        committer.close()
+        again, _ = reopened(world)
+        assert topics_of(again.slab) == ["a", "c"]
+        again.close()
