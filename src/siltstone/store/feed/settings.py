@@ -16,7 +16,7 @@ class FeedSettings:
     read_bytes: int = 4 * 1024 * 1024
     # A read that finds nothing ends after this number of frames, so that other reads can run.
     read_frames: int = 4096
-    # What a shard keeps in memory, each of the last committed rows and of the last rows read.
+    # The memory of a shard for the last committed rows, and again for the last rows read.
     held_bytes: int = 16 * 1024 * 1024
     held_max: int = 1024
     # The maximum number of filters in one read.

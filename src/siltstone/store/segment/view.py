@@ -180,8 +180,8 @@ class FrameView:
                 if offsets[number + 1] == first + place + len(topic):
                     found.append(number)
                 number += 1
-            # The match may be inside another topic, or across two. No later match begins before
-            # this topic number.
+            # The match may be inside another topic, or across two. The search continues with the
+            # next topic.
             place = text.find(topic, offsets[number] - first) if number < topics.stop else -1
         return found
 

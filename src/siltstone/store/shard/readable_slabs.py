@@ -51,7 +51,7 @@ class ReadableSlabs:
         return find_slab(self._slabs, slab)
 
     def newest_us(self) -> int:
-        """Return the latest time in the current slabs: of the last row, or before the first one."""
+        """Return the latest time in the current slabs: of a last row, or 1 µs before a start."""
         current = [slab for slab in self.all() if slab.record.state is SlabState.CURRENT]
         newest = [slab.record.since_us - 1 for slab in current]
         for slab in current:

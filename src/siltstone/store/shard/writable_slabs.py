@@ -218,7 +218,7 @@ class WritableSlabs:
         return len(ahead)
 
     def newest_us(self) -> int:
-        """Return the latest time in the current slabs: of the last row, or before the first one.
+        """Return the latest time in the current slabs: of a last row, or the start of a slab.
 
         Of a shard that is not open yet only the start of its slab is known.
         """

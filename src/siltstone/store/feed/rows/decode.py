@@ -192,7 +192,7 @@ def _chosen(words: list[bytes], index: bytes, width: int) -> list[bytes]:
     at: i64 = 0
     if width == 1:
         for number in index:
-            chosen.append(words[number])  # noqa: PERF401 - a loop is what is compiled best
+            chosen.append(words[number])  # noqa: PERF401 - a loop compiles best
     elif width == 2:
         while at < size:
             chosen.append(words[i64(read_i16_le(index, at))])
@@ -219,7 +219,7 @@ def _times(frame: FrameView, piece: Piece, rows: list[int] | None) -> list[int]:
     at: i64 = 0
     if width == 1:
         for after in column:
-            found.append(first + after)  # noqa: PERF401 - a loop is what is compiled best
+            found.append(first + after)  # noqa: PERF401 - a loop compiles best
     elif width == 2:
         while at < size:
             found.append(first + i64(read_i16_le(column, at)))

@@ -146,7 +146,7 @@ class _Check:
         self.bytes = 0
 
     def run(self) -> None:
-        """Check the manifest, then every slab that it names, then what it does not name."""
+        """Check the manifest, then every slab that it names, then all other files."""
         path = self._directory / MANIFEST
         try:
             manifest = read_manifest(self._fs, self._directory)

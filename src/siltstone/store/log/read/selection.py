@@ -142,7 +142,7 @@ def run_of(place: FramePlace, serials: range) -> FrameRun:
 
 
 def extent_of(slab: Slab) -> SlabExtent:
-    """Return what a slab covers now. Raises: CorruptionError if it is damaged."""
+    """Return the extent of a slab at this moment. Raises: CorruptionError if it is damaged."""
     record = slab.record
     slab.check_whole()
     stop = slab.next_serial() if record.until_serial is None else record.until_serial
