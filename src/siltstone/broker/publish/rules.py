@@ -16,7 +16,8 @@ from siltstone.topic.grammar import TopicFilter
 
 _REMEMBERED_MAX: Final = 100_000
 _ALWAYS: Final = StoreRule(filter="#")
-# For a broker without a store. "#" does not match topics that begin with $.
+# For a broker without a store. "#" does not match topics that begin with $. Of these, clients may
+# publish only the state topics of bridges, under $SYS.
 NOTHING_STORED: Final = (
     StoreRule(filter="#", store="never"),
     StoreRule(filter="$SYS/#", store="never"),
