@@ -221,10 +221,10 @@ class Broker:
     ) -> int:
         """Give a batch to the bridges and store it by the rules.
 
-        Return how often `settle` will be called. It is not called for messages of durability
-        "none". With a producer, the batch is stored as one append, once. If messages cannot be
-        stored, they are counted and logged here, and their changes to the retained messages
-        (`exchanges`) are undone.
+        Return how often `settle` will be called. The store does not call it for messages of
+        durability "none". With a producer, the batch is stored as one append, once. If messages
+        cannot be stored, they are counted and logged here, and their changes to the retained
+        messages (`exchanges`) are undone.
         """
         waits = self.taps.take(batch, publisher, settle)
         return waits + self._append(batch, publisher, settle, exchanges, producer)

@@ -102,7 +102,7 @@ class _Filters:
         """Return whether one of the filters covers a filter or topic."""
         if levels in self._topics:
             return True
-        for each in self._wild:  # noqa: SIM110 - a generator takes twice the time, a message
+        for each in self._wild:  # noqa: SIM110 - a generator is twice as slow, for every message
             if covers(each, levels):
                 return True
         return False

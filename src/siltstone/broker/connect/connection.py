@@ -100,7 +100,7 @@ class ClientConnection:
 
     @property
     def client_id(self) -> str:
-        """The client id; before CONNECT was accepted, the one that it asks for."""
+        """The client id; before CONNECT was accepted, the one that the client requests."""
         return self._session.client_id if self._session is not None else self._asked_id
 
     @property
@@ -241,7 +241,7 @@ class ClientConnection:
                     self.end(Reason(event.reason), str(event))
                 case _:
                     self._packet(event)
-            # The filters of one such packet may cost as much as many messages.
+            # The filters of one packet may cost as much as many messages.
             if left == 0 or isinstance(event, Subscribe | Unsubscribe):
                 self._unread = events
                 self.stop()

@@ -136,7 +136,7 @@ class Login:
         def then() -> None:
             broker.logins -= 1
             broker.login_lanes.end(self._lane)
-            # Access catches what the hook, which is user code, raises, and refuses the login.
+            # Access catches the exceptions of a hook, which is user code, and refuses the login.
             answer = self._answer or Reason.SERVER_UNAVAILABLE
             contain_with(
                 self._judged, answer, partial(self._visitor.end, Reason.SERVER_UNAVAILABLE)

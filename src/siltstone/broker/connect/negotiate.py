@@ -55,7 +55,7 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Re
         maximum_packet_size=limits.packet_size_max,
         assigned_client_identifier=None if connect.client_id else client_id,
         topic_alias_maximum=limits.topic_alias_max,
-        # [MQTT-3.1.2-21]: the client must use this one in place of its own.
+        # [MQTT-3.1.2-21]: the client must use this value, not its own.
         server_keep_alive=None if keep_alive == connect.keep_alive_seconds else keep_alive,
     )
     size_max = asked.maximum_packet_size or _NO_PACKET_LIMIT

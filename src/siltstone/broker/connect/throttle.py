@@ -5,9 +5,9 @@ user from its own address. After `failures_max` failures from one address, of an
 are tried one at a time, `delay` seconds apart. An IPv6 address counts as its /64 network, because
 one customer usually has a whole /64.
 
-Invariants: each waiting login of one user and address gets its own time slot, so many connections
-can guess no faster than one. Memory is limited: above `ENTRIES_MAX` entries, the one that failed
-longest ago is deleted first. Only one thread uses it.
+Invariants: each waiting login of one user and address gets its own time slot. A client with many
+connections can therefore guess no faster than with one. Memory is limited: above `ENTRIES_MAX`
+entries, the one that failed longest ago is deleted first. Only one thread uses it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ class Throttle:
         return failures
 
     def _recent(self, entries: OrderedDict[_K, _Failures], key: _K) -> _Failures | None:
-        """Return the failures of a key; delete them if they are older than `FORGET_SECONDS`."""
+        """Return the failures of a key; delete old ones, unless they still lock out.
+
+        Failures are old `FORGET_SECONDS` after the last one.
+        """
         failures = entries.get(key)
         if failures is None:
             return None

@@ -73,8 +73,9 @@ class _Serving:
         servers: list[asyncio.Server] = []
         try:
             for sock in sockets:
-                servers.append(await self._start_one(sock, context))  # noqa: PERF401 - kept so far
+                servers.append(await self._start_one(sock, context))  # noqa: PERF401 - see below
         except BaseException:
+            # The list has the servers that were started before the error.
             _close(servers, sockets)
             raise
         return servers
@@ -157,7 +158,7 @@ class Listener:
         sockets: list[socket.socket] = []
         try:
             for sock in self._sockets:
-                sockets.append(sock.dup())  # noqa: PERF401 - those so far are closed on error
+                sockets.append(sock.dup())  # noqa: PERF401 - closed on error
             servers = await self._serving.start(sockets, context)
         except OSError as exc:
             _close([], sockets)

@@ -57,7 +57,7 @@ class Interest:
         self._add(topic_filter, away=count, missing=count if qos else 0)
 
     def forget(self, topic_filter: TopicFilter, qos: int) -> None:
-        """Remove a filter of a session that was disconnected: it unsubscribed or connected."""
+        """Remove a filter of a disconnected session that was deleted, or that has caught up."""
         self._add(topic_filter, away=-1, missing=-1 if qos else 0)
 
     def of(self, topic: bytes) -> tuple[bool, bool]:
@@ -76,7 +76,7 @@ class Interest:
         return known
 
     def load(self, filters: Iterable[tuple[TopicFilter, int, int]]) -> None:
-        """Add the filters of disconnected sessions, each with its QoS and number of sessions."""
+        """Add filters of disconnected sessions, with the highest QoS and the number of sessions."""
         for topic_filter, qos, count in filters:
             self.miss(topic_filter, qos, count)
 

@@ -125,7 +125,7 @@ class StoredShareGroup:
         log(_LOG, logging.ERROR, "share_group_read_failed", group=self.text, error=str(error))
 
     def restore(self, saved: SavedGroup | None) -> None:
-        """Begin at the saved position; a new group begins at the end when it was created."""
+        """Begin at the saved position; a new group begins after the last row at its creation."""
         if saved is None:
             for shard, end in self.ends.items():
                 self.progress.start(shard, end, [])

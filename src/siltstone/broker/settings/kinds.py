@@ -75,9 +75,9 @@ def wrong(sentence: str, *key: str | int) -> PydanticCustomError:
 
 
 def _number(value: Any) -> Any:
-    # In Python, True is 1. A user who writes true does not mean a number.
+    # In Python, True is 1. The value true in a settings file does not mean a number.
     if isinstance(value, bool):
-        raise ValueError("invalid number")  # noqa: TRY004 - what pydantic listens to
+        raise ValueError("invalid number")  # noqa: TRY004 - pydantic expects it
     return value
 
 
