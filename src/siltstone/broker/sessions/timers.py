@@ -16,7 +16,7 @@ _SPARE: Final = 1000
 
 
 class Timer:
-    """One action at a time."""
+    """One action, and the time when it is due."""
 
     __slots__ = ("act", "at", "number")
 
