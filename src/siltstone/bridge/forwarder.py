@@ -175,9 +175,7 @@ class Forwarder:
         return _Loaded(entry=entry, size_bytes=len(data), batch=batch)
 
     async def _send(self, loaded: list[_Loaded]) -> None:
-        """Pass messages to the client, and wait until the remote broker has answered all of
-        them.
-        """
+        """Pass messages to the client, and wait until the remote broker has answered all."""
         outgoing = self._outgoing
         limits = outgoing.limits
         now_us = self._now_us()

@@ -68,9 +68,7 @@ class Inbound:
         return 0
 
     def _renamed(self, batch: PublishBatch) -> PublishBatch:
-        """Return the messages that have a local topic, with that topic and without DUP and packet
-        id.
-        """
+        """Return the messages with a local topic, renamed, without DUP and packet ids."""
         routes = [self._routes.find(topic) for topic in batch.topics]
         local = pick(batch, [index for index, route in enumerate(routes) if route is not None])
         local.topics = [route.topic for route in routes if route is not None]

@@ -153,9 +153,7 @@ class Outbound:
         return fitting, beyond
 
     def _add(self, part: PublishBatch, routes: list[Route]) -> int:
-        """Add messages to the next batch, with their topics at the remote broker; return their
-        size.
-        """
+        """Add messages to the next batch, with their remote topics; return their size."""
         size = sum(_size_of(part, index, route) for index, route in enumerate(routes))
         self.size_bytes += size
         gathered = self._gathered

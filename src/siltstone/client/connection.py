@@ -25,9 +25,7 @@ _LINGER_SECONDS: Final = 2.0
 
 
 class Connection(asyncio.Protocol):
-    """A transport and a protocol; `pumped` is called when everything that may be sent is
-    written.
-    """
+    """A transport and a protocol; `pumped` is called when all that may be sent is written."""
 
     def __init__(
         self,

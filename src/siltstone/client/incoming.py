@@ -35,9 +35,7 @@ class Incoming:
         self._answers: dict[int, list[int]] = {PUBACK: [], PUBREC: [], PUBCOMP: []}
 
     def begin(self, *, session_present: bool) -> None:
-        """Start on a new connection; the server repeats messages whose answer it did not
-        receive.
-        """
+        """Start on a new connection; the server repeats messages that got no answer."""
         self._connections += 1
         for ids in self._answers.values():
             ids.clear()

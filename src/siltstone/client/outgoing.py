@@ -129,9 +129,7 @@ class Outgoing:
         return not (self.queued or self._payloads or self._released or self._releases)
 
     def narrow(self, window: int | None) -> None:
-        """Limit the messages in flight on the next connections; None restores the original
-        window.
-        """
+        """Limit the messages in flight on the next connections; None restores the window."""
         self._window = self._window_wide if window is None else window
 
     def condemn(self, why: str) -> None:

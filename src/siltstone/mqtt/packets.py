@@ -55,9 +55,7 @@ class ConnAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """3.3: one message. With QoS 0 the packet id is 0; an empty topic means a topic alias is
-    used.
-    """
+    """3.3: one message. QoS 0 has packet id 0; an empty topic means that an alias is used."""
 
     topic: bytes
     payload: bytes

@@ -119,9 +119,7 @@ class PacketSplitter:
         return int(self._pending_bytes())
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Take the next bytes; return the events that they complete. After an error there are
-        none.
-        """
+        """Take the next bytes; return the completed events. After an error there are none."""
         if self._failed:
             return []
         data = chunk
@@ -394,9 +392,7 @@ class PacketSplitter:
         return end
 
     def _read_property(self, data: bytes, identifier: i64, start: i64, end: i64) -> i64:
-        """Check one property of a message, like the module `properties`; return the offset of its
-        end.
-        """
+        """Check one property, like the module `properties`; return the offset of its end."""
         if identifier == 0x26:
             return _string_end(data, _string_end(data, start, end), end)
         if identifier == 0x03:

@@ -45,9 +45,7 @@ class Inbound:
         return self._name(record.producer), record.sequence
 
     def confirm(self, packet_ids: Iterable[int]) -> None:
-        """Record that doubtful messages are stored. Messages that were released meanwhile are
-        ignored.
-        """
+        """Record that doubtful messages are stored; those released meanwhile are ignored."""
         for packet_id in self._doubtful.intersection(packet_ids):
             self._doubtful.discard(packet_id)
             self.keep(packet_id)

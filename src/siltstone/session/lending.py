@@ -258,9 +258,7 @@ class Lending:
         self.progress.lanes.clear()
 
     def freed(self) -> int:
-        """Return the credit to give back to the feed; 0 while it is less than an eighth of all
-        credit.
-        """
+        """Return the credit to give back to the feed; 0 while it is below an eighth of all."""
         owed = self.progress.freed - self._debt
         if owed <= 0 or owed * 8 < self.credit():
             return 0

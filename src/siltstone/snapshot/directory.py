@@ -167,9 +167,7 @@ class SnapshotDirectory:
         self._fs.sync_directory(self.directory)
 
     def _forget(self, path: PurePath) -> None:
-        """Remove a snapshot that the link could not be moved to; keep it if the link points to
-        it.
-        """
+        """Remove a snapshot that the link could not be moved to, unless the link points to it."""
         with suppress(SiltstoneError):
             if self._target() != path.name:
                 self._fs.remove(path)

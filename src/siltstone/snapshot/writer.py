@@ -95,9 +95,7 @@ class SnapshotWriter:
             self._left = record
 
     def drain(self) -> None:
-        """Write the records that were taken to the file. Raises: UsageError; what File.write
-        raises.
-        """
+        """Write the taken records to the file. Raises: UsageError; what File.write raises."""
         left, self._left = self._left, None
         if left is not None:
             self.add(left)
@@ -152,9 +150,7 @@ class Pace(Protocol):
 def write_snapshot(
     file: File, about: About, records: Iterable[Record | None], *, pace: Pace | None = None
 ) -> Totals:
-    """Write all records to a new file, complete but not synced; without pauses if `pace` is
-    None.
-    """
+    """Write all records to a new file, complete but not synced; `pace` None means no pauses."""
     if pace is None:
         writer = SnapshotWriter(file, about)
         for record in records:

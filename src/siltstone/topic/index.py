@@ -175,9 +175,7 @@ class TopicIndex(Generic[T]):
                 waiting.append((children, depth if level == b"#" else depth + 1))
 
     def _reached(self, levels: tuple[bytes, ...]) -> list[_Node]:
-        """Return the nodes that the levels of a filter select, without a final #, in reverse
-        order.
-        """
+        """Return the nodes that a filter selects, without its final #, in reverse order."""
         if levels[0] not in (b"+", b"#"):
             nodes = [self._root]
         else:

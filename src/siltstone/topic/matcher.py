@@ -20,9 +20,7 @@ _DOLLAR: Final = 0x24
 
 
 class _Node:
-    """The values of one filter, the levels that lead here from the node above, and the nodes
-    below.
-    """
+    """The values of one filter, the levels that lead here from above, and the nodes below."""
 
     def __init__(self, path: tuple[bytes, ...]) -> None:
         self.path = path

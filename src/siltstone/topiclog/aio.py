@@ -40,9 +40,7 @@ _WINDOW: Final = 16
 
 
 class _Wire(asyncio.BufferedProtocol):
-    """Reads replies, each directly into its own buffer, and completes the futures of the
-    requests.
-    """
+    """Reads replies, each directly into its own buffer, and completes the waiting futures."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -135,9 +133,7 @@ class AsyncTopicLogClient:
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
-        """Connect and exchange HELLO. Raises: RetryError if the server cannot be reached,
-        ProtocolError.
-        """
+        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
         loop = asyncio.get_running_loop()
         try:
             _, wire = await loop.create_connection(_Wire, host, port)
@@ -179,9 +175,7 @@ class AsyncTopicLogClient:
         return decode_names(await self._ask(Kind.TOPICS))
 
     async def send(self, topic: str, value: bytes) -> int:
-        """Store a message and return its offset, when it would survive a power cut. See
-        `TopicLogClient.send`.
-        """
+        """Store a message durably and return its offset. See `TopicLogClient.send`."""
         return (await self.send_many(topic, [value] if value else [])).start
 
     async def send_many(self, topic: str, values: Iterable[bytes]) -> range:
@@ -228,9 +222,7 @@ class AsyncTopicLogClient:
         self._subscription = None
 
     def position(self, topic: str) -> int:
-        """Return the next offset to read. Raises: NotFoundError if the topic is not subscribed
-        to.
-        """
+        """Return the next offset to read. Raises: NotFoundError without a subscription to it."""
         return self._subscribed().position(topic)
 
     def seek(self, topic: str, offset: int) -> None:
@@ -299,9 +291,7 @@ class AsyncTopicLogClient:
     async def _write(
         self, kind: Kind, request_id: int, parts: Sequence[bytes]
     ) -> asyncio.Future[memoryview]:
-        """Write a request as soon as the connection accepts more; return the future of its
-        reply.
-        """
+        """Write a request when the connection accepts more; return the future of its reply."""
         await self._wire.ready.wait()
         transport = self._wire.transport
         if transport is None:

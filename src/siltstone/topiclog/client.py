@@ -60,9 +60,7 @@ class TopicLogClient:
     def __init__(
         self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout: float = 30.0
     ) -> None:
-        """Connect and exchange HELLO. Raises: RetryError if the server cannot be reached,
-        ProtocolError.
-        """
+        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
         self._timeout = timeout
         self._next_id = 1
         self._subscription: Subscription | None = None
@@ -160,9 +158,7 @@ class TopicLogClient:
         self._subscription = None
 
     def position(self, topic: str) -> int:
-        """Return the next offset to read. Raises: NotFoundError if the topic is not subscribed
-        to.
-        """
+        """Return the next offset to read. Raises: NotFoundError without a subscription to it."""
         return self._subscribed().position(topic)
 
     def seek(self, topic: str, offset: int) -> None:
@@ -225,9 +221,7 @@ class TopicLogClient:
             self._ahead = ahead
 
     def _asked_ahead(self, places: tuple[Place, ...]) -> memoryview | None:
-        """Return the reply to the early fetch; None if it was for other places, or has no
-        messages.
-        """
+        """Return the reply to the early fetch; None if it does not fit or has no messages."""
         self._settle_ahead()
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.places != places or ahead.reply is None:

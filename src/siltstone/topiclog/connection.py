@@ -331,9 +331,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._compact()
 
     def _watch(self) -> None:
-        """Check at intervals whether the send makes progress; disconnect a client that is too
-        slow.
-        """
+        """Check at intervals whether the send makes progress; disconnect a slow client."""
         inflow = self._inflow
         if inflow is None:
             return

@@ -138,9 +138,7 @@ class Subscription:
         return message
 
     def next_batch(self) -> Batch | None:
-        """Return the rest of a batch of the topic whose turn it is; None if no messages are
-        held.
-        """
+        """Return the rest of a batch of the topic whose turn it is; None if nothing is held."""
         topic = self._next_topic()
         if topic is None:
             return None

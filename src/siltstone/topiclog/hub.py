@@ -89,9 +89,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubLimits:
-    """The limits in bytes: of one send, of data waiting for the disk, and of incoming large
-    sends.
-    """
+    """Limits in bytes: one send, data that waits for the disk, and large sends coming in."""
 
     body_bytes_max: int = 256 * 1024 * 1024
     pending_bytes_max: int = 64 * 1024 * 1024

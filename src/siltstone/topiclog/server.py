@@ -108,9 +108,7 @@ class TopicLogServer:
         return found
 
     async def close(self, drain_timeout: float = 2.0) -> None:
-        """Accept no more connections; store and acknowledge what has arrived, then close the
-        rest.
-        """
+        """Accept no more connections, store and acknowledge what has arrived, close the rest."""
         if self._server is not None:
             self._server.close()
         if self._sweep_timer is not None:

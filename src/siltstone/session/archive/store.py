@@ -184,9 +184,7 @@ class SessionArchive:
         return self.create_many([session])[0]
 
     def create_many(self, sessions: Sequence[SavedSession]) -> CreatedSessions:
-        """Create many sessions, in one or a few group commits; of one client id the last one
-        wins.
-        """
+        """Create many sessions, in one or a few group commits; the last one of an id wins."""
         if self._origin is not None:
             sessions = [replace(session, identity=self._origin.text) for session in sessions]
         contents = [SessionContent(session, SessionKeys(session.client_id)) for session in sessions]
@@ -301,9 +299,7 @@ class SessionArchive:
         return OwnedGroup(self._rows.begin(keys.id), content, stored, serial)
 
     def list_groups(self, after: str = "", limit: int = _MANY) -> Groups:
-        """Return groups without their progress, in order of `$share/<name>/<filter>`, starting
-        after `after`.
-        """
+        """Return groups without progress, by `$share/<name>/<filter>`, starting after `after`."""
         first = GroupKeys(after).state if after else ""
         rows = self._rows.walk(GROUPS_FILTER, first)
         return [*islice((decode_group(row.value)[0] for row in rows if row.topic != first), limit)]

@@ -150,9 +150,7 @@ class _Wanted:
 
 
 class _Rows:
-    """The rows that any filter matches between a position and the ends, by default the current
-    ones.
-    """
+    """The rows that any filter matches from a position to the given or the current ends."""
 
     def __init__(
         self,

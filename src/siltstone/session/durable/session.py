@@ -315,9 +315,7 @@ class Durable:
         self.keeper.save(then)
 
     def save_received(self, then: Act) -> None:
-        """Save the QoS 2 messages that were received and not released; call `then` when they are
-        durable.
-        """
+        """Save the received QoS 2 messages that are not released; call `then` when durable."""
         self.owned.put_received(self.inbound.records())
         self.keeper.save(then)
 
@@ -328,9 +326,7 @@ class Durable:
             self.keeper.save()
 
     def save_passed(self) -> None:
-        """Save the position after unwanted rows, if it has moved far enough. Call it at regular
-        intervals.
-        """
+        """Save the position if unwanted rows moved it far enough. Call this at intervals."""
         self._look()
         if self.progress.is_far():
             self.keeper.save()

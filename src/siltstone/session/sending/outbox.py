@@ -255,9 +255,7 @@ class Outbox:
             self._inflight.add(delivery)
 
     def wait_again(self, waiting: list[Delivery]) -> None:
-        """Put messages that have waited before into the queue again, whatever the limits are
-        now.
-        """
+        """Put messages that have waited before into the queue again, without a limit check."""
         for delivery in waiting:
             self._queue.add_row(delivery)
 
@@ -447,9 +445,7 @@ class Outbox:
         )
 
     def _send(self, delivery: Delivery) -> None:
-        """Send a message for the first time on this connection, with a packet id for QoS 1 and
-        2.
-        """
+        """Send a message for the first time on this connection; QoS 1 and 2 get a packet id."""
         if delivery.flags & 3 == 0:
             self._unsaved.add(delivery)
             return

@@ -51,9 +51,7 @@ class Waiting:
         self._budget.used += size
 
     def add(self, delivery: Delivery) -> bool:
-        """Add a message if there is room or room can be made; return whether others were dropped
-        for it.
-        """
+        """Add a message if room can be made; return whether others were dropped for it."""
         size = delivery.size()
         freed = 0
         while not self._has_room(size, freed):

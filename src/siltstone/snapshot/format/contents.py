@@ -74,9 +74,7 @@ class ContentsInFile:
 
 
 class InFile(bytes):
-    """A content that is also in a file: the holder may release the bytes and read them again
-    later.
-    """
+    """A content that is also in a file: the holder may drop the bytes and read them again."""
 
     file: File
     start: int

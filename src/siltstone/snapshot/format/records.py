@@ -18,9 +18,7 @@ NEVER_US = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """The first record: the serial and time of the snapshot, its source, and the program
-    version.
-    """
+    """The first record: serial and time of the snapshot, its source, and the program version."""
 
     serial: int
     created_us: int

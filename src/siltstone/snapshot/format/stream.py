@@ -136,9 +136,7 @@ class RecordReader:
     """Reads the records of a file in order; raises CorruptionError at the first invalid one."""
 
     def __init__(self, file: File) -> None:
-        """Read the head. Raises: UsageError for a version that this program does not support
-        yet.
-        """
+        """Read the head. Raises: UsageError for a version newer than this program supports."""
         self._file = file
         self._offset = 0
         self._inflate = zlib.decompressobj(_GZIP)

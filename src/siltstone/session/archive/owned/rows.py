@@ -62,9 +62,7 @@ class Content(Protocol):
 
 
 class _Save(NamedTuple):
-    """A save in progress: its rows, what was stored before it, and the chain that it is based
-    on.
-    """
+    """A save in progress: its rows, what was stored before it, and the chain it is based on."""
 
     ticket: CommitTicket
     touched: dict[str, None]
@@ -239,9 +237,7 @@ class Owned:
         return self._rows.save_later()
 
     def save(self) -> None:
-        """Store the changes and wait for the commit. Raises: what save_later and the commit
-        raise.
-        """
+        """Store the changes and wait. Raises: what save_later and the commit raise."""
         ticket = self.save_later()
         if ticket is not None:
             ticket.wait()
