@@ -1,8 +1,8 @@
-"""Small sends on their way to the store: those of one topic that come together are one append.
+"""Combines small sends to one topic into appends.
 
-At most two appends of a topic are under way: one that is being synced, and one that follows as
-soon as the disk is free. What comes meanwhile is the next. Everything here runs on the loop; a
-shard's thread only hands over.
+At most two appends of a topic are in progress: one that is being synced, and one that follows as
+soon as the disk is free. Sends that arrive meanwhile form the next append. All code here runs on
+the event loop; the thread of a shard only schedules a callback there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from siltstone.store.writer.ticket import Ticket
 from siltstone.topiclog.log import Log
 from siltstone.topiclog.tables import joined_offsets
 
-# Hears of a send: its first offset, or what went wrong.
+# Receives the outcome of a send: its first offset, or an error.
 Settle = Callable[[int | Exception], None]
 Soon = Callable[[Callable[[], None]], object]
 
@@ -26,7 +26,7 @@ _APPEND_BYTES: Final = 8 * 1024 * 1024
 
 
 class _Part:
-    """One send, as the store wants it."""
+    """One send, in the format of the store."""
 
     __slots__ = ("offsets", "settle", "values")
 
@@ -49,7 +49,7 @@ class TopicQueue:
         self.pending_bytes = 0
 
     def add(self, offsets: bytes, values: bytes, settle: Settle) -> None:
-        """Take a send; it is stored with others of its turn."""
+        """Add a send; it is stored together with others of this turn of the event loop."""
         self._waiting.append(_Part(offsets, values, settle))
         self.pending_bytes += len(values)
         if not self._flush_due:
@@ -72,7 +72,7 @@ class TopicQueue:
         return parts
 
     def _submit(self, parts: list[_Part]) -> bool:
-        """Give sends to the log as one append; tell whether the next may follow now."""
+        """Append the sends to the log in one call; return whether the next may follow now."""
         values = [part.values for part in parts]
         offsets = joined_offsets([part.offsets for part in parts], [len(item) for item in values])
         self._under_way += 1
@@ -87,7 +87,7 @@ class TopicQueue:
             if self._under_way:
                 self._waiting.extendleft(reversed(parts))
                 return False
-            # Nothing of ours would end and bring us back here.
+            # No append of this queue is in progress that would call `_flush` when it ends.
             self._tell(parts, exc)
         except SiltstoneError as exc:
             self._under_way -= 1
