@@ -136,7 +136,8 @@ def _may_fit(value: Any, kind: pa.DataType) -> bool:
     if value is None:
         return True
     if pa.types.is_struct(kind):
-        # The parser refuses a repeated field if either value is of the wrong type.
+        # Only the last value of a repeated field is checked. The parser refuses every repeated
+        # field.
         return isinstance(value, dict) and all(
             _may_fit(value.get(field.name), field.type) for field in kind
         )
