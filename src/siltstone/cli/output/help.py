@@ -1,4 +1,4 @@
-"""The layout of help: at least 80 columns wide on a terminal, and without colours in a pipe.
+"""The layout of help: as wide as the terminal, up to 100 columns; without colours in a pipe.
 
 The docstring of a command is its help. The first line says in one imperative sentence what the
 command does. Paragraphs with details follow. Lines that begin with a dollar sign are examples, and
