@@ -19,7 +19,7 @@ class RetryError(SiltstoneError):
 
 
 class OverloadedError(RetryError):
-    """Too much data is waiting to be written; slow down and call again."""
+    """A limit is reached, for example of data waiting to be written; slow down and call again."""
 
 
 class ConflictError(RetryError):
@@ -158,4 +158,4 @@ class PoisonedError(SiltstoneError):
 
 
 class ClosedError(UsageError):
-    """The store or database is closed."""
+    """The store, database or other object is closed."""

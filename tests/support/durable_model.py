@@ -201,7 +201,7 @@ class DurableModel:
             life.take(message, is_kept=False)
 
     def is_expired(self, message: Message, *, since_us: int = 0) -> bool:
-        """Return whether a message has expired; since_us allows for the times of rows."""
+        """Return whether a message expired at least since_us ago; rows have times of their own."""
         return (
             message.expiry is not None
             and message.rows > 0

@@ -153,7 +153,7 @@ def siltstone(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Process the options before a command."""
 
 
 def execute(args: Sequence[str]) -> int:

@@ -117,7 +117,9 @@ class FlightOperations:
     def _append(
         self, how: Answer, batches: Iterable[pa.RecordBatch], visitor: FlightUser
     ) -> Iterator[Answer]:
-        """Append each batch, a limited number at a time; answer in order, with durable results."""
+        """Append each batch, a few at a time; answer in order, once they are as durable as
+        requested.
+        """
         database = self._database(how)
         durability = how.get("durability", "synced")
         if durability not in DURABILITIES:

@@ -64,7 +64,7 @@ def create_directories(fs: FileSystem, path: PurePath) -> None:
 
 
 def move_aside(fs: FileSystem, path: PurePath) -> None:
-    """Rename whatever exists at a path that this store needs, to a free name in the same directory.
+    """Rename anything that exists at a path that this store needs, to a free name beside it.
 
     Nothing is lost. The caller that then creates the path syncs the directory.
     """

@@ -173,7 +173,7 @@ def plan_between(
 
 
 def _names_one(wanted: Wanted) -> bool:
-    """Return whether each stream that is not wanted whole is restricted to one named topic."""
+    """Return whether only a few streams are not wanted whole, each by one named topic."""
     return len(wanted.bound) <= _NAMED_MAX and all(
         len(stream.constraints) == 1 and None not in stream.constraints[0]
         for stream in wanted.bound

@@ -87,7 +87,7 @@ def progress(text: str, unit: str = ROWS, total: float | None = None) -> Iterato
 
 @contextmanager
 def counting(text: str, *, by_rows: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show the steps of a job; yield a function that takes the rows of a step, and what is left.
+    """Show the steps of a job; yield a function that takes the rows of a step, and the rest.
 
     The rest is a number of rows if by_rows is set, otherwise of steps.
     """

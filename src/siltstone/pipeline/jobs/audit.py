@@ -309,7 +309,7 @@ def store_rows(spark: SparkSession, options: ReadOptions) -> DataFrame:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for data in batch.column("portion").to_pylist():
-                portion: Readable = pickle.loads(data)  # noqa: S301 - our own, of this very job
+                portion: Readable = pickle.loads(data)  # noqa: S301 - pickled by this job
                 yield from portion.batches(PosixFileSystem(), options, table_schema(ROW_COLUMNS))
 
     return spread.mapInArrow(read, schema)

@@ -1,8 +1,8 @@
 """Replay: copies the rows of a filter and a time range to topics again, through the sink.
 
-With a speed, rows are written in windows of time: the distance between two rows is kept, divided by
-the speed. A replay with a name can be interrupted and repeated: a window that was written is not
-written twice.
+With a speed, rows are written in windows of time. The time between two windows is the original time
+divided by the speed. A replay with a name can be interrupted and repeated: a window that was
+written is not written twice.
 """
 
 from __future__ import annotations

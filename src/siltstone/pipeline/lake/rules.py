@@ -191,8 +191,8 @@ class Rules:
     def refuse_tables(self, there: Mapping[str, Content], database: str) -> None:
         """Raise UsageError if the table of a rule cannot be used for rows.
 
-        A table of other data cannot. Nor can a name that differs from another table, or from the
-        name of the database (which stands for all rows), only in case.
+        A table of other data cannot. Nor can the name of the database, which stands for all rows,
+        or a name that differs from that of another table only in case.
         """
         called = {name.lower(): f"a table is called {name}" for name in there}
         called[database.lower()] = "it is the name of the database, which sql uses for all rows"

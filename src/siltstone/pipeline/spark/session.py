@@ -53,7 +53,7 @@ _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # The only type that other readers of Parquet, such as delta-rs, read as microseconds.
+    # Other readers of Parquet, such as delta-rs, read this type as microseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
