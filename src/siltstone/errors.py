@@ -154,7 +154,7 @@ class CorruptionError(SiltstoneError):
 
 
 class PoisonedError(SiltstoneError):
-    """A sync failed, so nothing more is acknowledged; close, reopen, recover."""
+    """A write or sync failed, so nothing more is acknowledged; close, reopen, recover."""
 
 
 class ClosedError(UsageError):
