@@ -3,7 +3,7 @@
     make base REF=v0.1.0 && python -m bench.compare
 
 The machine is noisy, so each round runs both builds one after the other, and the table has the
-median of the ratios of the rounds. CPU time is steadier than time.
+median of the ratios of the rounds. CPU time varies less than wall time.
 """
 
 from __future__ import annotations

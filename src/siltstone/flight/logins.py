@@ -1,7 +1,7 @@
 """The login of a Flight call in its header, and the handshake that returns a token.
 
-authorization: Basic base64(user:password)      with any call; a handshake is answered by
-authorization: Bearer TOKEN                      which is then shown with the calls that follow
+authorization: Basic base64(user:password)      with any call; a handshake returns a token
+authorization: Bearer TOKEN                      with later calls, instead of user and password
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Spool:
             record = drafts[0].path.with_suffix(RECORD_SUFFIX) if len(drafts) > 1 else None
             try:
                 # Names appear in the order of their ids: a caller of next_likely_id has seen all
-                # lower ids. This is the only disk operation under the lock.
+                # lower ids. Only here the lock is held during disk operations.
                 with self._mutex:
                     entries = [self._free_entry(said) for said in metadata]
                     names = [file_name(stored) for stored in entries]
