@@ -51,7 +51,10 @@ def main(base: Path = BASE, rounds: int = 5, seconds: float = 3.0, only: str = "
         works[name] = lambda python, options=options: (  # type: ignore[misc]
             put_under_load(python, seconds, options)
         )
-    here = Path(sys.executable)
+    # Not resolved: the interpreter of an environment is a link, and the link names the environment.
+    here, base = Path(sys.executable), base.absolute()
+    if not base.exists():
+        raise SystemExit(f"{base} does not exist: build it with make base REF=<commit>")
     print(f"{'':38} {'this/s':>10} {'base/s':>10} {'speed':>7} {'CPU':>7}")
     for name, work in works.items():
         if only in name:

@@ -78,7 +78,7 @@ def feed(store: siltstone.Store) -> tuple[int, float, float]:
         taken = 0
         with database.feed("plant/#") as reader:
             for found in reader:
-                taken += len(found)
+                taken += len(found.rows())
                 reader.ack(found.position)
                 if taken == LARGE_CALLS * 1_000:
                     break

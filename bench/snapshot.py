@@ -237,7 +237,7 @@ def measure(sessions: int, rounds: int, retained_mib: int, data: Path) -> None:
         print(f"p99 ratio {at(busy, 0.99) / at(idle, 0.99):.2f}, by rounds {each}")
         ratio = GIB / saved.size_bytes
         print(
-            f"a snapshot of {size:.1f} MiB while nobody sends anything {alone:.1f} s, 1 GiB "
+            f"a snapshot of {size:.1f} MiB without clients {alone:.1f} s, 1 GiB "
             f"{alone * ratio:.0f} s; processor {worked:.1f} s, 1 GiB {worked * ratio:.0f} s"
         )
         print(f"memory grew by {growth:.1f} MiB at most; load average {os.getloadavg()[0]:.1f}")
