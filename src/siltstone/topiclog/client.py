@@ -44,6 +44,8 @@ _WINDOW: Final = 16
 # If the connection is lost after one of these, the outcome is unknown.
 _CHANGES: Final = (Kind.CREATE, Kind.SEND, Kind.COMMIT)
 
+_Frame = tuple[Head, memoryview]
+
 
 @dataclass(slots=True)
 class _Ahead:
@@ -51,7 +53,7 @@ class _Ahead:
 
     id: int
     places: tuple[Place, ...]
-    reply: tuple[Head, memoryview] | None = None
+    reply: _Frame | None = None
 
 
 class TopicLogClient:
@@ -65,6 +67,11 @@ class TopicLogClient:
         self._next_id = 1
         self._subscription: Subscription | None = None
         self._ahead: _Ahead | None = None
+        # Requests whose replies have not arrived, and replies that nobody has asked for yet.
+        self._open: set[int] = set()
+        self._replies: dict[int, _Frame] = {}
+        # Requests of a call that failed; their replies are dropped.
+        self._abandoned: set[int] = set()
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
@@ -114,18 +121,21 @@ class TopicLogClient:
         """Store messages and return their offsets; empty messages are left out.
 
         They are stored in order. They may be split into several requests, with messages of other
-        clients between them. Raises: as `send`.
+        clients between them. Raises: as `send`; some of the messages may then be stored.
         """
         first: int | None = None
         end = 0
         waiting: deque[tuple[int, int]] = deque()
         pieces = pieces_of(values, rows_max=self._rows_max, bytes_max=self._body_bytes_max)
-        for piece in pieces:
-            waiting.append((self._send(topic, piece), len(piece)))
-            if len(waiting) >= _WINDOW:
+        try:
+            for piece in pieces:
+                waiting.append((self._send(topic, piece), len(piece)))
+                if len(waiting) >= _WINDOW:
+                    first, end = self._acknowledged(waiting, first)
+            while waiting:
                 first, end = self._acknowledged(waiting, first)
-        while waiting:
-            first, end = self._acknowledged(waiting, first)
+        finally:
+            self._abandon(request_id for request_id, _ in waiting)
         assert first is not None
         return range(first, end)
 
@@ -226,13 +236,13 @@ class TopicLogClient:
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.places != places or ahead.reply is None:
             return None
-        payload = _payload(ahead.reply, Kind.FETCH, ahead.id)
+        payload = _payload(ahead.reply)
         return payload if len(payload) > len(encode_batch_heads([])) else None
 
     def _settle_ahead(self) -> None:
         """Read the reply to the early fetch: a server that cannot write a reply stops reading."""
         if self._ahead is not None and self._ahead.reply is None:
-            self._ahead.reply = self._read_frame(Kind.FETCH)
+            self._ahead.reply = self._reply(Kind.FETCH, self._ahead.id)
 
     def _send(self, topic: str, values: Sequence[bytes]) -> int:
         """Write a SEND request, without copying the data if it is one message; return its id."""
@@ -251,6 +261,7 @@ class TopicLogClient:
 
     def _id(self) -> int:
         self._next_id = self._next_id % 0xFFFF_FFFF + 1
+        self._open.add(self._next_id)
         return self._next_id
 
     def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
@@ -274,9 +285,34 @@ class TopicLogClient:
 
     def _read(self, kind: Kind, request_id: int) -> memoryview:
         """Return the payload of the reply. Raises: the error in the reply."""
-        return _payload(self._read_frame(kind), kind, request_id)
+        return _payload(self._reply(kind, request_id))
 
-    def _read_frame(self, kind: Kind) -> tuple[Head, memoryview]:
+    def _reply(self, kind: Kind, request_id: int) -> _Frame:
+        """Return the reply to a request. Replies arrive in any order, so keep earlier ones."""
+        while request_id not in self._replies:
+            frame = self._read_frame(kind)
+            head = frame[0]
+            if head.status is Status.MALFORMED:
+                # It does not belong to a request, and it is the last frame of the connection.
+                return frame
+            if head.id in self._abandoned:
+                self._abandoned.remove(head.id)
+            elif head.id in self._open:
+                self._open.remove(head.id)
+                self._replies[head.id] = frame
+            else:
+                raise OutcomeUnknownError(
+                    f"the reply belongs to no request: kind={head.kind.name} id={head.id}"
+                )
+        return self._replies.pop(request_id)
+
+    def _abandon(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            if self._replies.pop(request_id, None) is None:
+                self._open.discard(request_id)
+                self._abandoned.add(request_id)
+
+    def _read_frame(self, kind: Kind) -> _Frame:
         head = decode_head(self._receive(kind, HEADER_BYTES), 0)
         return head, self._receive(kind, head.size - HEADER_BYTES)
 
@@ -294,15 +330,11 @@ class TopicLogClient:
         return view
 
 
-def _payload(frame: tuple[Head, memoryview], kind: Kind, request_id: int) -> memoryview:
-    """Return the payload of a reply to this request. Raises: the error in the reply."""
+def _payload(frame: _Frame) -> memoryview:
+    """Return the payload of a reply. Raises: the error in the reply."""
     head, payload = frame
     if head.status is not Status.OK:
         raise error_of(head.status, bytes(payload).decode(errors="replace"))
-    if (head.kind, head.id) != (kind, request_id):
-        raise OutcomeUnknownError(
-            f"the reply belongs to another request: kind={head.kind.name} id={head.id}"
-        )
     return payload
 
 

@@ -17,7 +17,6 @@ from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, Silt
 from siltstone.guard import contain
 from siltstone.store.segment.room import Room
 from siltstone.store.shard.block_log import BlockRun
-from siltstone.store.writer.ticket import Ticket
 from siltstone.topiclog.append_queue import TopicQueue
 from siltstone.topiclog.log import Log, TopicLogs
 from siltstone.topiclog.protocol import (
@@ -256,10 +255,7 @@ class Hub:
                 partial(self.refuse, peer, Kind.SEND, request_id),
             )
             return
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = TopicQueue(log, self._shell.soon, self._shell.soon_from_thread)
-            self._lanes[topic] = lane
+        lane = self._lane(log)
         self.pending_bytes += len(values)
         self.storing += 1
 
@@ -303,25 +299,22 @@ class Hub:
     def commit_room(
         self, peer: Peer, request_id: int, log: Log, offsets: bytes, room: Room
     ) -> None:
-        """Store a large send that has arrived completely."""
-        try:
-            ticket = log.append_room(offsets, room, timeout=0.0)
-        except SiltstoneError as exc:
-            self.give_up(log, room.size, room)
-            self.refuse(peer, Kind.SEND, request_id, exc)
-            return
-
+        """Store a large send that has arrived completely, after the small sends before it."""
         self.storing += 1
 
-        def settle(ticket: Ticket) -> None:
+        def settle(outcome: int | Exception) -> None:
             self.storing -= 1
-            self.give_up(log, room.size, None if ticket.error is None else room)
-            outcome = ticket.error or ticket.first_serial()
+            self.give_up(log, room.size, room if isinstance(outcome, Exception) else None)
             self._stored(peer, request_id, log, offsets, room.contents(), outcome)
 
-        ticket.on_done(
-            lambda ticket: self._shell.soon_from_thread(lambda: settle(ticket)),
-        )
+        self._lane(log).add_room(offsets, room, settle)
+
+    def _lane(self, log: Log) -> TopicQueue:
+        lane = self._lanes.get(log.topic)
+        if lane is None:
+            lane = TopicQueue(log, self._shell.soon, self._shell.soon_from_thread)
+            self._lanes[log.topic] = lane
+        return lane
 
     def forget(self, peer: Peer) -> None:
         """Cancel the waiting fetches of a peer that has disconnected."""
