@@ -1,9 +1,9 @@
 """Compile the hot modules with mypyc, in one group so that they call each other natively.
 
 Compiled files go into the wheel and to build/compiled, never into src. A later build of the same
-sources takes them from there: compiling takes minutes. Without a working C compiler, or with
+sources reuses them, because compiling takes minutes. Without a working C compiler, or with
 SILTSTONE_PURE=1, the same modules are packed as plain Python. An editable install is plain Python
-too, so that an edit counts at once.
+too, so that an edit takes effect at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from setuptools.command.build_ext import build_ext
 KEPT = Path("build/compiled")
 KEY = KEPT / "KEY"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-# Commands that need extensions; others ask for the metadata, and an editable install has none.
+# Commands that need extensions; other commands only read the metadata, and an editable install has
+# no extensions.
 BUILDING = {"bdist_wheel", "build", "build_ext"}
 IMPORT = re.compile(r"^ *(?:from|import) (siltstone[\w.]*)", re.MULTILINE)
 
@@ -118,7 +119,7 @@ def key_of_inputs() -> str:
 
 
 def is_kept() -> bool:
-    """Tell whether build/compiled holds the extensions of these very sources."""
+    """Return whether build/compiled has the extensions of exactly these sources."""
     return KEY.is_file() and KEY.read_text("ascii") == key_of_inputs()
 
 
@@ -126,7 +127,7 @@ KEY_AT_START = key_of_inputs()
 
 
 class BuildAfresh(build):
-    """Pack no module that an earlier build left: its source may be gone."""
+    """Do not pack modules of an earlier build: their sources may be gone."""
 
     def run(self) -> None:
         rmtree(self.build_lib, ignore_errors=True)
@@ -134,7 +135,7 @@ class BuildAfresh(build):
 
 
 class BuildAllOrNone(build_ext):
-    """Leave the pure form when one extension fails: half of a group cannot be imported."""
+    """Keep the pure form when one extension fails: a part of a group cannot be imported."""
 
     def build_extensions(self) -> None:
         if is_kept():
@@ -160,8 +161,8 @@ class BuildAllOrNone(build_ext):
             kept = KEPT / path.relative_to(self.build_lib)
             kept.parent.mkdir(parents=True, exist_ok=True)
             copyfile(path, kept)
-        # The key comes last: what was copied in part has none. A source that was edited during the
-        # build has another key, so that the next build compiles it.
+        # The key is written last, so a partial copy has none. It is the key at the start of the
+        # build: if a source was edited during the build, the next build compiles it.
         KEY.write_text(KEY_AT_START, "ascii")
 
 
@@ -172,13 +173,13 @@ def kept_extensions() -> list[Extension]:
 
 
 def extensions() -> list[Extension]:
-    """Return what to compile: nothing when plain Python is asked for."""
+    """Return the extensions to compile; none if plain Python was requested."""
     if os.environ.get("SILTSTONE_PURE") == "1" or not BUILDING & set(sys.argv):
         return []
     if is_kept():
         return kept_extensions()
-    # Types are checked by `make types`. A build in isolation has none of the dependencies at hand,
-    # so it reads no strict settings and takes what it cannot import as Any.
+    # Types are checked by `make types`. An isolated build has none of the dependencies, so it uses
+    # no strict settings and treats missing imports as Any.
     options = ["--config-file=", "--ignore-missing-imports"]
     built = mypycify(
         [*options, *COMPILED], opt_level="3", group_name="siltstone", target_dir="build/mypyc"

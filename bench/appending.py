@@ -1,4 +1,4 @@
-"""Append: rows a second by durability, beside a key-value store and a database that sync too."""
+"""Append: rows per second by durability, compared with RocksDB and SQLite, which sync too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 1000
 
 
 def siltstone_rate(path: Path, durability: Durability) -> float:
-    """Return rows a second that four producers append, two calls of each in flight."""
+    """Return rows per second that four producers append, with two calls of each in flight."""
     words = topics(5000)
     with siltstone.open(path) as store:
         database = store.create("bench", settings())
@@ -41,7 +41,7 @@ def siltstone_rate(path: Path, durability: Durability) -> float:
 
 
 def rocksdb_rate(path: Path) -> float:
-    """Return rows a second with one key a row and a synced log for each batch."""
+    """Return rows per second with one key for each row and a synced log for each batch."""
     store = Rdict(str(path), Options(raw_mode=True))
     synced = WriteOptions()
     synced.sync = True
@@ -65,7 +65,7 @@ def rocksdb_rate(path: Path) -> float:
 
 
 def sqlite_rate(path: Path) -> float:
-    """Return rows a second with a write-ahead log and synchronous=FULL, a transaction a batch."""
+    """Return rows per second with WAL and synchronous=FULL, one transaction for each batch."""
     path.mkdir()
     file = path / "rows.db"
     with sqlite3.connect(file) as setup:

@@ -1,4 +1,4 @@
-"""The archive of sessions: what it costs to create, take and save them, and to find what is due.
+"""The archive of sessions: the cost to create, take and save them, and to find expired ones.
 
 `python -m bench.archive` prints the table.
 """
@@ -45,14 +45,14 @@ def session(number: int) -> SavedSession:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the duration of a call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def save_progress(owned: list[OwnedSession], turn: int) -> None:
-    """Let every session have come further, with ten messages in flight, and save them together."""
+    """Move every session forward, with ten messages in flight, and save them together."""
     inflight = tuple(SavedInflight(number, 0, turn * 100 + number, 1) for number in range(1, 11))
     tickets = []
     for one in owned:

@@ -1,9 +1,9 @@
-"""This build beside another one, in turns: rows, messages and transactions a second, as a ratio.
+"""Comparison of this build with another one: ratios of rows, messages and transactions per second.
 
     make base REF=v0.1.0 && python -m bench.compare
 
 The machine is noisy, so each round runs both builds one after the other, and the table has the
-median of the ratios of the rounds. CPU time is steadier than time.
+median of the ratios of the rounds. CPU time varies less than wall time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LOADS: Final = {
 
 
 class Figures(NamedTuple):
-    """What one build did in one round."""
+    """The result of one build in one round."""
 
     per_second: float
     cpu_us: float
 
 
 def main(base: Path = BASE, rounds: int = 5, seconds: float = 3.0, only: str = "") -> None:
-    """Measure this build beside the one of another interpreter."""
+    """Compare this build with the one of another interpreter."""
     names = json.loads(run(sys.executable, "--names", ".").stdout)
     works: dict[str, Callable[[Path], Figures]] = {
         name: lambda python, name=name: do_work(python, name)  # type: ignore[misc]
@@ -51,7 +51,10 @@ def main(base: Path = BASE, rounds: int = 5, seconds: float = 3.0, only: str = "
         works[name] = lambda python, options=options: (  # type: ignore[misc]
             put_under_load(python, seconds, options)
         )
-    here = Path(sys.executable)
+    # Not resolved: the interpreter of an environment is a link, and the link names the environment.
+    here, base = Path(sys.executable), base.absolute()
+    if not base.exists():
+        raise SystemExit(f"{base} does not exist: build it with make base REF=<commit>")
     print(f"{'':38} {'this/s':>10} {'base/s':>10} {'speed':>7} {'CPU':>7}")
     for name, work in works.items():
         if only in name:
@@ -68,13 +71,13 @@ def line(name: str, pairs: list[tuple[Figures, Figures]]) -> str:
 
 
 def run(python: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the piece of work in a build."""
+    """Run a work item in a build."""
     command = [str(python), str(WORK), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def do_work(python: Path, name: str) -> Figures:
-    """Let a build do a piece of work in a new directory."""
+    """Run a work item of a build in a new directory."""
     with scratch() as directory:
         done, seconds, cpu = json.loads(run(python, name, str(directory / "data")).stdout)
     return Figures(done / seconds, cpu / done * 1_000_000)

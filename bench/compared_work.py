@@ -1,9 +1,9 @@
-"""One piece of work, done by whichever build runs this file: public names and the standard library.
+"""One work item, run by any build: this file uses only public names and the standard library.
 
     python bench/compared_work.py NAME DIRECTORY
 
-It prints one line of JSON: how many rows, messages or transactions, the seconds they took, and the
-CPU seconds of this process.
+It prints one line of JSON: the number of rows, messages or transactions, the seconds, and the CPU
+seconds of this process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TRANSACTIONS: Final = 2_000
 
 
 def columns(start: int, count: int) -> siltstone.Columns:
-    """Return some rows, of topics that follow each other with a stride."""
+    """Return rows that visit the topics with a stride."""
     topics = [TOPICS[(start + i * 31) % len(TOPICS)] for i in range(count)]
     return siltstone.Columns(topics, [VALUE] * count, b"producer", 1)
 
 
 def append(database: siltstone.Database, calls: int, rows: int) -> int:
-    """Append, with some calls under way at any time, as a broker does."""
+    """Append with several calls in flight, as a broker does."""
     batches = [columns(k * rows, rows) for k in range(64)]
     tickets = []
     for number in range(calls):
@@ -70,7 +70,7 @@ def read_large(store: siltstone.Store) -> tuple[int, float, float]:
 
 
 def feed(store: siltstone.Store) -> tuple[int, float, float]:
-    """Take stored rows from a feed."""
+    """Read stored rows from a feed."""
     database = store.create("bench")
     append(database, LARGE_CALLS, 1_000)
 
@@ -78,7 +78,7 @@ def feed(store: siltstone.Store) -> tuple[int, float, float]:
         taken = 0
         with database.feed("plant/#") as reader:
             for found in reader:
-                taken += len(found)
+                taken += len(found.rows())
                 reader.ack(found.position)
                 if taken == LARGE_CALLS * 1_000:
                     break
@@ -108,7 +108,7 @@ def transactions(store: siltstone.Store) -> tuple[int, float, float]:
 
 
 def timed(work: Callable[[], int]) -> tuple[int, float, float]:
-    """Return how much was done, the seconds, and the CPU seconds."""
+    """Return the amount of work, the seconds, and the CPU seconds."""
     began, cpu = time.perf_counter(), time.process_time()
     done = work()
     return done, time.perf_counter() - began, time.process_time() - cpu
@@ -125,7 +125,7 @@ WORKS: Final[dict[str, Callable[[siltstone.Store], tuple[int, float, float]]]] =
 
 
 def main() -> None:
-    """Do one piece of work."""
+    """Run one work item."""
     name, directory = sys.argv[1], Path(sys.argv[2])
     if name == "--names":
         answer: Any = list(WORKS)

@@ -1,7 +1,7 @@
-"""Feeds: what a delivered row costs with one feed and with a thousand, live and catching up; how
-many frames are read for them; how fast one feed catches up.
+"""Feeds: the cost of a delivered row with one feed and with a thousand, live and in catch-up.
 
-`python -m bench.feeds` prints the tables.
+The tables also have the number of frames that are read, and the catch-up rate of one feed. `python
+-m bench.feeds` prints the tables.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def everything(_number: int) -> str:
 
 
 def one_device(number: int) -> str:
-    """Return the filter of a feed that wants one topic, as no other does."""
+    """Return the filter of a feed that wants one topic, different from all other feeds."""
     return topics(DEVICES)[number % DEVICES].decode()
 
 
 def one_site(number: int) -> str:
-    """Return the filter of a feed that wants a twentieth, as fifty others do."""
+    """Return the filter of a feed that wants a twentieth of the rows, as fifty others do."""
     return f"plant/{number % 20:02d}/#"
 
 
@@ -58,21 +58,21 @@ KINDS: tuple[tuple[str, Filters], ...] = (
 
 
 class Users:
-    """Takes the values of all rows that feeds get, as a session would to send them."""
+    """Takes the values of all delivered rows, as a session would to send them."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.jobs: list[ReadJob] = []
 
     def take(self, dispatch: Dispatch) -> None:
-        """Touch every row of every share."""
+        """Access every row of every share."""
         values = dispatch.batch.values
         for _, rows in dispatch.shares:
             taken = list(values) if rows is None else [values[row] for row in rows]
             self.rows += len(taken)
 
     def read_all(self, hub: FeedHub) -> None:
-        """Do what the hub wants read, until it wants no more."""
+        """Run the reads that the hub requests, until it requests no more."""
         while self.jobs:
             job = self.jobs.pop()
             job.run()
@@ -80,13 +80,13 @@ class Users:
 
 
 def add_feeds(hub: FeedHub, count: int, filters: Filters, position: FeedPosition) -> None:
-    """Subscribe so many feeds at one place."""
+    """Add this number of feeds at one position."""
     for number in range(count):
         hub.add([TopicFilter.parse(filters(number))], position, UNLIMITED, number)
 
 
 def live_cost(database: Database, count: int, filters: Filters) -> tuple[float, int]:
-    """Return ns of the owner's time for each delivered row, and how many frames were read."""
+    """Return ns of the owner's time for each delivered row, and the number of frames read."""
     announced: list[FeedBatch] = []
     unlisten = database.on_commit(announced.append)
     users = Users()
@@ -105,7 +105,7 @@ def live_cost(database: Database, count: int, filters: Filters) -> tuple[float, 
 
 
 def live(database: Database) -> Table:
-    """Measure how much a delivered row costs, with one feed and with a thousand of its kind."""
+    """Measure the cost of a delivered row, with one feed and with a thousand."""
     table = Table(title=f"live: {LIVE_BATCHES} batches of {BATCH} rows, ns a delivered row")
     for name in ("each feed wants", "1 feed", f"{FEEDS:,} feeds", "to one", "frames read"):
         table.add_column(name, justify="left" if name.startswith("each") else "right")
@@ -118,7 +118,7 @@ def live(database: Database) -> Table:
 
 
 def catch_up_cost(database: Database, count: int, filters: Filters) -> tuple[int, int, float]:
-    """Return how many rows feeds got that begin with the first row, frames read, seconds."""
+    """Return the rows that feeds receive from the first row on, the frames read, the seconds."""
     users = Users()
     source = database.feed_source()
     before = source.frames_read
@@ -130,7 +130,7 @@ def catch_up_cost(database: Database, count: int, filters: Filters) -> tuple[int
 
 
 def catching_up(database: Database) -> Table:
-    """Count what is read for a thousand feeds at one place, beside what is read for one."""
+    """Count the frames that are read for a thousand feeds at one position, and for one feed."""
     table = Table(title="catch-up from the same place")
     for name in ("", "rows delivered", "ns a row", "frames read", "to one feed"):
         table.add_column(name, justify="left" if not name else "right")
@@ -147,7 +147,7 @@ def catching_up(database: Database) -> Table:
 
 
 def rate(database: Database, use: Callable[[FeedRead], object]) -> float:
-    """Return rows a second of one feed from the first row to the last."""
+    """Return rows per second of one feed from the first row to the last."""
     begin = time.perf_counter()
     rows = 0
     with database.feed() as feed:
@@ -160,7 +160,7 @@ def rate(database: Database, use: Callable[[FeedRead], object]) -> float:
 
 
 def one_feed(path: Path) -> Table:
-    """Measure how fast one feed catches up, in the writing process and in another one."""
+    """Measure the catch-up rate of one feed, in the writing process and in another one."""
     table = Table(title=f"catch-up of one feed, {ROWS:,} rows, page cache, rows/s")
     for name in ("", "first time", "again"):
         table.add_column(name, justify="left" if not name else "right")

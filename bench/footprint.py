@@ -1,4 +1,4 @@
-"""Disk a row, memory a frame and a stream, and the time to open many sealed segments."""
+"""Disk per row, memory per frame and stream, and the time to open many sealed segments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from siltstone.store.segment.index import SUMMARY_BYTES, decode_summary
 
 
 def disk_overhead(path: Path) -> float:
-    """Return bytes a row above topic and value when each flush holds 100 rows."""
+    """Return bytes per row above topic and value when each flush has 100 rows."""
     rows = 50_000
     with siltstone.open(path) as store:
-        # With one call in flight a flush is a call.
+        # With one call in flight, each flush has one call.
         database = store.create("bench", siltstone.DatabaseSettings())
         words = topics(5000)
         for start in range(0, rows, 100):
@@ -35,7 +35,7 @@ def disk_overhead(path: Path) -> float:
 
 
 def open_seconds(path: Path, size_bytes: int) -> tuple[float, int]:
-    """Return how long it takes to open a store of this size, and its number of segments."""
+    """Return the time to open a store of this size, and its number of segments."""
     rows = size_bytes // 140
     with siltstone.open(path) as store:
         database = store.create("bench", settings())

@@ -1,11 +1,11 @@
-"""What durable sessions that are connected and get nothing cost those who publish.
+"""The cost of connected durable sessions without messages, for publishers.
 
     python -m bench.idle_sessions [--counts 0,1000,4000,15000] [--seconds S]
 
-For each count a fresh broker holds so many durable sessions, each with a filter of its own. One
-client publishes at QoS 1, 20 messages a second, and waits for each PUBACK: first to a topic that no
-session wants, then to one that a single session wants. The cost of a publish follows what matches,
-so all rows of the table should read alike.
+For each count, a new broker holds this number of durable sessions, each with a filter of its own.
+One client publishes at QoS 1, 20 messages per second, and waits for each PUBACK: first to a topic
+that no session wants, then to one that a single session wants. The cost of a publish should depend
+only on matching sessions, so all rows of the table should be about equal.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ROOM: Final = ("limits.sessions_max=1000000", "limits.connections_max=1000000")
 
 
 class Cost:
-    """What was measured with one count of sessions."""
+    """The result for one number of sessions."""
 
     def __init__(self, idle: float, busy: float, waits: list[float], matched: list[float]) -> None:
-        # Parts of one processor, without and with messages that match nothing; seconds until each
-        # PUBACK of those, and of messages that match one session.
+        # Shares of one processor, without and with messages that match nothing; seconds until each
+        # PUBACK of those messages, and of messages that match one session.
         self.idle = idle
         self.busy = busy
         self.waits = waits
@@ -92,7 +92,7 @@ def _sessions(port: int, count: int) -> Iterator[None]:
 
 
 def measure(peer: Peer, count: int, seconds: float) -> Cost:
-    """Hold the sessions, rest, then publish."""
+    """Create the sessions, wait, then publish."""
     with _sessions(peer.port, count), _connect(peer.port, "publisher", clean=True) as publisher:
         _hear(publisher, 4)
         time.sleep(2)
@@ -108,7 +108,7 @@ def measure(peer: Peer, count: int, seconds: float) -> Cost:
 
 
 def _publish(publisher: socket.socket, topics: list[bytes], seconds: float) -> list[float]:
-    """Publish for so long, to one topic after the other; return how long each PUBACK took."""
+    """Publish for some seconds, to one topic after the other; return the time of each PUBACK."""
     waits: list[float] = []
     following = cycle(topics)
     begin = time.monotonic()

@@ -1,12 +1,12 @@
-"""How long other clients wait while the broker takes the largest packet of each type.
+"""The delay of other clients while the broker processes the largest packet of each type.
 
     python -m bench.largest_packets [--rounds N] [--only TEXT]
 
-One client pings all the time. Another one sends one packet, as large as the limits of the broker
-allow: in bytes, filters, levels or properties. The worst ping until its answer, and a moment
-longer, is what the packet costs everybody else. Beside it stands the ratio to the worst ping of a
-broker that has nothing to do. A packet is sent in several rounds, and the middle one counts, so
-that one slow moment of the machine does not.
+One client pings all the time. Another client sends one packet that is as large as the limits of the
+broker allow: in bytes, filters, levels or properties. The longest ping until shortly after the
+answer is the cost of the packet for other clients. The table also has its ratio to the longest ping
+of an idle broker. A packet is sent in several rounds, and the median counts, so that a single slow
+moment of the machine does not matter.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HEARER: Final = "hears"
 _PATIENCE_SECONDS: Final = 60.0
 _BOUND_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 0.001
-# What a packet has left to do is done by then: sessions are saved, messages written.
+# Enough time to complete the work of a packet: sessions are saved, messages written.
 _REST_SECONDS: Final = 0.4
 _PART: Final = 1 << 20
 _MIB: Final = 1 << 20
@@ -72,19 +72,19 @@ _PUBREL: Final = 0x60
 _PUBCOMP: Final = 0x70
 _SUBACK: Final = 0x90
 _UNSUBACK: Final = 0xB0
-# The answer is that the broker closes the connection.
+# Stands for a broker that closes the connection as its answer.
 _CLOSED: Final = 0
 
-# The limits that a broker has of itself.
+# The default limits of a broker.
 _PACKET_MAX: Final = 16 * _MIB
 _CONTROL_MAX: Final = 256 * 1024
 _FILTERS_MAX: Final = 1000
 _LEVELS_MAX: Final = 128
 _PROPERTIES_MAX: Final = 1000
 _STRING_MAX: Final = 65_535
-# As many filters of all levels as a packet has room for.
+# The number of filters with the maximum of levels that fit into a packet.
 _DEEP: Final = 970
-# A session may have ten such packets of filters.
+# The limit of subscriptions of a session allows ten packets of filters.
 _SUBSCRIBES: Final = 10
 
 
@@ -97,10 +97,10 @@ class Case:
     answer: int
     version: Version = _V5
     durable: bool = False
-    # What the connection has said before, each with the answer that is awaited. CONNECT comes on
-    # another connection, behind the end of this one.
+    # The packets sent before, each with the expected answer. A CONNECT is sent on another
+    # connection, after the end of this one.
     before: tuple[tuple[Packet, int], ...] = ()
-    # The filter of another client, which receives what is published.
+    # The filter of another client, which receives the message.
     heard: str = ""
     heard_durable: bool = False
 
@@ -114,7 +114,7 @@ class Line:
         self._unread = bytearray()
 
     def close(self) -> None:
-        """Go without a word."""
+        """Close the connection without DISCONNECT."""
         self._socket.close()
 
     def say(self, data: bytes) -> None:
@@ -145,7 +145,7 @@ class Line:
             self._unread += part
 
     def _size(self) -> int:
-        """Return the size of the packet that stands first; 0 where that is not known yet."""
+        """Return the size of the first packet; 0 if it is not known yet."""
         length = 0
         for index in range(1, min(5, len(self._unread))):
             length |= (self._unread[index] & 0x7F) << 7 * (index - 1)
@@ -156,7 +156,7 @@ class Line:
 
 @dataclass(slots=True)
 class Pings:
-    """The pings of a client that does nothing else: how long each took."""
+    """The durations of the pings of a client that does nothing else."""
 
     waits: list[float] = field(default_factory=list)
     is_over: bool = False
@@ -173,7 +173,7 @@ class Pings:
         line.close()
 
     def worst(self, act: Callable[[], None]) -> float:
-        """Do something; return the worst ping until a moment later."""
+        """Call a function; return the longest ping until shortly after it."""
         time.sleep(_REST_SECONDS)
         before = len(self.waits)
         act()
@@ -186,7 +186,7 @@ class Pings:
 
 @contextmanager
 def pinging(port: int) -> Iterator[Pings]:
-    """Ping from a thread of its own: it sleeps in the socket, as the sender does."""
+    """Ping from a thread; it blocks in the socket, as the sender does."""
     pings = Pings()
     thread = Thread(target=pings.run, args=(port,))
     thread.start()
@@ -226,7 +226,7 @@ def hello(
 
 
 def measure(port: int, pings: Pings, case: Case) -> float:
-    """Send the packet of a case once; return the worst ping of the other client."""
+    """Send the packet of a case once; return the longest ping of the other client."""
     heard = None if not case.heard else _hearing(port, case)
     line = connect(port, _SENDER, case.version, durable=case.durable)
     for packet, answer in case.before:
@@ -238,7 +238,7 @@ def measure(port: int, pings: Pings, case: Case) -> float:
         line = Line(port)
     data = encode(case.version, case.packet)
     if case.answer == _PINGRESP:
-        # The packet has no answer of its own.
+        # The packet has no answer, so a PINGREQ follows it.
         data += encode(case.version, PingReq())
 
     def send() -> None:
@@ -257,7 +257,7 @@ def measure(port: int, pings: Pings, case: Case) -> float:
 
 
 def _hearing(port: int, case: Case) -> Line:
-    """Return a connection that receives what a case publishes."""
+    """Return a connection that receives the message of a case."""
     wanted = Subscription(filter=TopicFilter.parse(case.heard), qos=2)
     heard = connect(port, _HEARER, _V5, durable=case.heard_durable)
     heard.say(encode(_V5, Subscribe(packet_id=1, subscriptions=(wanted,))))
@@ -277,18 +277,18 @@ def _clear(port: int, client_id: str) -> None:
 
 
 def _users(size_bytes: int) -> Properties:
-    """Return as many user properties as are allowed, of so many bytes together."""
+    """Return the maximum number of user properties, with this total size."""
     # Each has five bytes besides its name and its value.
     each = size_bytes // _PROPERTIES_MAX - 5
     return Properties(user_properties=(("n" * (each // 2), "v" * (each // 2)),) * _PROPERTIES_MAX)
 
 
 def _filters(kind: str, packet: int = 0) -> tuple[TopicFilter, ...]:
-    """Return as many filters as one packet may have: short ones, or of very many levels."""
+    """Return the maximum number of filters of one packet: short ones, or with many levels."""
     texts = {
         "short": [f"f/{packet}/{number}/+" for number in range(_FILTERS_MAX)],
         "shared": [f"$share/g/f/{packet}/{number}/+" for number in range(_FILTERS_MAX)],
-        # 128 levels; those of one packet differ in the first, so that they share none.
+        # 128 levels; the filters of a packet differ in the first level, so they share no node.
         "deep": [f"{packet:02}{number:03}" + "/a" * 126 + "/#" for number in range(_DEEP)],
         "wild": [f"{packet:02}{number:03}" + "/+" * 127 for number in range(_DEEP)],
     }
@@ -309,7 +309,7 @@ def _cases() -> Iterator[Case]:
 
 
 def _connects() -> Iterator[Case]:
-    # 64 KiB each; the will has as much as the rest.
+    # 64 KiB each; the will is as large as the rest.
     will = Will(topic=b"w" * 10_000, payload=b"w" * _STRING_MAX, properties=_users(100_000))
     large = hello(_SENDER, _V5, will=will, properties=_users(100_000))
     yield Case(name="CONNECT, will and properties", packet=large, answer=_CONNACK)

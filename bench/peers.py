@@ -1,7 +1,7 @@
-"""The brokers that are measured, each a child process on a free loopback port with its own files.
+"""The brokers under test, each a child process on a free loopback port with its own files.
 
-A broker has its log beside its data, and all of it goes with the directory that the caller gave.
-`tools/peers.sh` fetches those of others into build/peers where the system has none.
+A broker has its log beside its data, in the directory of the caller. `tools/peers.sh` fetches the
+other brokers into build/peers if the system has none.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ mqtt {{ host: 127.0.0.1, port: {port} }}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A broker that runs."""
+    """A running broker."""
 
     port: int
     pid: int
 
     def cpu_seconds(self) -> float:
-        """Return the processor time it has used."""
+        """Return its processor time."""
         stat = Path(f"/proc/{self.pid}/stat").read_text("ascii")
-        # The name, which may hold blanks, ends at the last bracket.
+        # The name may contain spaces; it ends at the last parenthesis.
         fields = stat[stat.rindex(")") + 2 :].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        """Return the memory that it holds."""
+        """Return its resident memory."""
         pages = Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]
         return int(pages) * resource.getpagesize()
 
 
 class PeerError(Exception):
-    """A broker did not start; the text has what it said."""
+    """A broker did not start; the text has its output."""
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def siltstone(
 
 @contextmanager
 def mosquitto(directory: Path) -> Iterator[Peer]:
-    """Run Mosquitto: persistent, saved in its default interval, without limits of its queues."""
+    """Run Mosquitto: persistent, with the default save interval, without limits of its queues."""
     program = find_mosquitto()
     if program is None:
         raise PeerError("Mosquitto is not here: tools/peers.sh fetches it")
@@ -97,7 +97,7 @@ def mosquitto(directory: Path) -> Iterator[Peer]:
     configuration = directory / "mosquitto.conf"
     data = directory / "data"
     data.mkdir(exist_ok=True)
-    # Started by root it would become a user who cannot write here.
+    # As root it would switch to a user that cannot write here.
     user = "root" if os.geteuid() == 0 else "mosquitto"
     configuration.write_text(_MOSQUITTO_CONF.format(port=port, data=data, user=user), "utf-8")
     libraries = FETCHED / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
@@ -110,7 +110,7 @@ def mosquitto(directory: Path) -> Iterator[Peer]:
 
 @contextmanager
 def nats(directory: Path, *, sync: str = "always") -> Iterator[Peer]:
-    """Run NATS with MQTT and a JetStream that syncs before it acknowledges, or else so often."""
+    """Run NATS with MQTT and JetStream; sync is "always", before each PUBACK, or an interval."""
     program = find_nats()
     if program is None:
         raise PeerError("NATS is not here: tools/peers.sh fetches it")
@@ -126,12 +126,12 @@ def nats(directory: Path, *, sync: str = "always") -> Iterator[Peer]:
 
 def find_mosquitto() -> Path | None:
     """Return the program of the system, or the fetched one."""
-    # Distributions put it where only root looks.
+    # Distributions install it in sbin, which is only in the PATH of root.
     return _find("mosquitto", "/usr/sbin", str(FETCHED / "usr" / "sbin"))
 
 
 def find_nats() -> Path | None:
-    """Return the program beside this interpreter, that of the system, or the fetched one."""
+    """Return the program beside this interpreter, the program of the system, or the fetched one."""
     return _find("nats-server", str(Path(sys.executable).parent), str(FETCHED / "nats" / "bin"))
 
 
@@ -141,7 +141,7 @@ def _find(name: str, *directories: str) -> Path | None:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody has."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -149,7 +149,7 @@ def free_port() -> int:
 
 
 def raise_file_limit() -> int:
-    """Let this process and its children open as many files as they may; return how many."""
+    """Raise the limit of open files to its maximum; return the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -159,10 +159,10 @@ def raise_file_limit() -> int:
 def _running(
     command: Sequence[str], directory: Path, port: int, environment: Mapping[str, str]
 ) -> Iterator[Peer]:
-    """Start a broker, give it when it takes connections, and stop it by its process id."""
+    """Start a broker, yield it when it accepts connections, and stop it by its process id."""
     log = directory / "log"
     with log.open("wb") as output:
-        # In its own directory, so that it finds no settings but those it is given.
+        # In its own directory, so that it finds no other settings file.
         child = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=output, stderr=output
         )

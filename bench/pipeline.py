@@ -1,8 +1,8 @@
-"""Spark over store and lake, beside Spark's own readers: `python -m bench.pipeline [--full]`.
+"""Spark on store and lake, compared with Spark's own readers: `python -m bench.pipeline [--full]`.
 
-All in one run and one session; what is compared takes turns, and the first turn is not counted.
-What is read is made anew for each run, unless `--data DIR` says where it is kept for the next one;
-`--only` measures a part of it.
+Everything runs in one session. The compared cases take turns, and the first turn is not counted.
+The data is created for each run, unless `--data DIR` names a directory in which it is kept for the
+next run. `--only` measures a part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STREAM_BATCHES = 12
 
 
 class Measured(NamedTuple):
-    """Seconds of ours and of what stands beside; wanted is the second by the first, at least."""
+    """The seconds of Siltstone and of the other side; wanted is the minimum of their ratio."""
 
     name: str
     seconds: float
@@ -74,12 +74,12 @@ def fill(path: Path, rows: int) -> None:
 
 
 def prepare(spark: SparkSession, place: Path, rows: int, *, with_lines: bool) -> None:
-    """Make what is not there yet: the store, and its rows as Parquet and as lines of JSON."""
+    """Create what is missing: the store, and its rows as Parquet and as JSON lines."""
     store, parquet, lines = (str(place / name) for name in ("store", "parquet", "lines"))
     if not (place / "store").exists():
         fill(place / "new", rows)
         (place / "new").rename(store)
-    # Spark leaves this file when all of them are written.
+    # Spark writes this file after all others.
     if not (place / "parquet" / "_SUCCESS").exists():
         source = spark.read.format("siltstone").load(store)
         source.write.mode("overwrite").option("compression", "zstd").parquet(parquet)
@@ -89,7 +89,7 @@ def prepare(spark: SparkSession, place: Path, rows: int, *, with_lines: bool) ->
 
 
 def link_store(store: Path, copy: Path) -> None:
-    """Make a store of the same files, to have a lake of its own; nothing is written to either."""
+    """Create a second store from the same files, for a lake of its own; neither is written."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(store, copy, copy_function=os.link)
 
@@ -121,7 +121,7 @@ def aggregated(rows: DataFrame) -> None:
 
 
 def scans(spark: SparkSession, path: str, parquet: str, turns: int) -> list[Measured]:
-    """Compare reads of the live store with Parquet; each with its seconds and Parquet's."""
+    """Compare reads of the live store with Parquet, in seconds."""
 
     def live(**options: str) -> DataFrame:
         return spark.read.format("siltstone").options(**options).load(path)
@@ -188,7 +188,7 @@ def tiered_scans(spark: SparkSession, path: str, parquet: str, turns: int) -> li
 def tiering(spark: SparkSession, path: str, lines: str, out: str) -> list[Measured]:
     """Compare tiering with Spark that reads the same rows from JSON lines, schema given."""
     schema = spark.read.json(lines).schema
-    # The executors' Python workers have been started by the scans.
+    # The scans have already started the Python workers.
     begin = time.perf_counter()
     rows = spark.read.schema(schema).json(lines)
     structured = rows.write.mode("overwrite").partitionBy("structure")
@@ -201,7 +201,7 @@ def tiering(spark: SparkSession, path: str, lines: str, out: str) -> list[Measur
 
 
 def write_lines(spark: SparkSession, path: str, lines: str) -> None:
-    """Write the rows of a store as JSON lines, with the fields of their payloads beside."""
+    """Write the rows of a store as JSON lines, with the fields of their payloads."""
     rows = spark.read.format("siltstone").option("decode", "json").load(path)
     structure = F.concat_ws("/", F.lit("plant"), F.lit("+"), F.col("levels")[2])
     columns = ["topic", "timestamp", "publisher", "qos", "retain", "shard", "serial", "payload.*"]
@@ -209,10 +209,10 @@ def write_lines(spark: SparkSession, path: str, lines: str) -> None:
 
 
 def micro_batches(spark: SparkSession, path: str, checkpoint: str) -> float:
-    """Return the median seconds of a micro-batch of 10,000 rows, but for the first ones."""
+    """Return the median seconds of a micro-batch of 10,000 rows, without the first ones."""
     with siltstone.open(path, read_only=True) as store:
         bounds = bounds_of(store.database("messages").extents())
-    # It ends by itself with the last rows: one that is stopped complains of its last batch.
+    # The query ends by itself with the last rows: a stopped query logs an error for its last batch.
     wanted = STREAM_ROWS * STREAM_BATCHES // len(bounds)
     start = {str(shard): serials.stop - wanted for shard, serials in bounds.items()}
     query = (
@@ -234,7 +234,7 @@ def micro_batches(spark: SparkSession, path: str, checkpoint: str) -> float:
 def measure(
     spark: SparkSession, place: Path, rows: int, parts: Collection[str]
 ) -> tuple[list[Measured], float | None]:
-    """Measure parts of it; return what is compared, and the seconds of a micro-batch."""
+    """Measure the parts; return the comparisons, and the seconds of a micro-batch."""
     prepare(spark, place, rows, with_lines="tier" in parts)
     turns = TURNS if rows < ROWS_FULL else TURNS_FULL
     names = ("store", "tiered", "parquet", "lines", "structured")

@@ -1,4 +1,4 @@
-"""Read: rows a second of a whole stream, of one literal level, as Python rows; beside RocksDB."""
+"""Read: rows per second of a stream, of one literal level, as Python rows; and of RocksDB."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICES = 5000
 
 
 class Rates(NamedTuple):
-    """Rows a second: the first pass of all, that of a new reader, and a later one."""
+    """Rows per second: the first pass of all, the first of a new reader, and a later one."""
 
     first: float
     checked: float
@@ -29,9 +29,9 @@ class Rates(NamedTuple):
 def stream_rates(
     path: Path, topic_filter: str, rows_max: int, use: Callable[[Batch], object]
 ) -> Rates:
-    """Return rows a second scanned; in its first pass a reader checks each frame.
+    """Return rows scanned per second; in its first pass a reader checks each frame.
 
-    The very first pass must get memory from the system as well.
+    The very first pass must also get memory from the operating system.
     """
     passes: list[list[float]] = []
     for _ in range(2):
@@ -44,7 +44,7 @@ def stream_rates(
 def one_pass(
     database: Database, topic_filter: str, rows_max: int, use: Callable[[Batch], object]
 ) -> float:
-    """Read everything that matches, stream by stream; return rows a second scanned."""
+    """Read all matching rows, stream by stream; return rows scanned per second."""
     begin = time.perf_counter()
     for stream in database.streams(topic_filter):
         iterator = database.iterator(stream, topic_filter)
@@ -57,7 +57,7 @@ def one_pass(
 
 
 def rocksdb_rates(path: Path) -> Rates:
-    """Return rows a second of an iterator over keys and values."""
+    """Return rows per second of an iterator over keys and values."""
     words = topics(DEVICES)
     store = Rdict(str(path), Options(raw_mode=True))
     rows = ROWS // 8

@@ -1,4 +1,4 @@
-"""Cost a row as rows and topics grow; `--full` goes to a hundred million rows."""
+"""Cost per row as rows and topics grow; `--full` goes to a hundred million rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BATCHES_AT_ONCE: Final = 50
 
 
 def cost_ns(rows: int, topic_count: int) -> tuple[float, float]:
-    """Return nanoseconds a row to append so many rows over so many topics, wall and processor.
+    """Return nanoseconds per appended row, wall time and processor time.
 
-    The rows are made before they are timed: each has a topic that is a new object, as from a
-    client that has just received it.
+    The rows are created before they are timed: each topic is a new object, as in a message that a
+    client has just sent.
     """
     wall = processor = 0.0
     with scratch() as path, siltstone.open(path / "data") as store:
@@ -37,13 +37,13 @@ def cost_ns(rows: int, topic_count: int) -> tuple[float, float]:
 
 
 def new_batch(first: int, topic_count: int) -> Columns:
-    """Return rows that walk over the topics with a stride."""
+    """Return rows that visit the topics with a stride."""
     words = [topic((first + i) * 31 % topic_count) for i in range(BATCH)]
     return Columns(words, [VALUE] * BATCH, b"producer", 1)
 
 
 def append(database: Database, batches: list[Columns]) -> None:
-    """Append all, a few calls in flight."""
+    """Append all batches, with a few calls in flight."""
     waiting = []
     for batch in batches:
         waiting.append(database.append(batch, durability="written"))
@@ -54,14 +54,14 @@ def append(database: Database, batches: list[Columns]) -> None:
 
 
 def run(*, full: bool) -> Table:
-    """Measure the curve and return it."""
+    """Measure the curve and return the table."""
     table = Table(title="cost of an appended row")
     for name in ("rows", "topics", "ns a row", "of processor time"):
         table.add_column(name, justify="right")
     top = 8 if full else 7
     points = [(10**power, 1000) for power in range(5, top + 1)]
     points += [(4_000_000, 10**power) for power in range(1, 7)]
-    # The first use of a process is not what is measured.
+    # The first call in a process is slower, and is not measured.
     cost_ns(BATCH * BATCHES_AT_ONCE, 1000)
     for rows, topic_count in points:
         wall, processor = cost_ns(rows, topic_count)

@@ -1,10 +1,10 @@
-"""Durable sessions and share groups, beside Mosquitto with persistence and NATS with JetStream.
+"""Durable sessions and share groups, compared with persistent Mosquitto and NATS JetStream.
 
     python -m bench.sessions [--messages N] [--sessions N] [--seconds S] [--only NAME]
 
-Everything goes through sockets, with the generator of bench.broker. `catch-up` and `offline` stop
-the broker and start it again in between. NATS does not sync while it is filled: that would take
-minutes, and is not what is measured.
+Everything goes through sockets, with the generator of bench.broker. `catch-up` and `offline`
+restart the broker in between. NATS does not sync while it is filled: that would take minutes, and
+it is not measured.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _RETURNING: Final = 1000
 _AT_ONCE: Final = 1000
 _MIB: Final = 1 << 20
 _PATIENCE: Final = "-e30"
-# Nothing may be refused for want of room: it is the speed that is asked for.
+# High limits, so that nothing is refused: only the speed is measured.
 _ROOM: Final = ("limits.sessions_max=10000000", "limits.connections_max=1000000")
 
 
 class Figure(NamedTuple):
-    """One row of the table; ratio, bound and verdict are empty where there is none."""
+    """One row of the table; ratio, bound and verdict may be empty."""
 
     what: str
     who: str
@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
 
 class Bench:
-    """What all measurements share."""
+    """The common part of all measurements."""
 
     def __init__(self, program: Path, *, messages: int, sessions: int, seconds: float) -> None:
         self._program = program
@@ -69,20 +69,23 @@ class Bench:
         self._seconds = seconds
 
     def load(self, peer: Peer, *options: str) -> Result:
-        """Run the generator; raises GeneratorError where something was lost."""
+        """Run the generator. Raises: GeneratorError if a message was lost."""
         common = ("-q1", "-s100", f"-T{_TOPICS}", "-w512", _PATIENCE)
         result = run_load(
             self._program, peer.port, seconds=self._seconds, options=(*common, *options)
         )
-        # Order is promised for each topic; the generator looks at all topics of a publisher.
+        # The order is guaranteed within a topic, but the generator checks it over all topics of a
+        # publisher.
         if result.lost:
             raise GeneratorError(f"{result.lost} lost")
         return result
 
-    # What a session that returns gets.
+    # Messages of a session that returns.
 
     def catch_up(self, missing: list[str]) -> Iterator[Figure]:
-        """One session returns after a restart of its broker, with all messages before it."""
+        """Measure one session that returns after a restart of its broker, with all messages
+        pending.
+        """
         what = f"catch-up: {self.messages:,} QoS 1 messages after a restart"
         contenders: dict[str, Start] = {
             OURS: siltstone,
@@ -116,7 +119,9 @@ class Bench:
             return self.load(peer, "-Z", "-S1", f"-n{self.messages}").recv_per_s
 
     def live(self, missing: list[str]) -> Iterator[Figure]:
-        """4 publishers to one durable subscriber that is there, each message synced first."""
+        """Measure 4 publishers and one connected durable subscriber, with each message synced
+        first.
+        """
         what = f"live: {_PUBLISHERS} publishers, 1 subscriber, QoS 1"
         options = ("-S1", f"-P{_PUBLISHERS}")
         rates: dict[str, float] = {}
@@ -130,10 +135,10 @@ class Bench:
         if theirs:
             yield _rate("", f"{MOSQUITTO}, volatile", rates[MOSQUITTO], [])
 
-    # What sessions and groups cost.
+    # Costs of sessions and groups.
 
     def disk(self, _: list[str]) -> Iterator[Figure]:
-        """How much is on disk for one session that is away, and for many with the same filter."""
+        """Measure the disk space for one session that is away, and for many with one filter."""
         count = max(1, self.messages // 10)
         what = f"disk: {count:,} messages of 100 B"
         sizes: dict[int, int] = {}
@@ -156,7 +161,7 @@ class Bench:
         )
 
     def group(self, _: list[str]) -> Iterator[Figure]:
-        """Members of a share group, and as many sessions that divide the topics themselves."""
+        """Compare the members of a share group with as many sessions that divide the topics."""
         what = f"group: {_MEMBERS} publishers, {_MEMBERS} durable receivers"
         options = ("-D", "-G", f"-S{_MEMBERS}", f"-P{_MEMBERS}")
         rates: list[float] = []
@@ -168,7 +173,7 @@ class Bench:
         yield _rate("", "a group of 8", group, [("apart", apart, 0.8)])
 
     def offline(self, _: list[str]) -> Iterator[Figure]:
-        """Very many sessions are away, most stay so; the broker is started again."""
+        """Measure the restart of a broker with very many sessions, most of which stay away."""
         what = f"offline: {self.sessions:,} sessions away, {self.messages:,} messages"
         each = self.messages // _DEVICES
         with _directory(OURS) as place:
@@ -178,7 +183,8 @@ class Bench:
             _make_sessions(place / "data", self.sessions)
             yield Figure(what, "made", f"{time.monotonic() - begin:.1f} s")
             with siltstone(place, *_ROOM) as peer:
-                # One publisher goes round, so that each topic gets as many.
+                # One publisher visits the topics in turn, so each topic gets the same number of
+                # messages.
                 self.load(peer, "-P1", f"-T{_DEVICES}", f"-n{each * _DEVICES}")
             begin = time.monotonic()
             with siltstone(place, *_ROOM) as peer:
@@ -213,12 +219,12 @@ def _directory(name: str) -> Iterator[Path]:
 
 
 def _used_bytes(directory: Path) -> int:
-    """Return what files take on disk: segments are sparse."""
+    """Return the disk space of files: segments are sparse."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
 
 
 def _make_sessions(data: Path, count: int) -> None:
-    """Leave sessions behind as the generator's subscribers would, each with a topic of its own."""
+    """Create sessions as subscribers of the generator would, each with a topic of its own."""
     clock = SystemClock()
     with open_store(data) as store:
         archive = SessionArchive(store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS), clock)
@@ -238,7 +244,7 @@ def _session(number: int, now_us: int) -> SavedSession:
 
 
 def main() -> None:
-    """Run what was asked for and print the table."""
+    """Run the selected measurements and print the table."""
     names = ("catch-up", "live", "disk", "group", "offline")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000)

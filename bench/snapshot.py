@@ -1,14 +1,13 @@
-"""What a snapshot costs a broker that keeps all in memory: latency, memory, time.
+"""The cost of a snapshot for a broker that keeps its state in memory: latency, memory, time.
 
     python -m bench.snapshot [SESSIONS [ROUNDS [RETAINED_MIB]]]
 
-A broker loads a snapshot with so many sessions, each with two subscriptions and three messages, and
-with so much in retained messages that do not compress.
-Then one client publishes with QoS 1, a message at a time, and the time to its PUBACK is taken:
-while a snapshot is written, from its first moment to its last, and before and after it, so that
-what else the machine does meets both alike. The load average says how much that was. At last a
-snapshot is written while nobody sends anything; its size, its time and the processor time that it
-took say how long 1 GiB takes, on this machine now and on a processor that has nothing else to do.
+A broker loads a snapshot with SESSIONS sessions, each with two subscriptions and three messages,
+and with RETAINED_MIB of incompressible retained messages. Then one client publishes with QoS 1, one
+message at a time, and the time to its PUBACK is measured: while a snapshot is written, and before
+and after it, so that other load of the machine affects both. The load average shows how high this
+load was. At the end, a snapshot is written while no client sends anything. Its size, duration and
+processor time give the time for 1 GiB, on this machine now and on an idle processor.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def records(sessions: int, retained_mib: int) -> Iterator[Record]:
 
 
 class BrokerUnderTest:
-    """A broker process, what it logs, and what memory it takes."""
+    """A broker process, its log, and its memory."""
 
     def __init__(self, data: Path) -> None:
         settings = {
@@ -137,14 +136,14 @@ class BrokerUnderTest:
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
     def processor_seconds(self) -> float:
-        """Return the processor time that it has taken so far."""
+        """Return its processor time so far."""
         fields = (
             Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def save(self) -> float:
-        """Let one snapshot be written; return the seconds that it took."""
+        """Write one snapshot; return the seconds."""
         written = self.count("snapshot_written")
         os.kill(self.process.pid, signal.SIGUSR1)
         return float(str(self.wait_for("snapshot_written", written + 1)["seconds"]))
@@ -155,7 +154,7 @@ class BrokerUnderTest:
 
 
 def during(seconds: float) -> Callable[[], bool]:
-    """Return what holds for so long from now on."""
+    """Return a condition that holds for this number of seconds."""
     end = time.perf_counter() + seconds
     return lambda: time.perf_counter() < end
 
@@ -178,7 +177,7 @@ def latencies(port: int, goes_on: Callable[[], bool]) -> list[float]:
 
 
 def at(times: list[float], part: float) -> float:
-    """Return the time that so great a part of them does not exceed."""
+    """Return this quantile of the times."""
     return times[int(len(times) * part)]
 
 
@@ -238,7 +237,7 @@ def measure(sessions: int, rounds: int, retained_mib: int, data: Path) -> None:
         print(f"p99 ratio {at(busy, 0.99) / at(idle, 0.99):.2f}, by rounds {each}")
         ratio = GIB / saved.size_bytes
         print(
-            f"a snapshot of {size:.1f} MiB while nobody sends anything {alone:.1f} s, 1 GiB "
+            f"a snapshot of {size:.1f} MiB without clients {alone:.1f} s, 1 GiB "
             f"{alone * ratio:.0f} s; processor {worked:.1f} s, 1 GiB {worked * ratio:.0f} s"
         )
         print(f"memory grew by {growth:.1f} MiB at most; load average {os.getloadavg()[0]:.1f}")
@@ -249,7 +248,7 @@ def measure(sessions: int, rounds: int, retained_mib: int, data: Path) -> None:
 
 
 def main() -> None:
-    """Measure with the sessions and the rounds that are asked for."""
+    """Measure with the given numbers of sessions and rounds."""
     sessions = int(sys.argv[1]) if len(sys.argv) > 1 else SESSIONS
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
     retained_mib = int(sys.argv[3]) if len(sys.argv) > 3 else 0

@@ -1,10 +1,10 @@
-"""Topic logs: sends and polls, beside a bare socket and beside the same server over memory.
+"""Topic logs: sends and polls, compared with a bare socket and with the same server in memory.
 
     python -m bench.topiclog [--mebibytes N] [--messages N] [--rounds N]
 
-Each figure is the best of some rounds, for the machine may have other work. Before each measurement
-memory is taken and given back: a virtual machine gives free memory back to its host after some
-seconds, and to get it again costs more than everything that is measured here.
+Each figure is the best of several rounds, because the machine may have other load. Memory is
+allocated and freed before each measurement: a virtual machine returns free memory to its host after
+some seconds, and getting it back costs more than everything that is measured here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from siltstone.version import __version__, form
 
 MIB = 1024 * 1024
 SMALL = b"m" * 100
-# From 80 to 120 bytes, on average as many as the others have.
+# From 80 to 120 bytes, with the same average as the others.
 MIXED = [b"m" * size for size in range(80, 121)]
 PAGE = 4096
 WINDOW = 16
@@ -37,7 +37,7 @@ WINDOW = 16
 
 @contextmanager
 def running(where: str, directory: Path | None = None) -> Iterator[int]:
-    """Run a server in a process of its own; give its port."""
+    """Run a server in another process; yield its port."""
     command = [sys.executable, "-m", "bench.topiclog_server", where]
     if directory is not None:
         command.append(str(directory))
@@ -50,7 +50,9 @@ def running(where: str, directory: Path | None = None) -> Iterator[int]:
 
 
 def raw_rate(port: int, mebibytes: int) -> float:
-    """Return MiB a second that a bare socket takes, a byte of answer for each, some under way."""
+    """Return MiB per second of a bare socket, with a byte of answer for each MiB, several in
+    flight.
+    """
     value = memoryview(bytes(MIB))
     with socket.create_connection(("127.0.0.1", port)) as peer:
         begin, answered = time.perf_counter(), 0
@@ -64,7 +66,7 @@ def raw_rate(port: int, mebibytes: int) -> float:
 
 
 def large_rate(port: int, topic: str, mebibytes: int) -> float:
-    """Return MiB a second of messages of 1 MiB, each acknowledged."""
+    """Return MiB per second of messages of 1 MiB, each acknowledged."""
     with TopicLogClient(port=port) as client:
         client.create_topic(topic)
         begin = time.perf_counter()
@@ -73,7 +75,7 @@ def large_rate(port: int, topic: str, mebibytes: int) -> float:
 
 
 def small_rate(port: int, topic: str, values: list[bytes]) -> float:
-    """Return small messages a second, batched by the client, each acknowledged."""
+    """Return small messages per second, batched by the client, each acknowledged."""
     with TopicLogClient(port=port) as client:
         client.create_topic(topic)
         begin = time.perf_counter()
@@ -82,7 +84,7 @@ def small_rate(port: int, topic: str, values: list[bytes]) -> float:
 
 
 def poll_rate(port: int, topic: str, messages: int) -> float:
-    """Return small messages a second that a reader gets as Python bytes."""
+    """Return small messages per second that a reader receives as Python bytes."""
     with TopicLogClient(port=port) as client:
         client.subscribe([topic])
         client.seek(topic, 0)
@@ -95,7 +97,7 @@ def poll_rate(port: int, topic: str, messages: int) -> float:
 
 
 def measure(mebibytes: int, messages: int, rounds: int) -> dict[str, float]:
-    """Return the best rate of everything; the first round, which warms up, does not count."""
+    """Return the best rate of each case; the first round is a warm-up and does not count."""
     best: dict[str, float] = {}
     for number in range(rounds + 1):
         with scratch() as path:
@@ -105,7 +107,7 @@ def measure(mebibytes: int, messages: int, rounds: int) -> dict[str, float]:
 
 
 def measure_once(path: Path, mebibytes: int, messages: int) -> dict[str, float]:
-    """Return the rate of everything, each from a server that has just been started."""
+    """Return the rate of each case, each with a new server."""
     rates: dict[str, float] = {}
     kinds = {"100 B": [SMALL] * messages, "mixed": MIXED * (messages // len(MIXED))}
     for where in ("reused", "kept"):
@@ -117,7 +119,7 @@ def measure_once(path: Path, mebibytes: int, messages: int) -> dict[str, float]:
             settle_memory(2 * mebibytes)
             rates[f"1 MiB, {where}"] = large_rate(port, "large", mebibytes)
             for name, values in kinds.items():
-                # The pages of the log, and what goes through the sockets.
+                # For the pages of the log, and the socket buffers.
                 settle_memory(2 * sum(map(len, values)) // MIB + 2 * mebibytes)
                 rates[f"{name}, {where}"] = small_rate(port, name, values)
                 rates[f"{name}, polled, {where}"] = poll_rate(port, name, len(values))
@@ -125,7 +127,7 @@ def measure_once(path: Path, mebibytes: int, messages: int) -> dict[str, float]:
 
 
 def settle_memory(mebibytes: int) -> None:
-    """Have so much memory at hand that is free but not with the host."""
+    """Make sure that this amount of free memory is not with the host."""
     size = mebibytes * MIB
     with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)

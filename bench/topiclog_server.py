@@ -1,9 +1,9 @@
-"""What `bench.topiclog` talks to, in a process of its own: a server over the disk, the same server
-over memory, or a socket that is read into memory and nothing else.
+"""The server for `bench.topiclog`, in a process of its own.
 
     python -m bench.topiclog_server disk|memory|kept|reused [DIRECTORY]
 
-It prints its port.
+It is a topic log server on disk, the same server in memory, or a socket whose data is only read
+into memory. It prints its port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 
 class MemoryLog:
-    """The messages of one topic in memory: what persistence is measured against."""
+    """The messages of one topic in memory: the baseline without persistence."""
 
     is_open = True
 
@@ -43,7 +43,7 @@ class MemoryLog:
         self._end = 0
 
     def open(self) -> None:
-        """Do nothing: it is at hand."""
+        """Do nothing: it is always open."""
 
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:  # noqa: ARG002
         return self._keep(offsets, memoryview(values))
@@ -116,7 +116,7 @@ async def serve(where: str, directory: str) -> None:
 
 
 def receive(*, kept: bool) -> None:
-    """Read what comes into memory: fresh one that is kept, as a log must, or the same again."""
+    """Read data into memory: new memory that is kept, as for a log, or the same memory again."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
@@ -136,7 +136,7 @@ def receive(*, kept: bool) -> None:
 
 
 def main() -> None:
-    """Run what the first argument names."""
+    """Run the server that the first argument names."""
     where = sys.argv[1]
     if where in ("kept", "reused"):
         receive(kept=where == "kept")

@@ -1,4 +1,4 @@
-"""Transactions: how many a second when none conflict, and what conflicts cost.
+"""Transactions per second without conflicts, and the cost of conflicts.
 
 `python -m bench.transactions` prints both tables.
 """
@@ -33,7 +33,7 @@ SHARE = len(TOPICS) // THREADS
 
 
 def run_threads(work: Callable[[int, float], int]) -> float:
-    """Run work in all threads for some seconds; return transactions a second."""
+    """Run work in all threads for some seconds; return transactions per second."""
     done = [0] * THREADS
     stop = time.monotonic() + SECONDS
 
@@ -50,7 +50,7 @@ def run_threads(work: Callable[[int, float], int]) -> float:
 
 
 def write_three(database: KeyValueDatabase, number: int, turn: int) -> Transaction:
-    """Begin a transaction that writes three rows which no other thread writes."""
+    """Start a transaction that writes three rows which no other thread writes."""
     tx = database.transaction()
     first = number * SHARE + turn * WRITES % SHARE
     for topic in TOPICS[first : first + WRITES]:
@@ -59,7 +59,7 @@ def write_three(database: KeyValueDatabase, number: int, turn: int) -> Transacti
 
 
 def grouped_rate(path: Path, settings: KeyValueSettings, in_flight: int) -> float:
-    """Return the rate of threads that each have so many commits under way."""
+    """Return the rate of threads that each have this number of commits in flight."""
     with siltstone.open(path) as store:
         database = store.keyvalue("bench", settings)
 
@@ -79,7 +79,7 @@ def grouped_rate(path: Path, settings: KeyValueSettings, in_flight: int) -> floa
 
 
 def rocksdb_rate(path: Path) -> float:
-    """Return the rate of RocksDB itself, a synced batch a transaction."""
+    """Return the rate of RocksDB itself, with a synced batch for each transaction."""
     store = Rdict(str(path), Options(raw_mode=True))
     synced = WriteOptions()
     synced.sync = True
@@ -127,7 +127,7 @@ def throughput() -> Table:
 
 
 def conflict_rate(path: Path, counters: int) -> tuple[float, float]:
-    """Return increments of so many counters a second, and attempts for each."""
+    """Return increments of this number of counters per second, and attempts for each."""
     attempts = [0] * THREADS
     with siltstone.open(path) as store:
         database = store.keyvalue("bench", KeyValueSettings(timed=False))

@@ -1,4 +1,4 @@
-"""What the benchmarks write: rows of a 30-byte topic and a 100-byte value, from four producers."""
+"""The data of the benchmarks: rows of a 30-byte topic and a 100-byte value, four producers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def topic(number: int) -> bytes:
 
 
 def topics(count: int) -> list[bytes]:
-    """Return so many topics."""
+    """Return this number of topics."""
     return [topic(number) for number in range(count)]
 
 
 def columns(words: list[bytes], producer: int, batch: int) -> list[Columns]:
-    """Return some batches of a producer that walk over the topics with a stride."""
+    """Return batches of a producer that visit the topics with a stride."""
     count = len(words)
     rounds = max(1, min(64, count // batch))
     return [
@@ -45,7 +45,7 @@ def columns(words: list[bytes], producer: int, batch: int) -> list[Columns]:
 
 
 def run_producers(produce: Callable[[int, float], int], seconds: float) -> float:
-    """Run the producers side by side for some seconds; return rows a second."""
+    """Run the producers in parallel for some seconds; return rows per second."""
     done = [0] * PRODUCERS
     stop = time.monotonic() + seconds
 
@@ -64,7 +64,7 @@ def run_producers(produce: Callable[[int, float], int], seconds: float) -> float
 def fill(
     database: Database, words: list[bytes], rows: int, batch: int, durability: Durability
 ) -> None:
-    """Append so many rows, a few calls in flight."""
+    """Append this number of rows, with a few calls in flight."""
     batches = columns(words, 0, batch)
     waiting = []
     for k in range(rows // batch):
@@ -82,7 +82,7 @@ def settings(**changes: object) -> DatabaseSettings:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a directory on the disk of this project, and take it away again."""
+    """Yield a directory on the disk of this project, and remove it at the end."""
     root = Path("build")
     root.mkdir(exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="bench-", dir=root))

@@ -3,8 +3,8 @@
 The story: a dashboard subscribes and goes offline. Sixty devices publish with QoS 1 while Spark
 counts the rows of the live log. The broker is killed and started again. Then every acknowledged
 message must be in the log, the dashboard must receive what it missed, and the log becomes Delta
-tables. Each client, the broker and Spark run in processes of their own. Spark starts first, for it
-takes longest; the devices prepare their readings meanwhile.
+tables. Each client, the broker and Spark run in processes of their own. Spark starts first, because
+it takes longest; the devices prepare their readings meanwhile.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_points(process: subprocess.Popen[str], points: Points) -> None:
 
 
 class Demo:
-    """One run: the data directory, the port of the broker, and what was measured."""
+    """One run: the data directory, the port of the broker, and the measurements."""
 
     def __init__(self, directory: Path, readings: int) -> None:
         self.directory = directory
@@ -178,7 +178,7 @@ class Demo:
         )
 
     def drain(self) -> None:
-        """Let the dashboard return; it must receive everything it missed."""
+        """Reconnect the dashboard; it must receive everything it missed."""
         story = self.story
         dashboard = run_child("drain", str(self.port), str(story.backlog))
         read_points(dashboard, story.received)
@@ -214,13 +214,13 @@ def check_rows(database: siltstone.Database) -> tuple[list[int], int]:
 
 
 def number_at(text: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return the numbers that stand at one place of all texts."""
+    """Return the numbers at one place of all texts."""
     return pc.utf8_ltrim_whitespace(pc.utf8_slice_codeunits(text, start, stop)).cast(pa.int64())
 
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; call what this gives with the number of messages so far."""
+    """Show a progress bar; call the yielded function with the number of messages so far."""
     progress = Progress(
         TextColumn("  acknowledged"),
         BarColumn(bar_width=24),
@@ -255,7 +255,7 @@ def tell(demo: Demo, picture: Path) -> None:
     step(5, "Spark writes the log to Delta tables, one for each kind of topic.")
     demo.story.sensor, demo.story.values = show_lake(console, demo.spark)
     step(6, "The whole story in one picture:")
-    # matplotlib takes a second to load, and would keep the start of the story waiting.
+    # matplotlib takes a second to load, which would delay the start of the story.
     from examples.picture import draw  # noqa: PLC0415
 
     draw(demo.story, picture)

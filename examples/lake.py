@@ -20,7 +20,10 @@ COUNT_PAUSE_SECONDS = 0.5
 
 
 class Spark:
-    """The process of examples/spark_job.py. It starts at once and is asked one thing at a time."""
+    """The process of examples/spark_job.py.
+
+    It starts at once and answers one question at a time.
+    """
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-m", "examples.spark_job", str(directory)]
@@ -40,12 +43,12 @@ class Spark:
         return json.loads(answer)
 
     def close(self) -> None:
-        """Let Spark end."""
+        """Stop Spark."""
         self._process.communicate()
 
 
 class LiveCount:
-    """A thread that lets Spark count the rows of the log again and again."""
+    """A thread that counts the rows of the log with Spark again and again."""
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
@@ -59,7 +62,7 @@ class LiveCount:
             self._counts.append(self._spark.ask("count"))
 
     def stop(self) -> list[int]:
-        """Count once more and stop; return the counts that differ, in order."""
+        """Count once more and stop; return the distinct counts, in order."""
         self._ended.set()
         self._thread.join()
         self._counts.append(self._spark.ask("count"))

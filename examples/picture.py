@@ -31,7 +31,7 @@ def draw(story: Story, path: Path) -> None:
 
 
 def rates(points: Points, bin_seconds: float) -> Points:
-    """Return how fast a count grew, for each bin of time, from points (time, count)."""
+    """Return the growth of a count for each bin of time, from points (time, count)."""
     if not points:
         return []
     first, last = points[0][0], points[-1][0]
@@ -44,7 +44,7 @@ def rates(points: Points, bin_seconds: float) -> Points:
 
 
 def _count_at(points: Points, moment: float) -> float:
-    """Return the last count that was told by then."""
+    """Return the last count up to a moment."""
     count = points[0][1]
     for at, value in points:
         if at > moment:

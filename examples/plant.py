@@ -31,7 +31,7 @@ from siltstone.topic.grammar import TopicFilter
 
 DATABASE = "messages"
 DEVICES = 60
-# What each device measures, one kind after the other: five topics for each device.
+# The measurements of each device, in turn: five topics for each device.
 KINDS = ("temperature", "humidity", "pressure", "vibration", "power")
 SITES = ("east", "north", "west")
 LINES = 4
@@ -40,7 +40,7 @@ SENSOR_DEVICE = 17
 SENSOR_KIND = "temperature"
 # The number of readings that a device sends ahead of their acknowledgements.
 WINDOW = 200
-# What the dashboard subscribes to.
+# The subscription of the dashboard.
 DASHBOARD_FILTER = "plant/+/line/+/device/+/temperature"
 PROBE_TOPIC = b"probe/latency"
 PROBE_PAUSE_SECONDS = 0.01
@@ -53,7 +53,7 @@ def topic_of(device: int, kind: str) -> str:
 
 
 def reading(device: int, number: int) -> bytes:
-    """Return a reading as JSON; both numbers stand at fixed places of the text."""
+    """Return a reading as JSON; both numbers are at fixed places of the text."""
     site = device % len(SITES)
     value = 15 + 3 * site + 4 * math.sin(number / 300 + site) + number * 7 % 10 / 10
     return b'{"sensor": %3d, "number": %7d, "value": %.2f}' % (device, number, value)
@@ -104,7 +104,7 @@ async def tell_changes(counts: Callable[[], Sequence[int]]) -> None:
 
 
 async def run_devices(port: int, readings: int) -> None:
-    """Publish the readings of all devices; print how many of each device are acknowledged."""
+    """Publish the readings of all devices; print the number of acknowledged ones of each device."""
     devices = [PlantClient(port, f"device-{number}") for number in range(DEVICES)]
     for number, device in enumerate(devices):
         for place, kind in enumerate(KINDS):
@@ -124,7 +124,7 @@ async def run_devices(port: int, readings: int) -> None:
 
 
 async def run_probe(port: int) -> None:
-    """Publish one message after the other; print how long each waited for its PUBACK."""
+    """Publish one message after the other; print the time that each waited for its PUBACK."""
     loop = asyncio.get_running_loop()
     publication = Publication(topic=PROBE_TOPIC, qos=1)
     sent = [0, 0.0]
@@ -161,7 +161,7 @@ async def subscribe(port: int) -> None:
 
 
 async def drain(port: int, count: int) -> None:
-    """Return to the dashboard's session; print how many messages have come, up to `count`."""
+    """Return to the dashboard's session; print the number of received messages, up to `count`."""
     received = [0]
 
     def deliver(batch: PublishBatch) -> int:

@@ -41,7 +41,7 @@ def write_tables(spark: SparkSession, directory: str) -> dict[str, float]:
 
 
 def tables(_spark: SparkSession, directory: str) -> list[dict[str, Any]]:
-    """Return what the lake holds, in the order of the names."""
+    """Return the tables of the lake, in order of their names."""
     return [
         {
             "table": info.table,
@@ -53,7 +53,7 @@ def tables(_spark: SparkSession, directory: str) -> list[dict[str, Any]]:
 
 
 def is_sound(spark: SparkSession, directory: str) -> bool:
-    """Tell whether store and lake hold the same rows."""
+    """Return whether store and lake have the same rows."""
     return audit(spark, directory, database=DATABASE).is_sound
 
 
@@ -66,7 +66,7 @@ def sensor(spark: SparkSession, directory: str) -> list[tuple[int, float]]:
     ]
     rows = lake_table(spark, directory, name, database=DATABASE)
     chosen = rows.where(rows["device"] == str(SENSOR_DEVICE)).select("number", "value")
-    # A reading that was sent again after the kill stands twice; it has the same value.
+    # A reading that was sent again after the kill exists twice, with the same value.
     return sorted({(row["number"], row["value"]) for row in chosen.collect()})
 
 

@@ -1,4 +1,4 @@
-"""What the demonstration measures on its way; the picture shows it."""
+"""The measurements of the demonstration, which the picture shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class Story:
-    """What was measured. Times are seconds since 1970."""
+    """The measurements. Times are seconds since 1970."""
 
     acknowledged: Points = field(default_factory=list)
     latencies_ms: Points = field(default_factory=list)

@@ -4,6 +4,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+if [ $# -ne 1 ]; then
+    echo "name the version to build: make base REF=<commit>" >&2
+    exit 2
+fi
 ref=$(git rev-parse --verify "$1^{commit}")
 base=build/base
 if [ "$(cat "$base/REF" 2>/dev/null)" = "$ref" ]; then

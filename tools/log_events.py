@@ -3,7 +3,7 @@
     python tools/log_events.py
 
 Names, levels and facts come from the calls in src/siltstone; MEANINGS has the rest. A test compares
-the page with what this script would write.
+the page with the output of this script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSES_ON: Final = {
     "broker/control/sparse_log.py": "tell",
 }
 CLIENT_FACTS: Final = ("client_id", "address", "user", "reason", "text")
-# Facts that a call passes on, so that they do not stand beside the event.
+# Facts that a call passes on, so they are not in the same call as the event.
 MORE_FACTS: Final[dict[str, tuple[str, ...]]] = {
     "alarm_cleared": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
     "alarm_raised": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
@@ -203,7 +203,7 @@ it does not apply. Lines of libraries have a fact `logger`, and their text as th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A call that logs an event; the event is "" where the call only passes one on."""
+    """A call that logs an event; the event is "" if the call only passes one on."""
 
     module: str
     event: str
@@ -252,7 +252,7 @@ def _sites_of(call: ast.Call, module: str) -> Iterator[Site]:
     else:
         return
     facts = [each.arg for each in call.keywords if each.arg not in {None, "exc_info", "extra"}]
-    # extra={"facts": {"name": value}} where a traceback goes with the event.
+    # extra={"facts": {"name": value}} is used for an event with a traceback.
     for keyword in call.keywords:
         if keyword.arg == "extra":
             facts += [text for text in _texts(keyword.value) if text != "facts"]
@@ -261,7 +261,7 @@ def _sites_of(call: ast.Call, module: str) -> Iterator[Site]:
 
 
 def _texts(node: ast.expr) -> list[str]:
-    """Return the literal texts in an expression, such as both of a choice."""
+    """Return the literal texts in an expression, such as both of a conditional."""
     constants = [each for each in ast.walk(node) if isinstance(each, ast.Constant)]
     return [each.value for each in constants if isinstance(each.value, str)]
 

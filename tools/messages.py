@@ -5,7 +5,7 @@
     python tools/messages.py --kind error --kind log    only these kinds
     python tools/messages.py --banned                   only texts with words that STYLE.md bans
 
-One line is one message: `path:line: kind: text`. An expression inside a text stands in braces. The
+One line is one message: `path:line: kind: text`. An expression inside a text is in braces. The
 script reads the syntax tree, so it finds a text only where the text is written: as an argument of
 an error, of a log call, of a function that prints, or of an option.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Functions that show their arguments, and the kind of message that each makes.
+# Functions that show their arguments, and the kind of message of each.
 KINDS: Final = {
     "log": "log",
     "note": "note",
@@ -36,7 +36,7 @@ KINDS: Final = {
     "refused": "error",
     "refuse": "error",
     "fail": "error",
-    # Reasons that go to clients, complaints about settings, and findings of verify.
+    # Reasons that are sent to clients, errors in settings, and findings of verify.
     "end": "error",
     "wrong": "error",
     "corrupt": "error",
@@ -59,7 +59,7 @@ BANNED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A text, and where it is written."""
+    """A text, and its place in the source."""
 
     path: Path
     line: int
@@ -67,7 +67,7 @@ class Message:
     text: str
 
     def __str__(self) -> str:
-        """Write it in one line."""
+        """Return one line."""
         return f"{self.path}:{self.line}: {self.kind}: {self.text}"
 
 
@@ -104,7 +104,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _command_help(path: Path, node: ast.FunctionDef) -> Iterator[Message]:
-    """Yield the docstring of a command, for its help shows it."""
+    """Yield the docstring of a command, which its help shows."""
     takes = [ast.unparse(default) for default in node.decorator_list]
     text = ast.get_docstring(node)
     is_command = any("command" in name or "takes_" in name for name in takes)

@@ -2,7 +2,7 @@
 
     python -m tools.move_modules tools/moves.txt
 
-Each line of the plan is `old.module new.module` (`old.* new.*` for all that are left of a package),
+Each line of the plan is `old.module new.module` (`old.* new.*` for all other modules of a package),
 or `old.module:OldName NewName` with the module's old name. Modules, their unit tests, imports,
 dotted names, and paths in texts follow. The tool stops before it changes anything if two modules
 would get one place.
@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "src" / "siltstone"
 UNIT: Final = ROOT / "tests" / "unit"
 TEXTS: Final = ("*.py", "*.md", "*.toml", "*.yml", "*.sh", "*.svg", "Makefile")
-# The history of the project names modules as they were called at the time.
+# The history of the project has the names that modules had at the time.
 KEPT: Final = ("CHANGELOG.md", "docs/decisions")
 
 
@@ -39,7 +39,7 @@ def existing() -> set[str]:
 
 
 def read_plan(text: str) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """Return where each module goes, and what each class of an old module is called."""
+    """Return the new name of each module, and the new name of each class of an old module."""
     modules: dict[str, str] = {}
     classes: dict[tuple[str, str], str] = {}
     there = existing()
@@ -89,7 +89,7 @@ def imports_of_modules(text: str, modules: dict[str, str]) -> str:
                 place, _, name = modules[old].rpartition(".")
                 shown = alias.asname or alias.name
                 renamed = name if name == shown else f"{name} as {shown}"
-                # A mark in place of the dot: what is rewritten here is not looked at again.
+                # A mark instead of the dot, so that the result is not rewritten again.
                 moved.append(f"from siltstone{'!' if place else ''}{place} import {renamed}")
             else:
                 kept.append(ast.unparse(alias))
@@ -115,7 +115,7 @@ def rename_classes(text: str, old_module: str, classes: dict[tuple[str, str], st
 
 
 def _rename(text: str, names: dict[str, str]) -> str:
-    """Rename where code names a class, and in quotes of code; prose stays."""
+    """Rename classes in code, and in quoted code; do not change prose."""
     quoted = re.compile(rf"""["'](?:\w+\[)?(?:{"|".join(names)})\b[^"']*["']""")
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
     lines = text.splitlines(keepends=True)
@@ -136,7 +136,7 @@ def _rename(text: str, names: dict[str, str]) -> str:
 
 
 def moves(modules: dict[str, str]) -> list[tuple[Path, Path]]:
-    """Return where each file of a module is and goes, with the unit tests of the same name."""
+    """Return the old and new path of each module file, with its unit test of the same name."""
     found = []
     for old, new in modules.items():
         for root, prefix in ((SOURCE, ""), (UNIT, "test_")):
@@ -161,8 +161,9 @@ def git(*arguments: str | Path) -> str:
 
 
 def move(steps: list[tuple[Path, Path]]) -> None:
-    """Move files, and let every package have its `__init__`."""
-    # By a place beside: a module may go where another one, or a package, stands now.
+    """Move files, and create `__init__.py` in every package."""
+    # In two steps, with a temporary name: the target may be the old place of another module or
+    # package.
     for before, _ in steps:
         git("mv", before, f"{before}.moving")
     for before, after in steps:
@@ -178,7 +179,7 @@ def move(steps: list[tuple[Path, Path]]) -> None:
 
 
 def main() -> None:
-    """Do what a plan says."""
+    """Carry out a plan."""
     modules, classes = read_plan(Path(sys.argv[1]).read_text("utf-8"))
     dotted = "|".join(sorted((re.escape(name) for name in modules), key=len, reverse=True))
     slashed = dotted.replace(r"\.", "/")

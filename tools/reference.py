@@ -1,7 +1,7 @@
 """Write the generated pages of docs/reference: python -m tools.reference.
 
-The pages are committed; tests/test_reference.py fails where one is not what the code gives.
-Settings have their own generator, which users can run too: `siltstone config reference`.
+The pages are committed; tests/test_reference.py fails if one differs from the code. Settings have
+their own generator, which users can run too: `siltstone config reference`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from siltstone.cli.output.help import examples, paragraphs
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "docs" / "reference"
 
-# The public names of the library by what they are for, in the order of the page.
+# The public names of the library by purpose, in the order of the page.
 TOPICS: Final = {
     "Open a store": "open Store",
     "Databases of messages": "Database Row Columns Batch Read Ticket Status TopicFilter",
@@ -37,7 +37,7 @@ TOPICS: Final = {
     "CorruptionError DiskError PoisonedError",
 }
 
-# Methods that the broker and the pipeline call; a program has no use for them.
+# Methods for the broker and the pipeline only, which are not documented.
 INTERNAL: Final = {
     "Database": "block_logs choose extents failure feed_source has_stored leave_free may_hold "
     "on_commit refresh reports",
@@ -119,7 +119,7 @@ def _option_rows(command: Any, context: Any) -> Iterator[str]:
 
 
 def _readable(flags: str) -> str:
-    """Name the value of an option as the other options do: by a word in capitals."""
+    """Replace the type of an option's value by a word in capitals."""
     kinds = {
         "<str>": "TEXT",
         "<int>": "N",
@@ -231,7 +231,7 @@ def _split(arguments: str) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """Return a docstring as Markdown; columns that are aligned by spaces stay as they are."""
+    """Return a docstring as Markdown; columns that are aligned by spaces are kept."""
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if re.search(r"\S {2,}\S", paragraph) and "\n" in paragraph:

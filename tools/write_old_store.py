@@ -42,7 +42,7 @@ def properties(**values: Any) -> Properties:
 
 
 class Client:
-    """A client of MQTT 5 that does one thing after the other."""
+    """A synchronous MQTT 5 client."""
 
     def __init__(self, port: int, name: str, *, expiry: int, clean: bool = False) -> None:
         self.client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=mqtt.MQTTv5)

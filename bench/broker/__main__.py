@@ -1,7 +1,7 @@
-"""Measure Siltstone beside Mosquitto and NATS: `python -m bench.broker [--only NAME]`.
+"""Compare Siltstone with Mosquitto and NATS: `python -m bench.broker [--only NAME]`.
 
 Mosquitto is persistent but does not sync; NATS syncs; Siltstone syncs unless its row says
-otherwise. Everyone bears the same load of the same generator, in turns.
+otherwise. All brokers get the same load from the same generator, in turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SYNC_BYTES: Final = 4096
 
 
 def main() -> None:
-    """Run what was asked for and print the tables."""
+    """Run the selected loads and print the tables."""
     loads = all_loads()
     names = [load.name for load in loads] + [_CONNECTIONS]
     parser = argparse.ArgumentParser(description=__doc__)
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each broker and load")
     parser.add_argument("--only", choices=names, action="append", help="may be repeated")
     chosen = parser.parse_args()
-    # A file has no width to keep to.
+    # A file has no width limit.
     console = Console(width=None if os.isatty(1) else 160)
     console.print(f"siltstone {__version__} ({form()})")
     raise_file_limit()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """Return what else bears on the figures: processors, their load, and the speed of a sync."""
+    """Return other facts that affect the figures: processors, their load, the speed of a sync."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
     return (
         f"{os.cpu_count()} processors, load average {load}, "
@@ -68,7 +68,7 @@ def machine() -> str:
 
 
 def sync_rate() -> float:
-    """Return how many writes of one page, each synced, the disk does in a second."""
+    """Return the number of synced writes of one page per second."""
     page = b"x" * _SYNC_BYTES
     count = 0
     with scratch() as path, (path / "pages").open("wb", buffering=0) as file:

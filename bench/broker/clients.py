@@ -1,4 +1,4 @@
-"""Clients that do not publish: one with many subscriptions, and many that only stay connected."""
+"""Clients that do not publish: one with many subscriptions, and many idle ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PENDING: Final = (0, errno.EINPROGRESS)
 
 
 class RefusedError(Exception):
-    """The broker did not give a client what it asked for."""
+    """The broker refused a request of a client."""
 
 
 def other_filters(count: int) -> list[str]:
-    """Return filters that match no topic of the generator, though some levels of it.
+    """Return filters that match no topic of the generator, but share some levels with it.
 
     Half of them are topics, half have wildcards; the generator's go up to device/999.
     """
@@ -61,7 +61,7 @@ def subscribed(port: int, filters: list[str]) -> Iterator[None]:
 
 @contextmanager
 def crowd(port: int, count: int) -> Iterator[float]:
-    """Hold so many idle clients, who all come at once; give the seconds until all were connected.
+    """Hold this number of idle clients, which connect at once; yield the seconds until all were.
 
     Raises: RefusedError.
     """
@@ -78,7 +78,7 @@ def crowd(port: int, count: int) -> Iterator[float]:
 
 
 def _greet(selector: selectors.BaseSelector, count: int, deadline: float) -> None:
-    """Send each client's CONNECT as soon as it is through, and wait for all answers."""
+    """Send CONNECT for each client when its connection is open, and wait for all answers."""
     waiting = count
     while waiting:
         if time.monotonic() > deadline:

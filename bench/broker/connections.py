@@ -1,4 +1,4 @@
-"""Idle connections: how long a storm of them takes, and the memory that each holds."""
+"""Idle connections: the time to accept many at once, and the memory of each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COUNT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One storm that was survived."""
+    """The result of one round."""
 
     seconds: float
     bytes_each: float
 
 
 def run_connections(*, rounds: int, missing: list[str]) -> Table:
-    """Measure, each time with a fresh broker, and return the table."""
+    """Measure, each time with a new broker, and return the table."""
     contenders = [Contender(OURS, OURS, siltstone), Contender(MOSQUITTO, MOSQUITTO, mosquitto)]
     contenders = [contender for contender in contenders if contender.name not in missing]
     held: dict[str, list[Held]] = {contender.name: [] for contender in contenders}

@@ -1,4 +1,4 @@
-"""The load generator: compiled from bench/mqttload.c, run, and its one line of JSON read."""
+"""The load generator: compiles bench/mqttload.c, runs it, and parses its line of JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Final
 
 SOURCE: Final = Path(__file__).parent.parent / "mqttload.c"
 _PROGRAM: Final = Path("build/mqttload")
-# It ends with 1 when something owed never came, which its figures tell as well.
+# Status 1 means that an expected message never arrived, which its figures show as well.
 _ENDED_WELL: Final = (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the generator saw; the names are those of its JSON."""
+    """The result of the generator, with the names of its JSON."""
 
     acked_per_s: float
     recv_per_s: float
@@ -38,16 +38,16 @@ class Result:
 
     @property
     def lost(self) -> int:
-        """How many acknowledgements and messages never came."""
+        """The number of acknowledgements and messages that never arrived."""
         return self.sent - self.acked + max(0, self.expected - self.received)
 
 
 class GeneratorError(Exception):
-    """The generator could not do its work, often because the broker ended it."""
+    """The generator failed, often because the broker closed the connection."""
 
 
 def build_generator() -> Path:
-    """Compile the generator where it is missing or older than its source."""
+    """Compile the generator if it is missing or older than its source."""
     program = _PROGRAM.resolve()
     if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
         program.parent.mkdir(exist_ok=True)

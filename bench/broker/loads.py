@@ -1,4 +1,4 @@
-"""The loads, who bears them, and what Siltstone must reach against the others."""
+"""The loads, their contenders, and the targets for Siltstone against the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSCRIPTIONS: Final = (10, 1_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A broker to start, by the name of its row, with so many subscriptions that match nothing."""
+    """A broker by the name of its row, with a number of subscriptions that match nothing."""
 
     name: str
     broker: str
@@ -31,7 +31,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A bound of one contender's figure by another's: at least for rates, at most for times."""
+    """A bound of one contender's figure relative to another's: a minimum for rates, a maximum for
+    times.
+    """
 
     ours: str
     theirs: str
@@ -56,19 +58,19 @@ class Load:
 
 
 def missing_peers() -> list[str]:
-    """Return the names of those that are not on this machine."""
+    """Return the names of the brokers that are not on this machine."""
     found = {MOSQUITTO: find_mosquitto(), NATS: find_nats()}
     return [name for name, program in found.items() if program is None]
 
 
 def present(load: Load, missing: list[str]) -> Load:
-    """Return a load for those of its contenders that are there."""
+    """Return a load with only the available contenders."""
     left = tuple(contender for contender in load.contenders if contender.broker not in missing)
     return replace(load, contenders=left)
 
 
 def all_loads() -> list[Load]:
-    """Return the loads, in the order in which they are run."""
+    """Return the loads, in the order of their runs."""
     everyone = (
         Contender(OURS, OURS, siltstone),
         Contender(MOSQUITTO, MOSQUITTO, mosquitto),
@@ -163,6 +165,6 @@ def _subscriptions() -> Load:
                 for count in SUBSCRIPTIONS
             ),
         ),
-        # The cost must not grow; what is left is for the noise of the machine.
+        # The cost must not grow; the margin is for the noise of the machine.
         targets=tuple(_target(few, 0.9, name) for name in more),
     )

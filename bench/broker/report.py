@@ -1,4 +1,4 @@
-"""The table: figures of each broker, ratios of ours to theirs, and whether the targets hold."""
+"""The table: figures of each broker, ratios of Siltstone to the others, and the targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_table(title: str) -> Table:
 
 
 def add_rows(table: Table, load: Load, outcomes: list[Summary | Failure]) -> None:
-    """Add what came of a load; a target stands in the row of the one that must reach it."""
+    """Add the results of a load; a target is in the row of the contender that must reach it."""
     values = {outcome.name: outcome.value for outcome in outcomes if isinstance(outcome, Summary)}
     title = f"{load.name}: {load.title}"
     for outcome in outcomes:

@@ -17,13 +17,13 @@ from bench.workload import scratch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What came of one contender's rounds."""
+    """The results of one contender's rounds."""
 
     name: str
     value: float
     lowest: float
     highest: float
-    # Processor time of the broker for each message published.
+    # Processor time of the broker for each published message.
     cpu_us: float
     lost: int
     out_of_order: int
@@ -32,7 +32,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why nothing came of them."""
+    """The reason why a contender has no results."""
 
     name: str
     text: str
@@ -41,9 +41,9 @@ class Failure:
 def run_rounds(
     load: Load, program: Path, *, seconds: float, rounds: int
 ) -> list[Summary | Failure]:
-    """Give every contender its rounds, A B C A B C; return what came of each.
+    """Run the rounds of all contenders in turns, A B C A B C; return their results.
 
-    All brokers stay up meanwhile and the others are idle.
+    All brokers keep running meanwhile, and the others are idle.
     """
     failures: dict[str, Failure] = {}
     samples: dict[str, list[tuple[Result, float]]] = {c.name: [] for c in load.contenders}

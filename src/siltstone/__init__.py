@@ -1,7 +1,7 @@
 """Siltstone: a durable message store that speaks MQTT and is read by Spark.
 
-The public names are loaded when one is asked for: programs that need a part of the package, as the
-command that publishes a message does, need not wait for all of it.
+The public names are imported on first use. A program that needs only a part of the package, such as
+the command that publishes a message, therefore does not import all of it.
 """
 
 from importlib import import_module
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # Python itself looks for names that begin so, and `from siltstone import …` for modules.
+        # Python itself looks up names with a leading underscore, and `from siltstone import …`
+        # looks up modules.
         if name == "__all__" or not name.startswith("_"):
             public = import_module("siltstone.public")
             if name == "__all__" or name in public.__all__:
-                # From now on it is found without being asked for here.
+                # Later lookups find the name without a call of this function.
                 value = globals()[name] = getattr(public, name)
                 return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
-"""A feed for asyncio: `async for` over what comes, where store threads meet the loop.
+"""A feed for asyncio: `async for` over the rows of a feed.
 
-The thread that brings rows only tells the loop that there are some; they are taken on the loop.
+The store thread that delivers rows only notifies the event loop. The rows are read on the event
+loop.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from siltstone.store.feed.reader import FeedRead, FeedReader
 
 
 class AsyncFeed:
-    """Wraps what `Database.feed` returns; belongs to the loop that it is made on, to one task.
+    """A wrapper of the reader that `Database.feed` returns; for one event loop and one task.
 
-    Asking for more acknowledges what came before.
+    It belongs to the event loop that is running when it is created. Each request for more rows
+    acknowledges the rows before.
     """
 
     def __init__(self, reader: FeedReader) -> None:
@@ -29,7 +31,7 @@ class AsyncFeed:
 
     @property
     def position(self) -> FeedPosition:
-        """The place behind all that was handed out."""
+        """The position after all rows that were returned."""
         return self._reader.position
 
     def __aiter__(self) -> Self:
@@ -37,15 +39,15 @@ class AsyncFeed:
         return self
 
     async def __anext__(self) -> FeedRead:
-        """Return the next rows; end when the feed or its database is closed.
+        """Return the next rows; stop when the feed or its database is closed.
 
-        Raises: what kept the feed from reading.
+        Raises: the error that stopped the feed.
         """
         if self._last is not None:
             self._reader.ack(self._last)
             self._last = None
         while True:
-            # Cleared before looking: what comes in between sets it again.
+            # Clear the event before reading: rows that arrive in between set it again.
             self._arrived.clear()
             try:
                 read = self._reader.next(timeout=0)
@@ -66,19 +68,19 @@ class AsyncFeed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the feed."""
         await self.close()
 
     async def close(self) -> None:
-        """End the feed; its threads may take a moment, so not on the loop."""
+        """Close the feed, in a thread: its own threads may take a moment to end."""
         self._reader.on_arrival(None)
         self._arrived.set()
         await asyncio.to_thread(self._reader.close)
 
     def _tell(self) -> None:
-        """Tell the loop, from another thread, that there is something to take."""
+        """Notify the event loop, from another thread, that rows have arrived."""
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The event loop is closed, so no task waits any more.
             self._reader.on_arrival(None)

@@ -1,7 +1,7 @@
-"""Where time comes from: a parameter, so that tests own it.
+"""Clocks: time is a parameter, so that tests control it.
 
-A GuardedClock does not believe a wall clock that jumps. What it must know for that across runs is a
-Sighting: where the clocks stood when they were seen last. The store keeps it.
+A GuardedClock does not trust a wall clock that jumps. Between runs it needs a Sighting, which is
+the state of the clocks when they were last read. The store keeps the Sighting.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ from typing import Final, NewType, Protocol
 
 TimestampUs = NewType("TimestampUs", int)
 
-# How far the wall clock may jump before it is not believed, and how long it must go on so before it
-# is, where nothing else was set.
+# The defaults: a larger jump of the wall clock is not trusted, and the time that the clocks must
+# agree before it is trusted again.
 JUMP_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = 3600.0
 
 _US: Final = 1_000_000
 _NOTHING: Final = range(0)
-# Goes on while the machine sleeps, where there is one: to wake up is no jump of the wall clock.
+# CLOCK_BOOTTIME also runs while the machine is suspended, so a resume is not a jump of the wall
+# clock.
 _STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Tells the time; wall time may jump, monotonic time never goes back."""
+    """A source of time; wall time may jump, monotonic time never decreases."""
 
     def now_us(self) -> TimestampUs: ...
 
     def monotonic(self) -> float: ...
 
     def passed_us(self, since_us: int) -> int:
-        """Return how much time has passed for certain since a time; below 0 when it is still to
-        come, or may be. What is deleted by its age is deleted by this.
+        """Return how much time has certainly passed since a time; negative if it is in the future.
+
+        It is also negative if the time may be in the future. Deletion by age uses this value.
         """
 
     def held_us(self) -> range:
-        """Return the span of time that may not have passed, which `passed_us` leaves out; empty
-        when all has.
+        """Return the span of time that may not have passed, which `passed_us` excludes.
+
+        The span is empty when all time is certain.
         """
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     def now_us(self) -> TimestampUs:
         return TimestampUs(time.time_ns() // 1000)
@@ -60,10 +63,10 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """What a GuardedClock knew when it was seen last; all that it needs to go on.
+    """The saved state of a GuardedClock, from which a later run continues.
 
-    The monotonic time counts from the start of the machine that `boot` names; of a boot without a
-    name nothing is known but the time.
+    The monotonic time counts from the boot that `boot` names. If `boot` is empty, only the time is
+    known.
     """
 
     time_us: int
@@ -71,24 +74,24 @@ class Sighting:
     boot: str = ""
     # Whether the clocks have agreed since the machine was started.
     is_anchored: bool = True
-    # How far the wall clock was ahead, or below 0 behind, and since when in monotonic time.
+    # How far the wall clock was ahead (negative: behind), and since when in monotonic time.
     ahead_us: int = 0
     ahead_since: float = 0.0
-    # The time that may not have passed, and since when the clocks have agreed behind it.
+    # The span of time that may not have passed, and since when the clocks have agreed after it.
     held_from_us: int = 0
     held_until_us: int = 0
     held_since: float = 0.0
-    # Whether the time went back, so that what was saved before may be of a later time.
+    # Whether the time went back, so that saved times may be in the future.
     went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """What a GuardedClock makes of the wall clock; times are in µs.
+    """The judgement of a GuardedClock about the wall clock; times are in µs.
 
-    `ahead_us` is how far the wall clock is ahead of the time told, below 0 behind. `held_us` is the
-    time that passed before the start and is not believed. `left_seconds` says how long the clocks
-    must still agree before either is believed, None for never.
+    `ahead_us` is how far the wall clock is ahead of this clock, negative if it is behind. `held_us`
+    is the time before the start that is not trusted. `left_seconds` is how long the clocks must
+    still agree before the wall clock or the held time is trusted, None for never.
     """
 
     now_us: int
@@ -100,22 +103,23 @@ class ClockState:
 
     @property
     def is_held(self) -> bool:
-        """Whether anything waits for the wall clock to be believed."""
+        """Whether something waits until the wall clock is trusted."""
         return bool(self.ahead_us or self.held_us)
 
 
 class GuardedClock:
-    """A clock that does not believe a jump of the wall clock at once; for any thread.
+    """A clock that does not trust a jump of the wall clock at once; for any thread.
 
-    As long as the wall clock and the monotonic one agree, it tells wall time. When the wall clock
-    leaves by more than `jump_seconds`, it goes on by itself. A jump ahead is followed when both
-    clocks have agreed for `confirm_seconds` since. A clock that was set back is not followed: what
-    expires must not live longer for it. It is wall time again when the two meet.
+    While the wall clock and the monotonic clock agree, it returns wall time. When the wall clock
+    differs by more than `jump_seconds`, it continues with the monotonic clock. It follows a jump
+    forward after both clocks have agreed for `confirm_seconds` since. It does not follow a wall
+    clock that was set back: data must not live longer than its expiry because of it. It returns
+    wall time again when the two clocks meet.
 
-    `resume` takes over from an earlier run. Within one boot the monotonic clock tells how much time
-    has passed, so that a jump between two runs is one like any other. After a boot only the wall
-    clock can tell. It is followed, for the machine may have been off; but the time since the last
-    run is held until both clocks have agreed for `confirm_seconds`.
+    `resume` continues from an earlier run. Within one boot the monotonic clock tells how much time
+    has passed, so a jump between two runs is treated as any other jump. After a reboot only the
+    wall clock can tell. It is followed, because the machine may have been off. However, the time
+    since the last run is held until both clocks have agreed for `confirm_seconds`.
     """
 
     def __init__(
@@ -126,21 +130,21 @@ class GuardedClock:
         self._confirm_seconds = confirm_seconds
         self._boot = boot
         self._lock = Lock()
-        # Where the two clocks stood when they agreed last.
+        # The two clocks when they last agreed.
         self._agreed_us = int(inner.now_us())
         self._agreed_at = inner.monotonic()
-        # Whether they have agreed since the machine was started.
+        # Whether they have agreed since the machine was booted.
         self._is_anchored = True
-        # How far the wall clock is ahead of what is told, and since when.
+        # How far the wall clock is ahead of this clock, and since when.
         self._ahead_us = 0
         self._ahead_since = 0.0
-        # Time that may not have passed, and since when the clocks have agreed behind it.
+        # The span of time that may not have passed, and since when the clocks have agreed after it.
         self._held = _NOTHING
         self._held_since = 0.0
         self._went_back = False
 
     def resume(self, seen: Sighting) -> None:
-        """Go on from an earlier run; before all else."""
+        """Continue from an earlier run; call it before all other methods."""
         with self._lock:
             now = self._inner.monotonic()
             if seen.boot and seen.boot == self._boot and seen.monotonic <= now:
@@ -158,7 +162,7 @@ class GuardedClock:
             self._went_back |= told_us < seen.time_us - self.jump_us
 
     def sighting(self) -> Sighting:
-        """Return what a later run needs to go on."""
+        """Return the state that a later run needs to continue."""
         with self._lock:
             told_us = self._look()
             return Sighting(
@@ -176,13 +180,11 @@ class GuardedClock:
 
     @property
     def ahead_seconds(self) -> float:
-        """How far the wall clock is ahead, or below 0 behind, of the time that is told; 0 when it
-        is believed.
-        """
+        """How far the wall clock is ahead of this clock (negative: behind); 0 if it is trusted."""
         return self.state().ahead_us / _US
 
     def state(self) -> ClockState:
-        """Return what is believed of the wall clock now."""
+        """Return the current judgement about the wall clock."""
         with self._lock:
             told_us = self._look()
             now = self._inner.monotonic()
@@ -200,16 +202,16 @@ class GuardedClock:
 
     @property
     def went_back(self) -> bool:
-        """Whether its time went back, so that times that were saved may be later than now."""
+        """Whether the time of this clock went back, so that saved times may be in the future."""
         self.now_us()
         return self._went_back
 
     def settle(self) -> None:
-        """Hear that times that were saved are set right."""
+        """Record that saved times were corrected."""
         self._went_back = False
 
     def confirm(self) -> None:
-        """Believe the wall clock from now on."""
+        """Trust the wall clock from now on."""
         with self._lock:
             told_us = self._look()
             wall_us = int(self._inner.now_us())
@@ -235,7 +237,7 @@ class GuardedClock:
             return self._held
 
     def _look(self) -> int:
-        """Compare the clocks; return the time to tell."""
+        """Compare the clocks; return the time of this clock."""
         wall_us, now = int(self._inner.now_us()), self._inner.monotonic()
         told_us = self._agreed_us + round((now - self._agreed_at) * _US)
         ahead_us = wall_us - told_us
@@ -246,7 +248,7 @@ class GuardedClock:
         elif ahead_us > 0 and not self._is_anchored:
             self._hold(told_us, wall_us, now)
         elif ahead_us < 0 and self._held and wall_us >= told_us - len(self._held) - self.jump_us:
-            # What was never believed is given up at once.
+            # Held time was never trusted, so it is given up at once.
             self._went_back = True
             self._hold(told_us - len(self._held), wall_us, now)
         elif self._is_confirmed(ahead_us, now):
@@ -262,23 +264,23 @@ class GuardedClock:
         self._ahead_us = 0
 
     def _hold(self, certain_us: int, wall_us: int, now: float) -> None:
-        """Follow the wall clock, but for the time since the last that is certain."""
+        """Follow the wall clock, but hold the time since the last certain time."""
         self._held = _NOTHING
         if wall_us - certain_us > self.jump_us:
             self._held, self._held_since = range(certain_us, wall_us), now
         self._agree(wall_us, now)
 
     def _is_confirmed(self, ahead_us: int, now: float) -> bool:
-        """Say whether the wall clock is ahead, and was as far ahead for long enough."""
+        """Return whether the wall clock has been ahead by the same amount for long enough."""
         if self._ahead_us == 0 or abs(ahead_us - self._ahead_us) > self.jump_us:
             self._ahead_us, self._ahead_since = ahead_us, now
-        # Only clocks that agree prove anything of the time before the start.
+        # Only clocks that agree confirm the time before the start.
         self._held_since = now
         return ahead_us > 0 and now - self._ahead_since >= self._confirm_seconds
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when it is told to."""
 
     def __init__(self, start_us: int = 1_700_000_000_000_000) -> None:
         self._now_us = start_us

@@ -1,7 +1,7 @@
-"""Every error that leaves the package, as one tree sorted by what the caller must do.
+"""All errors that the package raises, as one tree sorted by what the caller must do.
 
-A class exists only where a caller would act differently; the facts are attributes and stand last in
-the text.
+A class exists only where a caller would act differently. Facts are attributes, and come last in the
+message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 
 class SiltstoneError(Exception):
-    """The root: catching it catches everything Siltstone raises on purpose."""
+    """The base class of all errors that Siltstone raises on purpose."""
 
 
 class RetryError(SiltstoneError):
@@ -19,15 +19,15 @@ class RetryError(SiltstoneError):
 
 
 class OverloadedError(RetryError):
-    """Too much is waiting to be written; slow down and call again."""
+    """A limit is reached, for example of data waiting to be written; slow down and call again."""
 
 
 class ConflictError(RetryError):
-    """Another transaction came first; nothing happened. Read again, then commit again."""
+    """Another transaction committed first; nothing happened. Read again, then commit again."""
 
 
 class StorageFullError(RetryError):
-    """The disk has no room for this; nothing was written. Free space, then call again."""
+    """The disk is full; nothing was written. Free space, then call again."""
 
     def __init__(self, path: PurePath, *, needed_bytes: int = 0) -> None:
         super().__init__(f"no space left on the disk: path={path} needed_bytes={needed_bytes}")
@@ -49,12 +49,15 @@ class QuotaExceededError(RetryError):
 
 
 class OutcomeUnknownError(SiltstoneError):
-    """It may have happened; read back before calling again."""
+    """The operation may have happened; read back before calling again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """A requirement and what was found in its place; None is no row, expected None is any value."""
+    """A requirement and the row that was found; expected None means any value.
+
+    found is None if there is no row.
+    """
 
     topic: str
     time_us: int
@@ -63,7 +66,7 @@ class Unmet:
     found: bytes | None
 
     def __str__(self) -> str:
-        """Say it in one line, without the values: they may be large, or secret."""
+        """Return one line without the values, which may be large or secret."""
         place = f"topic={self.topic!r} time_us={self.time_us}"
         if not self.present:
             return f"the row exists, but must not exist: {place}"
@@ -73,7 +76,7 @@ class Unmet:
 
 
 class PreconditionError(SiltstoneError):
-    """A requirement was not met by the newest data; nothing happened. Decide anew by `unmet`."""
+    """The newest data did not meet a requirement; nothing happened. See `unmet` to decide again."""
 
     def __init__(self, unmet: tuple[Unmet, ...]) -> None:
         super().__init__("; ".join(str(one) for one in unmet))
@@ -81,7 +84,7 @@ class PreconditionError(SiltstoneError):
 
 
 class FencedError(PreconditionError):
-    """Somebody else has taken over what this owner held; nothing happened. Let go of it."""
+    """Another owner has taken over the data of this owner; nothing happened. Stop using it."""
 
 
 class UsageError(SiltstoneError):
@@ -93,11 +96,11 @@ class InvalidTopicError(UsageError):
 
 
 class NotFoundError(UsageError):
-    """What was named does not exist: a file, a database, a slab."""
+    """The file, database, slab or other object does not exist."""
 
 
 class ExistsError(UsageError):
-    """What was to be created exists already."""
+    """The object to create exists already."""
 
 
 class LockedError(UsageError):
@@ -109,7 +112,7 @@ class SlabDroppedError(UsageError):
 
 
 class PeerError(SiltstoneError):
-    """The other side broke the rules of its protocol; send it the reason, then close."""
+    """The other side violated its protocol; send it the reason, then close."""
 
     def __init__(self, message: str, *, reason: int) -> None:
         super().__init__(message)
@@ -117,14 +120,14 @@ class PeerError(SiltstoneError):
 
 
 class MalformedPacketError(PeerError):
-    """The bytes cannot be read as a packet."""
+    """The bytes are not a valid packet."""
 
     def __init__(self, message: str, *, reason: int = 0x81) -> None:
         super().__init__(message, reason=reason)
 
 
 class ProtocolError(PeerError):
-    """The packet can be read, but may not be sent, or not with this content."""
+    """The packet is valid, but is not allowed now, or not with this content."""
 
     def __init__(self, message: str, *, reason: int = 0x82) -> None:
         super().__init__(message, reason=reason)
@@ -141,7 +144,7 @@ class DiskError(SiltstoneError):
 
 
 class CorruptionError(SiltstoneError):
-    """The bytes are not what was written; restore them, or see `siltstone verify --repair`."""
+    """The bytes differ from what was written; restore them, or see `siltstone verify --repair`."""
 
     def __init__(self, reason: str, *, path: PurePath, offset: int = 0) -> None:
         super().__init__(f"{reason}: path={path} offset={offset}")
@@ -151,8 +154,8 @@ class CorruptionError(SiltstoneError):
 
 
 class PoisonedError(SiltstoneError):
-    """A sync failed, so nothing more is acknowledged here; close, reopen, recover."""
+    """A write or sync failed, so nothing more is acknowledged; close, reopen, recover."""
 
 
 class ClosedError(UsageError):
-    """The store or database is closed."""
+    """The store, database or other object is closed."""

@@ -1,4 +1,4 @@
-"""Where a mistake of ours ends one thing, and no other that waits behind it in the same turn."""
+"""Containment of internal errors: an error in one operation does not stop the next ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _T = TypeVar("_T")
 
 
 def contain(act: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
-    """Do something; if it raises, log that with its trace, and do the other."""
+    """Call a function; if it raises, log the error with its traceback and call `otherwise`."""
     contain_with(lambda _: act(), None, otherwise)
 
 
 def contain_with(
     act: Callable[[_T], object], argument: _T, otherwise: Callable[[], object] | None = None
 ) -> None:
-    """Do something with an argument as `contain` does; this way costs next to nothing."""
+    """Call a function with an argument, as `contain` does, without the cost of a closure."""
     try:
         act(argument)
-    except Exception:  # noqa: BLE001 - told with its trace, and the others go on
+    except Exception:  # noqa: BLE001 - logged with its traceback; other operations continue
         _LOG.exception("internal_error")
         if otherwise is not None:
             otherwise()

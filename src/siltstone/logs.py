@@ -1,11 +1,11 @@
-"""Structured logs on stderr: an event, and its facts, a line each.
+"""Structured logs on stderr: one line for each event and its facts.
 
     2026-01-31T12:00:00.123Z info    client_connected client_id=c1 address=127.0.0.1:50000
     {"time": "2026-01-31T12:00:00.123Z", "level": "info", "event": "client_connected", …}
 
-One record is one line, whatever a client puts into its names: characters that end a line or move
-the cursor are escaped, long values are cut, and the lines of a traceback are indented. Facts whose
-name says that they are secret are masked.
+A client cannot forge a record with its names: characters that end a line or move the cursor are
+escaped, long values are cut, and the lines of a traceback are indented. Facts with a secret name,
+such as password, are masked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOGGER: Final = "siltstone"
 _SECRETS: Final = frozenset({"credentials", "passphrase", "password", "secret", "token"})
 _MASK: Final = "***"
 _VALUE_LENGTH_MAX: Final = 300
-# What would make it unclear where a value begins or ends.
+# Characters that would hide where a value begins or ends.
 _QUOTED: Final = frozenset(" \"'=\\")
 
 
@@ -30,7 +30,7 @@ def log(logger: logging.Logger, level: int, event: str, /, **facts: object) -> N
     """Log an event with its facts.
 
     The event is a literal in snake_case, which tools match and docs/reference/log-events.md lists.
-    Whatever varies, such as a value of a client, is a fact.
+    Everything that varies, such as a value of a client, is a fact.
     """
     if logger.isEnabledFor(level):
         logger.log(level, event, extra={"facts": facts}, stacklevel=2)
@@ -39,10 +39,10 @@ def log(logger: logging.Logger, level: int, event: str, /, **facts: object) -> N
 def start_logging(
     *, level: str, form: Literal["human", "json"], stream: TextIO | None = None
 ) -> None:
-    """Send what is logged in this process to a stream, stderr by default.
+    """Send the logs of this process to a stream, stderr by default.
 
-    Our own events are told from the level on, those of libraries from a warning on; a second call
-    replaces the first.
+    Siltstone's own events are logged from `level` on, those of libraries from a warning on. A
+    second call replaces the first.
     """
     lines = _Lines(sys.stderr if stream is None else stream)
     lines.setFormatter(_HumanFormatter() if form == "human" else _JsonFormatter())
@@ -54,7 +54,7 @@ def start_logging(
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Ours, told from handlers that others have set."""
+    """The handler of this module, to distinguish it from other handlers."""
 
 
 class _HumanFormatter(logging.Formatter):
@@ -62,7 +62,7 @@ class _HumanFormatter(logging.Formatter):
         facts = (f"{_escaped(name)}={_quoted(value)}" for name, value in _facts(record).items())
         head = f"{_moment(record)} {record.levelname.lower():7}"
         line = " ".join([head, _escaped(record.getMessage()), *facts])
-        # Indented, no line of a traceback can pass for an event.
+        # Because of the indentation, no line of a traceback looks like an event.
         trace = (f"\n    {_escaped(text)}" for text in _trace(self, record).split("\n") if text)
         return line + "".join(trace)
 
@@ -74,7 +74,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        # The head wins over facts of the same name.
+        # The time, level and event replace facts of the same name.
         document = document | _facts(record) | document
         if trace := _trace(self, record):
             document["traceback"] = trace
@@ -87,7 +87,7 @@ def _moment(record: logging.LogRecord) -> str:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:
-    """Return the facts, fit to be shown; a record of a library has its logger's name as one."""
+    """Return the facts for output; a record of a library also has the name of its logger."""
     known: Mapping[str, Any] = getattr(record, "facts", {})
     facts = {
         name: _MASK if name.rpartition("_")[2] in _SECRETS else _plain(value)
@@ -99,7 +99,7 @@ def _facts(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON can say, and not at any length."""
+    """Return a value that JSON can represent, cut to a maximum length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

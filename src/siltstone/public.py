@@ -1,4 +1,4 @@
-"""The public names of the package, and nothing else."""
+"""The public names of the package."""
 
 from siltstone.errors import (
     ClosedError,

@@ -1,12 +1,12 @@
-"""Read the settings of the broker: defaults, then siltstone.toml, the environment, and flags.
+"""The settings of the broker: defaults, then siltstone.toml, the environment, and flags.
 
-Later ones win, key by key. Every key can be given in each way: a variable joins the words of a key
-by two underscores (SILTSTONE_LIMITS__PACKET_SIZE_MAX), a flag by dots; a number stands for one of a
-list (listeners.0.port), and a whole list or table is given as JSON.
+Later sources win, key by key. Every key can be given in each source. A variable joins the words of
+a key with two underscores (SILTSTONE_LIMITS__PACKET_SIZE_MAX), a flag with dots. A number selects
+an item of a list (listeners.0.port). A whole list or table is given as JSON.
 
-What is wrong is told in one line each: where it came from, the key, what was expected and what was
-found. The sources of pydantic-settings merge values before they are checked and forget where each
-came from, so the models are filled here.
+Each error is one line: the source, the key, the expected value and the value found. The sources of
+pydantic-settings merge values before they are checked and forget the source of each value, so this
+module fills the models.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from siltstone.fs.posix import PosixFileSystem
 FILE_NAME: Final = "siltstone.toml"
 PREFIX: Final = "SILTSTONE_"
 FILE_VARIABLE: Final = "SILTSTONE_CONFIG"
-# Read by others of the project: which file is meant, and how to build.
+# Variables that are not settings: the path of the settings file, and options of build and tests.
 NOT_SETTINGS: Final = frozenset({FILE_VARIABLE, "SILTSTONE_PURE", "SILTSTONE_REQUIRE_PEERS"})
 
-# The flags of single keys; the others are given by --set.
+# The keys with a flag of their own; other keys are given with --set.
 FLAGS: Final[Mapping[str, str]] = {
     "--data": "data",
     "--host": "listeners.0.host",
@@ -50,13 +50,13 @@ _FOUND_LENGTH_MAX: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings, and where each that was given came from."""
+    """The settings, and the source of each value that was given."""
 
     settings: BrokerSettings
     origins: Mapping[Key, str]
 
     def origin(self, key: Key) -> str | None:
-        """Return where a value came from; None: it is a default."""
+        """Return the source of a value; None for a default."""
         return _origin(self.origins, key)
 
 
@@ -67,9 +67,9 @@ def load_settings(
     *,
     fs: FileSystem | None = None,
 ) -> BrokerSettings:
-    """Read the settings; overrides go by key, or by one of FLAGS.
+    """Read the settings; the names of overrides are keys or FLAGS.
 
-    Raises: UsageError, with a line for everything that is wrong.
+    Raises: UsageError, with a line for each error.
     """
     return read_settings(file, environment, overrides, fs=fs).settings
 
@@ -81,7 +81,7 @@ def read_settings(
     *,
     fs: FileSystem | None = None,
 ) -> LoadedSettings:
-    """Read the settings as `load_settings` does, and tell where they came from."""
+    """Read the settings as `load_settings` does, with the source of each value."""
     draft = _Draft()
     if file is not None:
         draft.tree = _read_file(fs or PosixFileSystem(), file)
@@ -97,7 +97,7 @@ def read_settings(
 def find_file(
     named: PurePath | None, environment: Mapping[str, str], *, fs: FileSystem | None = None
 ) -> PurePath | None:
-    """Return the file to read: the one named, that of the environment, or the one that is here."""
+    """Return the settings file: the given one, that of the environment, or a local one."""
     if named is not None:
         return named
     if from_environment := environment.get(FILE_VARIABLE):
@@ -112,7 +112,7 @@ def variable_name(key: Key) -> str:
 
 
 def dotted_name(key: Key) -> str:
-    """Return a key as flags and complaints have it."""
+    """Return a key in the form of flags and error messages."""
     return ".".join(
         part if part.replace("-", "_").isidentifier() or part.isdecimal() else json.dumps(part)
         for part in map(str, key)
@@ -120,18 +120,18 @@ def dotted_name(key: Key) -> str:
 
 
 def known_keys() -> list[Key]:
-    """Return every key, tables and lists before what is in them; of a list its first."""
+    """Return all keys, tables and lists before their contents; of a list only index 0."""
     return list(_keys_of(BrokerSettings, ()))
 
 
 def model_of(key: Key) -> type[BaseModel] | None:
-    """Return the model of a key that is a table; None: it is none, or unknown."""
+    """Return the model of a key that is a table; None for another or unknown key."""
     shape = _shape(key)
     return shape if isinstance(shape, type) and issubclass(shape, BaseModel) else None
 
 
 def field_of(key: Key) -> FieldInfo:
-    """Return the field of a known key, or the one whose list it is in."""
+    """Return the field of a known key, or of the list that contains it."""
     while isinstance(key[-1], int):
         key = key[:-1]
     model = model_of(key[:-1])
@@ -150,7 +150,7 @@ def _keys_of(model: type[BaseModel], prefix: Key) -> Iterator[Key]:
 
 
 class _Draft:
-    """What was given so far, as JSON would have it, with its origins and with what is wrong."""
+    """The values so far, as JSON values, with their sources and errors."""
 
     def __init__(self) -> None:
         self.tree: dict[str, Any] = {}
@@ -158,7 +158,7 @@ class _Draft:
         self._complaints: list[str] = []
 
     def put_variable(self, name: str, text: str) -> None:
-        """Take an environment variable; an unknown one is a complaint."""
+        """Add an environment variable; an unknown one is an error."""
         key = _key(name.removeprefix(PREFIX).lower().split("__"))
         if variable_name(key) == name and _shape(key) is not None:
             self._put(key, text, name)
@@ -167,7 +167,7 @@ class _Draft:
             self._complaints.append(f"{name}: unknown variable{nearest}")
 
     def put_flag(self, flag: str, text: str) -> None:
-        """Take the value of a flag, or of a key by --set; an unknown key is a complaint."""
+        """Add the value of a flag, or of a key of --set; an unknown key is an error."""
         key = _key(FLAGS.get(flag, flag).replace("-", "_").split("."))
         origin = flag if flag in FLAGS else f"--set {dotted_name(key)}"
         if _shape(key) is not None:
@@ -176,7 +176,7 @@ class _Draft:
             self._complaints.append(f"{origin}: unknown key{_nearest_key(key)}")
 
     def finish(self) -> LoadedSettings:
-        """Check everything, and return it. Raises: UsageError."""
+        """Check all values, and return the settings. Raises: UsageError."""
         settings = None
         try:
             settings = BrokerSettings.model_validate(self.tree)
@@ -186,7 +186,7 @@ class _Draft:
                 for key, sentence in _sentences(exc.errors(include_url=False), self.tree)
             ]
         if settings is None or self._complaints:
-            # Without its cause, which could show values that are nobody's business.
+            # Without its cause, which could show secret values.
             raise UsageError("\n".join(self._complaints)) from None
         return LoadedSettings(settings, self.origins)
 
@@ -210,8 +210,10 @@ class _Draft:
 
 
 def _with(node: Any, key: Key, value: Any, depth: int = 0) -> Any:
-    """Return the node at a depth of the key with the value below it, in tables and lists that are
-    created where there are none. Raises: IndexError for a place beyond the next in a list.
+    """Return the node at a depth of the key, with the value set below it.
+
+    Missing tables and lists are created. Raises: IndexError for an index beyond the next one of a
+    list.
     """
     if depth == len(key):
         return value
@@ -228,12 +230,12 @@ def _with(node: Any, key: Key, value: Any, depth: int = 0) -> Any:
     elif node is None or isinstance(node, dict):
         table = node or {}
         return table | {part: _with(table.get(part), key, value, depth + 1)}
-    # Neither: the file has a wrong value here, which the models complain about.
+    # The file has a value of a wrong type here, which the models report.
     return node
 
 
 def _read_file(fs: FileSystem, file: PurePath) -> dict[str, Any]:
-    """Read TOML. Raises: UsageError."""
+    """Read a TOML file. Raises: UsageError."""
     try:
         encoded = fs.read(file)
     except NotFoundError as exc:
@@ -249,7 +251,7 @@ def _read_file(fs: FileSystem, file: PurePath) -> dict[str, Any]:
 
 
 def _leaves(node: Any, key: Key = ()) -> Iterator[Key]:
-    """Yield the keys of all values that are not in turn tables, or lists of tables."""
+    """Yield the keys of all values that are neither tables nor lists of tables."""
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = dict(enumerate(node))
     if not isinstance(node, dict):
@@ -264,7 +266,7 @@ def _key(words: Iterable[str]) -> Key:
 
 
 def _shape(key: Key) -> Any:
-    """Return the type of a key: a model, a tuple of something, something else; None: unknown."""
+    """Return the type of a key: a model, a tuple type, or another type; None if it is unknown."""
     shape: Any = BrokerSettings
     for part in key:
         if isinstance(part, int):
@@ -284,7 +286,7 @@ def _expected(key: Key) -> str:
 
 
 def _sentences(errors: list[ErrorDetails], tree: Any) -> Iterator[tuple[Key, str]]:
-    """Yield the key and the complaint of each error that the models have with a tree."""
+    """Yield the key and the message of each validation error."""
     for error in errors:
         key: Key = error["loc"]
         match error["type"]:
@@ -295,14 +297,14 @@ def _sentences(errors: list[ErrorDetails], tree: Any) -> Iterator[tuple[Key, str
             case "missing":
                 yield key, f"is missing, expected {_expected(key)}"
             case "too_short" if error["ctx"]["actual_length"] < len(error["input"]):
-                # Items were refused, each with a complaint of its own.
+                # Items were refused, each with an error of its own.
                 continue
             case _:
                 yield key, f"expected {_expected(key)}, found {_found(_given(tree, key))}"
 
 
 def _given(tree: Any, key: Key) -> Any:
-    """Return the value of a key as it was written."""
+    """Return the original value of a key."""
     for part in key:
         tree = tree[part]
     return tree
@@ -325,26 +327,26 @@ def _found(value: Any) -> str:
 
 
 def _origin(origins: Mapping[Key, str], key: Key) -> str | None:
-    """Return where a value, or the table or list that it was given in, came from."""
+    """Return the source of a value, or of the table or list that contains it."""
     given = (origins.get(key[:length]) for length in range(len(key), 0, -1))
     return next((origin for origin in given if origin is not None), None)
 
 
 def _blamed(origins: Mapping[Key, str], key: Key) -> str:
-    """Return where to mend a key: where it came from, or else what is beside it."""
+    """Return the source in which to fix a key: its own source, or that of its neighbours."""
     if origin := _origin(origins, key):
         return origin
     near = (
         [origin for known, origin in origins.items() if known[:length] == key[:length]]
         for length in range(len(key), -1, -1)
     )
-    # The defaults are right, so something was given; of an empty list in a file no key is known.
+    # The defaults are valid, so some source is wrong. An empty list in a file has no known key.
     found = next(filter(None, near), [])
     return ", ".join(dict.fromkeys(found)) or "the settings file"
 
 
 def _nearest_key(key: Key) -> str:
-    """Return a guess at what was meant: a key of the same table, or one of that name elsewhere."""
+    """Return a suggestion: a key of the same table, or one with that name elsewhere."""
     while len(key) > 1 and _shape(key[:-1]) is None:
         key = key[:-1]
     model = model_of(key[:-1])

@@ -1,4 +1,4 @@
-"""Which Siltstone this is: its version, and whether the hot modules run compiled."""
+"""The version of Siltstone, and whether the hot modules are compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __version__: Final = "0.2.0.dev0"
 def form() -> str:
     """Return "compiled" or "pure Python", by the file that an import of a hot module loads.
 
-    All hot modules are compiled or none is, so one of them speaks for the rest.
+    Either all hot modules are compiled or none, so it is enough to check one.
     """
     spec = find_spec("siltstone.store.segment.frame")
     compiled = spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))

@@ -401,6 +401,21 @@ def test_the_asyncio_client_has_many_requests_on_their_way(port: int) -> None:
     assert sorted(found) == sorted([b"%d" % number for number in range(50)] + [b"x" * 30_000] * 10)
 
 
+def test_small_and_large_messages_of_one_client_keep_their_order(
+    client: TopicLogClient, port: int
+) -> None:
+    # Small sends are gathered, and large ones go to their segment directly.
+    values = [b"%d" % number * (1 if number % 3 else 20_000) for number in range(100, 400)]
+
+    async def run() -> list[int]:
+        async with await AsyncTopicLogClient.connect(port=port) as sender:
+            await sender.create_topic("t")
+            return await asyncio.gather(*(sender.send("t", value) for value in values))
+
+    assert asyncio.run(run()) == list(range(300))
+    assert values_of(client, "t") == values
+
+
 def test_the_asyncio_client_is_told_when_the_server_goes(tmp_path: Path) -> None:
     async def run() -> None:
         with served(tmp_path / "d") as port:

@@ -1,4 +1,4 @@
-"""Archives in memory, and states to keep in them: whole, random, and by hand."""
+"""Archives in memory, and session states to store in them: complete, random and manual ones."""
 
 from __future__ import annotations
 
@@ -78,27 +78,27 @@ GROUP = SavedGroup(
 
 
 class ArchiveWorld(World):
-    """A clock, an engine, and an archive over it."""
+    """A clock, an engine, and an archive on it."""
 
     def __init__(self, *, shards: int = 1, origin: DatabaseIdentity | None = None) -> None:
         super().__init__(**asdict(ARCHIVE_SETTINGS) | {"shards": shards})
         self.archive = SessionArchive(self.database, self.clock, origin)
 
     def restart(self, origin: DatabaseIdentity | None = None) -> SessionArchive:
-        """Open what a broker finds after this one was killed."""
+        """Open the state that a broker finds after this one was killed."""
         self.crash()
         self.archive = SessionArchive(self.database, self.clock, origin)
         return self.archive
 
     def topics(self, topic_filter: str = "#") -> list[str]:
-        """Return the topics of the rows there are."""
+        """Return the topics of the stored rows."""
         return [topic for topic, _, _ in self.rows(topic_filter)]
 
 
 def away(
     client_id: str, *filters: str, since: int = 1, expiry: int = NEVER_EXPIRES
 ) -> SavedSession:
-    """Return a session that is away since so many seconds, with QoS 1 subscriptions."""
+    """Return a session that has been away for this many seconds, with QoS 1 subscriptions."""
     return SavedSession(
         client_id=client_id,
         expiry_seconds=expiry,
@@ -136,7 +136,7 @@ subscriptions = st.builds(
     since=places,
 )
 inflight = st.lists(st.builds(SavedInflight, _u16, _u32, _u64, _u8), max_size=4).map(tuple)
-# Encoded properties: none, a content type, a user property; bytes that are none are left out.
+# Encoded properties: none, a content type, a user property; no invalid bytes.
 _properties = st.sampled_from([b"", b"\x03\x00\x01a", b"\x26\x00\x01k\x00\x01v"])
 messages = st.builds(SavedMessage, _u16, _bytes, _bytes, _u8, _properties, _u64)
 metas = st.builds(

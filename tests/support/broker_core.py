@@ -1,8 +1,8 @@
-"""The broker core on a desk: time stands still, callbacks wait, the disk answers when told to.
+"""The broker core under control of a test: manual time, callbacks and disk results.
 
-A `Core` is a broker over scripted databases. A `Wire` is one connection, seen from the client: what
-is sent through it reaches the broker at once unless the broker does not read, and what the broker
-writes is decoded into packets.
+A `Core` is a broker over scripted databases. A `Wire` is one connection, seen from the client: data
+that is sent through it reaches the broker at once unless the broker does not read, and the output
+of the broker is decoded into packets.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Act = Callable[[], None]
 
 
 def over_quota() -> QuotaExceededError:
-    """Return what a database says that may not grow."""
+    """Return the error of a database that has reached its quota."""
     return QuotaExceededError("messages", used_bytes=2, quota_bytes=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
-    """One call of `append`, and the ticket that its caller holds."""
+    """One call of `append`, and the ticket of its caller."""
 
     columns: Columns
     durability: Durability
@@ -71,14 +71,14 @@ class Append:
 
 
 class ScriptedDatabase(Database):
-    """Takes appends, and says when told what became of them; at once if it is automatic."""
+    """Accepts appends, and completes them when the test says so; at once if it is automatic."""
 
     def __init__(self, *, automatic: bool) -> None:
         self.automatic = automatic
         self.pending: list[Append] = []
         self.stored: list[Append] = []
         self.values: set[bytes] = set()
-        # What the next calls raise.
+        # The errors of the next calls.
         self.refusals: deque[Exception] = deque()
 
     def append(
@@ -100,7 +100,7 @@ class ScriptedDatabase(Database):
         return ticket
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:
-        """Tell the outcome of one append that is under way."""
+        """Complete one pending append."""
         append = self.pending.pop(index)
         if error is None:
             self.stored.append(append)
@@ -111,7 +111,7 @@ class ScriptedDatabase(Database):
 
     @property
     def rows(self) -> list[tuple[bytes, bytes]]:
-        """The topics and values that were stored, in order."""
+        """The stored topics and values, in order."""
         return [
             pair
             for append in self.stored
@@ -131,7 +131,7 @@ def _stored(count: int) -> Outcome:
 
 
 class DeskShell:
-    """The loop of a broker, turned by hand."""
+    """The event loop of a broker, run step by step by the test."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -158,12 +158,12 @@ class DeskShell:
         self.wakes_at = at
 
     def run(self) -> None:
-        """Do all that is to be done now."""
+        """Run everything that is due now."""
         while self.acts:
             self.acts.popleft()()
 
     def finish_works(self) -> None:
-        """Let the threads end."""
+        """Complete the work of the threads."""
         while self.works:
             work, then = self.works.popleft()
             work()
@@ -172,7 +172,7 @@ class DeskShell:
 
 
 class FailingTap:
-    """A mistake of ours that every message meets."""
+    """An internal error at every message."""
 
     def refused(self, *_: object) -> list[int]:
         return []
@@ -182,7 +182,7 @@ class FailingTap:
 
 
 class Core:
-    """A broker without sockets, threads and time of its own."""
+    """A broker without sockets, threads and a clock of its own."""
 
     def __init__(
         self,
@@ -216,11 +216,11 @@ class Core:
         )
 
     def run(self) -> None:
-        """Do all that is to be done now."""
+        """Run everything that is due now."""
         self.shell.run()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and what is due happen."""
+        """Advance the clock, and run what is due."""
         self.clock.advance(seconds)
         wakes_at = self.shell.wakes_at
         if wakes_at is not None and wakes_at <= self.shell.now():
@@ -229,7 +229,7 @@ class Core:
         self.run()
 
     def settle(self, error: Exception | None = None) -> None:
-        """Tell the outcome of all appends, those that follow included."""
+        """Complete all appends, including those that follow from them."""
         self.run()
         while self.database.pending or self.retained_log.pending:
             for database in (self.retained_log, self.database):
@@ -238,11 +238,11 @@ class Core:
             self.run()
 
     def wire(self, version: Version = V5, address: str = "10.0.0.1") -> Wire:
-        """Open a connection that has said nothing."""
+        """Open a connection that has sent nothing."""
         return Wire(self, version, address)
 
     def connect(self, client_id: str, *, version: Version = V5, **fields: Any) -> Wire:
-        """Connect a client; fields that are no field of CONNECT are properties of it."""
+        """Connect a client; names that are not fields of CONNECT are properties of it."""
         wire = self.wire(version)
         answer = wire.connect(client_id, **fields)
         assert [type(packet) for packet in answer[:1]] == [ConnAck]
@@ -255,7 +255,7 @@ _CONNECT_FIELDS: Final = frozenset(Connect.__dataclass_fields__)
 
 
 class Wire:
-    """One connection from the client's side, and the outlet of its `ClientConnection`."""
+    """One connection from the side of the client, and the outlet of its `ClientConnection`."""
 
     def __init__(self, core: Core, version: Version, address: str) -> None:
         self.core = core
@@ -270,7 +270,7 @@ class Wire:
         self._written = bytearray()
         self.client = ClientConnection(core.broker, self)
 
-    # What the broker asks of it.
+    # Called by the broker.
 
     def credentials(self, connect: Connect, client_id: str) -> Credentials:
         return Credentials(
@@ -301,13 +301,13 @@ class Wire:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the broker takes what the client sends."""
+        """Whether the broker reads from the client."""
         return self._is_reading
 
-    # What the client does.
+    # Called by the test, as the client.
 
     def connect(self, client_id: str, **fields: Any) -> list[Packet]:
-        """Send CONNECT and return the answer; what is no field of it is one of its properties."""
+        """Send CONNECT and return the answer; names that are not its fields are properties."""
         properties = {name: fields.pop(name) for name in set(fields) - _CONNECT_FIELDS}
         self.send(
             Connect(
@@ -320,7 +320,7 @@ class Wire:
         return self.take()
 
     def send(self, *packets: Packet) -> None:
-        """Send packets in one piece."""
+        """Send packets in one chunk."""
         self.send_bytes(b"".join(encode(self.version, packet) for packet in packets))
 
     def send_bytes(self, data: bytes) -> None:
@@ -335,11 +335,11 @@ class Wire:
             self.client.receive(data)
 
     def reads(self) -> bool:
-        """Tell whether the broker reads what is sent."""
+        """Return whether the broker reads from the client."""
         return self._is_reading
 
     def take(self) -> list[Packet]:
-        """Let the broker finish its turn; return what arrived since the last time."""
+        """Let the broker finish its turn; return the packets since the last call."""
         self.core.run()
         data, self._written = bytes(self._written), bytearray()
         packets = decode_all(self.version, data)
@@ -351,21 +351,21 @@ class Wire:
         return taken
 
     def overhear(self) -> list[Packet]:
-        """Return what was written and not taken; it stays where it is."""
+        """Return the packets that were written and not taken, without taking them."""
         return decode_all(self.version, bytes(self._written))
 
     @property
     def has_news(self) -> bool:
-        """Whether something has come that was not taken."""
+        """Whether something has arrived that was not taken."""
         return bool(self._written or self.arrived)
 
     def exchange(self, *packets: Packet) -> list[Packet]:
-        """Send packets; return what arrives."""
+        """Send packets; return the answers."""
         self.send(*packets)
         return self.take()
 
     def drop(self) -> None:
-        """Lose the connection, with all that was not read."""
+        """Lose the connection, with everything that was not read."""
         self._written.clear()
         self.is_closed = True
         self.client.lost()
@@ -375,7 +375,7 @@ class Wire:
     def subscribe(
         self, *filters: str, qos: int = 2, identifier: int = 0, **options: Any
     ) -> list[Packet]:
-        """Subscribe; return what arrives behind SUBACK, which must grant it."""
+        """Subscribe; return the packets after SUBACK, which must grant it."""
         packet = Subscribe(
             packet_id=1,
             subscriptions=tuple(
@@ -391,14 +391,14 @@ class Wire:
     def publish(
         self, topic: str, payload: str = "x", qos: int = 0, packet_id: int = 0, **fields: Any
     ) -> list[Packet]:
-        """Publish; return what arrives."""
+        """Publish; return the answers."""
         return self.exchange(message(topic, payload, qos, packet_id, **fields))
 
 
 def message(
     topic: str, payload: str = "x", qos: int = 0, packet_id: int = 0, **fields: Any
 ) -> Publish:
-    """Return PUBLISH; what is no field of it is one of its properties."""
+    """Return PUBLISH; names that are not fields of it are its properties."""
     names = set(fields) - set(Publish.__dataclass_fields__)
     properties = {name: fields.pop(name) for name in names}
     return Publish(

@@ -1,5 +1,6 @@
-"""A client as MQTT wants it to be: it keeps its half of the session, resends, and acknowledges when
-it is told to. What it is sent is held against a model and against the rules of the protocol.
+"""A correct MQTT client: it keeps its half of the session, resends, and acknowledges on request.
+
+Everything that it receives is checked against a model and against the rules of the protocol.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SUBSCRIBE_ID: Final = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How to connect. 3.1.1 has neither expiry nor window nor will delay."""
+    """The options of a connection. 3.1.1 has no expiry, window or will delay."""
 
     version: Version = V5
     clean: bool = False
@@ -64,45 +65,46 @@ class Link:
     wire: Wire
     terms: Terms
     will: Message | None
-    # Published together with what is sent again.
+    # Published together with the messages that are sent again.
     eager: list[Message]
     life: Life | None = None
-    # Whether the broker had no time for it: the session waited for the disk for too long.
+    # Whether the broker refused it because the session waited too long for the disk.
     is_refused: bool = False
-    # The packet ids that await PUBACK or PUBREC, in order; and those that we have not answered.
+    # The packet ids that await PUBACK or PUBREC, in order; and those that the device has not
+    # answered.
     unanswered: deque[int] = field(default_factory=deque)
     outstanding: set[int] = field(default_factory=set)
     owed: deque[Packet] = field(default_factory=deque)
 
     @property
     def has_news(self) -> bool:
-        """Whether something came that the device has not heard."""
+        """Whether something arrived that the device has not read."""
         return self.wire.has_news or self.wire.is_closed
 
 
 class Device:
-    """One client id. At most its last link is connected."""
+    """One client id. Only its last link can be connected."""
 
     def __init__(self, client_id: str, core: Core, model: BrokerModel) -> None:
         self.client_id = client_id
         self.core = core
         self.model = model
         self.links: list[Link] = []
-        # What was published and not acknowledged, in order; None once PUBREC has come.
+        # The messages that were published and not acknowledged, in order; None after PUBREC.
         self.sent: dict[int, Message | None] = {}
         self.received: set[int] = set()
         self.inflight: dict[int, bytes] = {}
 
     @property
     def link(self) -> Link | None:
-        """The link that is connected."""
+        """The connected link."""
         if self.links and self.links[-1].life is not None:
             return self.links[-1]
         return None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no answer to its CONNECT yet."""
+        """Whether it has not received the answer to its CONNECT yet."""
         return bool(self.links) and self.links[-1].life is None
 
     def connect(self, terms: Terms, eager: list[tuple[str, int]]) -> None:
@@ -145,7 +147,7 @@ class Device:
         self._leave(link, with_will=True)
 
     def disconnect(self, *, with_will: bool, expiry: int | None) -> None:
-        """Say goodbye."""
+        """Send DISCONNECT."""
         link = self.link
         assert link is not None
         assert link.life is not None
@@ -163,7 +165,7 @@ class Device:
         self._leave(link, with_will=with_will and link.terms.version is V5)
 
     def drop(self) -> None:
-        """Lose the connection; what has not been read is lost with it."""
+        """Lose the connection, with everything that was not read."""
         link = self.links[-1]
         link.wire.drop()
         if link.life is None:
@@ -195,13 +197,13 @@ class Device:
         link.wire.send(Unsubscribe(packet_id=SUBSCRIBE_ID, filters=(TopicFilter.parse(text),)))
 
     def publish(self, messages: list[Message]) -> None:
-        """Publish new messages in one piece."""
+        """Publish new messages in one chunk."""
         link = self.link
         assert link is not None
         self._send(link, [self._numbered(message) for message in messages])
 
     def _numbered(self, message: Message) -> tuple[int, Message]:
-        """Give a message the first packet id that is free."""
+        """Give a message the first free packet id."""
         if message.qos == 0:
             return 0, message
         packet_id = next(number for number in range(1, 65_536) if number not in self.sent)
@@ -228,7 +230,7 @@ class Device:
             link.wire.send(*packets)
 
     def acknowledge(self, count: int) -> None:
-        """Send some of the acknowledgements that are owed, in order."""
+        """Send some of the pending acknowledgements, in order."""
         link = self.link
         assert link is not None
         packets = [link.owed.popleft() for _ in range(min(count, len(link.owed)))]
@@ -240,7 +242,7 @@ class Device:
             link.wire.send(*packets)
 
     def listen(self) -> None:
-        """Read what has come on every link, and see which are closed."""
+        """Read what has arrived on every link, and find closed links."""
         for link in list(self.links):
             for packet in link.wire.take():
                 self._take(link, packet)
@@ -249,7 +251,7 @@ class Device:
 
     def _closed(self, link: Link) -> None:
         if link is self.links[-1] and not link.is_refused:
-            # Only 3.1.1 has no other way to learn that a message was not kept.
+            # Only in 3.1.1, a closed connection is the only sign that a message was not kept.
             assert link.terms.version is V3
             assert link.life is not None
         if link.life is None:
@@ -269,7 +271,7 @@ class Device:
             case PubAck() | PubRec():
                 self._answered(link, packet)
             case PubComp():
-                # The second PUBREL of a message finds nothing.
+                # The second PUBREL of a message finds no packet id.
                 assert packet.reason in (Reason.SUCCESS, Reason.PACKET_IDENTIFIER_NOT_FOUND)
                 assert self.sent.pop(packet.packet_id) is None
             case SubAck() | UnsubAck():
@@ -282,7 +284,7 @@ class Device:
                 raise AssertionError(packet)
 
     def _accepted(self, link: Link, packet: ConnAck) -> None:
-        # 3.1.1 has no word for a busy server.
+        # 3.1.1 has no reason code for a busy server.
         if packet.reason in (Reason.SERVER_BUSY, Reason.SERVER_UNAVAILABLE):
             link.is_refused = True
             return
@@ -292,7 +294,7 @@ class Device:
         )
         assert packet.session_present is is_present
         if not is_present:
-            # The broker knows of nothing: neither do we.
+            # The broker has no session, so the device drops its half too.
             self.sent.clear()
             self.received.clear()
             self.inflight.clear()
@@ -335,7 +337,7 @@ class Device:
             link.owed.append(PubRel(packet_id=packet.packet_id))
 
     def check_kept(self, message: Message) -> None:
-        """Claim that a message that was acknowledged is in the store, if it should be."""
+        """Check that an acknowledged message is in the store, if its rule says so."""
         rule = self.core.broker.rules.rule(message.topic.encode())
         is_due = rule.store == "always" and rule.durability != "none"
         kept = message.payload in self.core.database.values

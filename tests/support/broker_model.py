@@ -1,8 +1,8 @@
-"""What a broker owes to whom, kept naively: sessions, their subscriptions, wills, and messages.
+"""A naive model of what a broker must deliver: sessions, subscriptions, wills and messages.
 
-A message is owed to the sessions that want it when it is taken. One of QoS 1 is taken as often as
-its publisher sends it, one of QoS 2 once. Only what was acknowledged to the publisher, or is a
-will, must arrive; nothing may arrive that is not owed.
+A message is owed to the sessions that want it when the broker takes it. A QoS 1 message is taken as
+often as its publisher sends it, a QoS 2 message once. Only messages that were acknowledged to the
+publisher, and wills, must arrive. A message that is not owed must not arrive.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Wish:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One session from its begin to its end."""
+    """One session from its start to its end."""
 
     client_id: str
     expiry: int = 0
     wishes: dict[str, Wish] = field(default_factory=dict)
     ends_at: float | None = None
     is_over: bool = False
-    # How often each payload was delivered, and the last message of each publisher.
+    # The number of deliveries of each payload, and the last message of each publisher.
     delivered: dict[bytes, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
     def wants(self, topic: str, publisher: str) -> int | None:
-        """Return the QoS at which it gets a message; None if it does not."""
+        """Return the QoS at which the session receives a message; None if it does not."""
         grants = [
             wish.qos
             for text, wish in self.wishes.items()
@@ -49,7 +49,7 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message, and who is owed it."""
+    """One message, and the sessions to which it is owed."""
 
     publisher: str
     topic: str
@@ -64,7 +64,7 @@ class Message:
 
 
 class BrokerModel:
-    """All sessions and messages; `now` is moved by whoever owns the time."""
+    """All sessions and messages; the owner of the time sets `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,7 +76,7 @@ class BrokerModel:
         self._numbers = 0
 
     def new_message(self, publisher: str, topic: str, qos: int) -> Message:
-        """Make a message that no other is like."""
+        """Create a unique message."""
         self._numbers += 1
         payload = b"%s %d" % (publisher.encode(), self._numbers)
         message = Message(publisher=publisher, topic=topic, payload=payload, qos=qos)
@@ -99,7 +99,7 @@ class BrokerModel:
                     message.first[life] = qos
 
     def begin(self, client_id: str, *, clean: bool, expiry: int) -> tuple[Life, bool]:
-        """Accept a connection; return the session, and whether there was one."""
+        """Accept a connection; return the session, and whether it existed before."""
         known = self.lives.get(client_id)
         if known is not None and clean:
             self.end(known)
@@ -124,7 +124,7 @@ class BrokerModel:
             life.ends_at = self.now + life.expiry
 
     def end(self, life: Life) -> None:
-        """End a session, and publish the will that waits for it."""
+        """End a session, and publish its pending will."""
         life.is_over = True
         del self.lives[life.client_id]
         will = self.wills.pop(life.client_id, None)
@@ -132,7 +132,9 @@ class BrokerModel:
             self._publish(will[0], life.client_id)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. A session that ends meanwhile is owed all that it might have got."""
+        """Advance the time. A session that ends meanwhile is owed everything that it may have
+        received.
+        """
         self.now += seconds
         self._fire()
         for life in list(self.lives.values()):
@@ -150,11 +152,11 @@ class BrokerModel:
         self.take(will, client_id)
 
     def deliver(self, life: Life, packet: Publish) -> None:
-        """Take note of a delivery; it is checked when all that happened with it is known."""
+        """Record a delivery; it is checked when everything that happened with it is known."""
         self._heard.append((life, packet))
 
     def check_heard(self) -> None:
-        """Claim that what was delivered of late is owed."""
+        """Check that the last deliveries were owed."""
         heard, self._heard = self._heard, []
         for life, packet in heard:
             if not life.is_over:
@@ -172,14 +174,15 @@ class BrokerModel:
         if packet.qos == 0:
             assert count <= message.takes
         first_qos = message.first.get(life)
-        # What was offered at QoS 0 to who was away is lost, and may come late by a second sending.
+        # A QoS 0 offer to a session that was away is lost. It may arrive late, when it is sent
+        # again.
         if count == 1 and first_qos is not None and (first_qos > 0 or message.takes == 1):
             last = life.last.get(message.publisher, 0)
             assert message.order > last, f"{packet} came after later ones of its publisher"
             life.last[message.publisher] = message.order
 
     def check_all_arrived(self) -> None:
-        """Claim that every session got all that it must get."""
+        """Check that every session received everything that it must receive."""
         missing = [
             (life.client_id, message)
             for message in self.messages.values()

@@ -1,4 +1,4 @@
-"""`siltstone serve` as a child process: started, watched by its log, killed, started again."""
+"""`siltstone serve` as a child process: started, watched through its log, killed, restarted."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ Event = Mapping[str, Any]
 Listener = Mapping[str, str | int | bool]
 Settings = Mapping[str, str | float]
 
-# Listeners by the names that a test has for them; the first one is plain TCP.
+# Listeners by the names that tests use; the first one is plain TCP.
 PLAIN: Mapping[str, Listener] = {"tcp": {"port": 0}}
 RELOADS = {"reloaded", "access_reload_failed", "certificates_reload_failed"}
 QUICK: Settings = {"storage.segment_bytes": "1 MiB", "sys_interval": 0, "drain_timeout": 0.5}
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without settings of the project, and with our own import path."""
+    """Return the environment without SILTSTONE_ variables, and with the import path of this
+    process.
+    """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SILTSTONE_")}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
@@ -45,9 +47,9 @@ def run_command(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[b
 
 
 class BrokerProcess:
-    """One data directory, and the broker that serves it, or does not at the moment.
+    """One data directory, and the broker that serves it, if it is running.
 
-    Ports are free ones at the first start, and the first listener keeps its own.
+    Free ports are chosen at the first start, and the first listener keeps its port.
     """
 
     def __init__(
@@ -66,18 +68,18 @@ class BrokerProcess:
         self._listeners = listeners
         self._settings = dict(QUICK) | dict(settings or {})
         first = next(iter(listeners.values()))
-        # It must get the same one when it is started again.
+        # A restart must use the same port.
         self._port = free_port() if first.get("port") == 0 else 0
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: threading.Thread | None = None
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self._is_over = True
-        # From the moment when it listens until it is killed or told to stop.
+        # Set from the moment when it listens until it is killed or told to stop.
         self.listens = threading.Event()
 
     def start(self, *, allow_empty: bool = False) -> None:
-        """Start it, and return when it listens everywhere."""
+        """Start it, and wait until all listeners are open."""
         first = len(self._events)
         self.begin(allow_empty=allow_empty)
         for number, name in enumerate(self._listeners, 1):
@@ -87,7 +89,7 @@ class BrokerProcess:
         self.listens.set()
 
     def begin(self, *, allow_empty: bool = False) -> None:
-        """Start it, and go on at once."""
+        """Start it without waiting."""
         assert self._is_over
         command = [*self._command, "serve", "--data", str(self.data), "--log-format", "json"]
         command += ["--set", f"listeners={json.dumps(list(self._listeners.values()))}"]
@@ -112,7 +114,7 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """The process that runs now."""
+        """The id of the running process."""
         assert self._process is not None
         return self._process.pid
 
@@ -121,12 +123,12 @@ class BrokerProcess:
         return int(self.addresses[name].rpartition(":")[2].partition("/")[0])
 
     def events(self, event: str = "") -> list[Event]:
-        """Return what was logged, or all of one event, over all starts."""
+        """Return the logged events of all starts, or those with one name."""
         with self._changed:
             return [each for each in self._events if event in {"", each["event"]}]
 
     def wait_for(self, event: str, *, skip: int = 0, count: int = 1) -> Event:
-        """Return the count-th event of this name beyond the first `skip` of all events."""
+        """Return the count-th event of this name after the first `skip` events."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_over or len(self._named(event, skip)) >= count, EVENT_SECONDS
@@ -136,7 +138,7 @@ class BrokerProcess:
             return found[count - 1]
 
     def reload(self) -> Event:
-        """Send SIGHUP; return the event that tells how it went."""
+        """Send SIGHUP; return the event that reports the result."""
         with self._changed:
             before = len(self._events)
         self._signal(signal.SIGHUP)
@@ -153,37 +155,37 @@ class BrokerProcess:
             return done[0]
 
     def save(self) -> None:
-        """Send SIGUSR1; return when the log tells of a snapshot."""
+        """Send SIGUSR1; return when the log reports a snapshot."""
         with self._changed:
             before = len(self._events)
         self._signal(signal.SIGUSR1)
         self.wait_for("snapshot_written", skip=before)
 
     def kill(self) -> None:
-        """Kill it as -9 does; return when it is gone."""
+        """Kill it with SIGKILL; return when it has ended."""
         self._signal(signal.SIGKILL)
         assert self._wait() == -signal.SIGKILL
 
     def stop(self) -> None:
-        """Send SIGTERM; it must end with status 0, and without a mistake in its log."""
+        """Send SIGTERM; it must exit with status 0, and without an internal error in its log."""
         self._signal(signal.SIGTERM)
         self.wait_until_stopped()
 
     def wait_for_status(self) -> int:
-        """Wait until it has ended by itself; return its status."""
+        """Wait until it ends by itself; return its status."""
         return self._wait()
 
     def wait_until_stopped(self) -> None:
-        """Wait for the end that SIGTERM asked for."""
+        """Wait for the end that SIGTERM requested."""
         status = self._wait()
         assert (status, self.mistakes()) == (0, [])
 
     def ask(self, number: signal.Signals) -> None:
-        """Send a signal and go on."""
+        """Send a signal without waiting."""
         self._signal(number)
 
     def terminate(self) -> None:
-        """Send SIGTERM and go on."""
+        """Send SIGTERM without waiting."""
         self._signal(signal.SIGTERM)
 
     @property
@@ -191,11 +193,11 @@ class BrokerProcess:
         return not self._is_over
 
     def mistakes(self) -> list[Event]:
-        """Return what the log has of mistakes of our own: tracebacks, and what is no event."""
+        """Return the internal errors in the log: tracebacks, and lines that are not events."""
         return [each for each in self.events() if "level" not in each or "traceback" in each]
 
     def peak_bytes(self) -> int:
-        """Return the most memory that it has had, files that it maps included."""
+        """Return its peak memory, including mapped files."""
         assert self._process is not None
         lines = Path(f"/proc/{self._process.pid}/status").read_text("ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
@@ -240,7 +242,7 @@ def broker_process(
     listeners: Mapping[str, Listener] = PLAIN,
     settings: Settings | None = None,
 ) -> Iterator[BrokerProcess]:
-    """Run a broker; at the end it is stopped in good order, unless the test did so before."""
+    """Run a broker; stop it at the end, unless the test has stopped it."""
     broker = BrokerProcess(data, listeners=listeners, settings=settings)
     try:
         broker.start()
@@ -253,7 +255,7 @@ def broker_process(
 
 
 def stored(data: Path, topic_filter: str = "#") -> list[tuple[str, bytes]]:
-    """Return topic and value of the stored messages, in the order of their times."""
+    """Return topic and value of the stored messages, in order of time."""
     with siltstone.open(data, read_only=True) as store:
         return [
             (topic, value)

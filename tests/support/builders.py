@@ -1,7 +1,7 @@
-"""Stores over a disk in memory, under a clock that stands still; rows; and the naive truth.
+"""Stores on a disk in memory with a stopped clock; rows; and a naive topic match.
 
-The clock stands still, so the rows of a shard get the times NOW_US, NOW_US + 1, … in order of
-arrival. Segments are as small as they may be: the disk in memory copies a file to sync it.
+The clock does not move, so the rows of a shard get the times NOW_US, NOW_US + 1, … in order of
+arrival. Segments have the minimum size: the disk in memory copies a file to sync it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME: Final = "messages"
 NOW_US: Final = 1_700_000_000_000_000
 SEGMENT_BYTES: Final = 64 * 1024
 
-# Nothing is flushed before max_items are pending, or an order such as sync or close comes.
+# Nothing is flushed before max_items are pending, or a sync or close is requested.
 HELD: Final[dict[str, Any]] = {"flush_interval": 3600.0, "idle_flush_interval": 3600.0}
 
 
@@ -53,12 +53,12 @@ class World:
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_US))
 
     def store(self, *, read_only: bool = False) -> Store:
-        """Open the data directory, creating it if need be."""
+        """Open the data directory; create it if necessary."""
         return Store(PATH, read_only=read_only, fs=self.fs, clock=self.clock)
 
     @contextmanager
     def database(self, **changes: Any) -> Iterator[Database]:
-        """Open the database for writing; changes are settings of one that does not exist yet."""
+        """Open the database for writing; changes are settings for a new one."""
         with self.store() as store:
             yield store.ensure(NAME, settings_of(**changes))
 
@@ -71,18 +71,18 @@ class World:
 
 @contextmanager
 def new_database(**changes: Any) -> Iterator[Database]:
-    """Open an empty database in a world of its own."""
+    """Open an empty database in a new world."""
     with World().database(**changes) as database:
         yield database
 
 
 def slab_place(shard: int = 0) -> PurePath:
-    """Return where the slabs of `begun` and `reopened` lie."""
+    """Return the directory of the slabs of `begun` and `reopened`."""
     return PATH / str(shard) / "1"
 
 
 def begun(world: World, *, shard: int = 0, **changes: Any) -> Committer:
-    """Begin a slab without a database around it, and so without a thread."""
+    """Begin a slab without a database, and therefore without a thread."""
     settings = settings_of(**changes)
     create_directories(world.fs, slab_place(shard))
     return begin_slab(
@@ -100,7 +100,7 @@ def begun(world: World, *, shard: int = 0, **changes: Any) -> Committer:
 
 
 def reopened(world: World, *, shard: int = 0, **changes: Any) -> tuple[Committer, RecoveryReport]:
-    """Come back to a slab that `begun` made."""
+    """Open a slab of `begun` again."""
     settings = settings_of(**changes)
     return reopen_slab(
         world.fs, world.clock, slab_place(shard), _record(shard), _identity(shard), settings
@@ -123,12 +123,12 @@ def _identity(shard: int) -> SlabIdentity:
 
 
 def rows_on(*topics: str) -> list[Row]:
-    """Return a row for each topic, its value being its number."""
+    """Return a row for each topic; its value is its number."""
     return [Row(topic, b"%d" % number) for number, topic in enumerate(topics)]
 
 
 def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: int = 0) -> Call:
-    """Return a call as a committer gets it, with a row for each topic."""
+    """Return a call for a committer, with a row for each topic."""
     values = [b"%d" % number for number in range(len(topics))]
     call = Call([topic.encode() for topic in topics], values, b"")
     call.wants_sync = sync
@@ -139,17 +139,17 @@ def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: in
 
 
 def as_given(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without what the store adds to them."""
+    """Return rows without the fields that the store sets."""
     return [row._replace(timestamp_us=0, shard=0, generation=0, stream=0, serial=0) for row in rows]
 
 
 def read_rows(database: Database, topic_filter: str = "#", **options: Any) -> list[Row]:
-    """Return what `read` yields, as rows."""
+    """Return the result of `read` as rows."""
     return [row for batch in database.read(topic_filter, **options) for row in rows_of(batch)]
 
 
 def read_topics(database: Database, topic_filter: str = "#", **options: Any) -> list[str]:
-    """Return the topics of what `read` yields."""
+    """Return the topics of the result of `read`."""
     return [row.topic for row in read_rows(database, topic_filter, **options)]
 
 
@@ -160,7 +160,7 @@ def drain(
     rows_max: int = 1000,
     until_us: int | None = None,
 ) -> tuple[list[Row], StreamIterator, Status]:
-    """Read on until there is no more; return the rows, the position and why they ended."""
+    """Read until there is no more; return the rows, the position and the last status."""
     rows: list[Row] = []
     while True:
         found = database.next(iterator, rows_max, until_us=until_us)
@@ -182,7 +182,7 @@ def drain_streams(
 
 
 def naive_match(topic_filter: str, topic: str) -> bool:
-    """Say whether a filter matches a topic, as MQTT 4.7 puts it and as slowly as need be."""
+    """Return whether a filter matches a topic, by a literal implementation of MQTT 4.7."""
     if topic.startswith("$") and topic_filter[0] in "+#":
         return False
     return _match_levels(topic_filter.split("/"), topic.split("/"))

@@ -1,4 +1,4 @@
-"""Real certificates, made for one test and written below its directory."""
+"""Real certificates, made for one test and written to its directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CertificateFiles:
 
 
 class Authority:
-    """Signs certificates; `file` is its own, for those who are to trust it."""
+    """Signs certificates; `file` is its own certificate, for peers that trust it."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory / name
@@ -34,7 +34,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.file)
 
     def server(self, name: str = "server") -> CertificateFiles:
-        """Issue a certificate for this machine, which replaces an earlier one of the name."""
+        """Issue a certificate for this machine; it replaces an earlier one with the same name."""
         return self._write(name, self._ca.issue_cert("localhost", "127.0.0.1", "::1"))
 
     def client(self, user: str) -> CertificateFiles:
@@ -42,7 +42,7 @@ class Authority:
         return self._write(user, self._ca.issue_cert(f"{user}.test", common_name=user))
 
     def client_context(self, files: CertificateFiles | None = None) -> ssl.SSLContext:
-        """Return the context of a client that trusts this authority and shows these files."""
+        """Return the context of a client that trusts this authority and uses these files."""
         context = ssl.create_default_context(cafile=self.file)
         if files is not None:
             context.load_cert_chain(files.certificate, files.key)
@@ -57,7 +57,7 @@ class Authority:
 
 
 def encrypt_key(files: CertificateFiles, password: bytes) -> None:
-    """Put the key under a password, in its own file."""
+    """Encrypt the key with a password, in its own file."""
     path = Path(files.key)
     key = load_pem_private_key(path.read_bytes(), None)
     path.write_bytes(

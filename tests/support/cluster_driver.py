@@ -1,8 +1,8 @@
 """A driver for a cluster: `python -m tests.support.cluster_driver MASTER SOURCE URL TARGET MARK`.
 
-It reads a store by its path and by its url, and copies its rows to another store; then it tiers it
-and lets it be audited. In the middle of copy and of tiering one task kills the executor that it
-runs in, and leaves a file beside MARK. What was read, tiered and audited is printed as JSON.
+It reads a store by its path and by its url, copies the rows to another store, and then tiers and
+audits the store. During the copy and during tiering, one task kills its executor and leaves a file
+beside MARK. The results are printed as JSON.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ QUICK = {
 
 
 def summed(rows: DataFrame) -> list[list[int]]:
-    """Return rows and serials of each shard."""
+    """Return the number of rows and the sum of serials of each shard."""
     found = rows.groupBy("shard").agg({"serial": "sum", "*": "count"}).collect()
     return sorted([row["shard"], row["count(1)"], row["sum(serial)"]] for row in found)
 
 
 def parent_of(process: int) -> int:
-    """Return the process that started another."""
+    """Return the parent of a process."""
     return int(Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[1])
 
 
 def tiered(spark: SparkSession, path: str, mark: str) -> int:
-    """Tier a store, and kill the executor of the first task that is done; return the rows."""
+    """Tier a store, and kill the executor of the first finished task; return the rows."""
 
     def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
         def work(task: WriteTask) -> Written | TaskFailure:

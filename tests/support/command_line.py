@@ -1,4 +1,4 @@
-"""The command line inside the test's own process, over a file system and a clock in memory."""
+"""The command line in the process of the test, on a file system and a clock in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_US = 1_700_000_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a command left: its status, what it printed, what it noted."""
+    """The result of a command: its status, its output, its notes."""
 
     status: int
     out: str
@@ -37,7 +37,7 @@ class Outcome:
 
 
 class Keyboard(io.TextIOWrapper):
-    """A stdin that claims to be a terminal, or not."""
+    """A stdin that is a terminal, or not."""
 
     def __init__(self, typed: bytes, *, terminal: bool) -> None:
         super().__init__(io.BytesIO(typed), "utf-8")
@@ -48,7 +48,7 @@ class Keyboard(io.TextIOWrapper):
 
 
 class CommandLine:
-    """Runs commands on a data directory that exists in memory only."""
+    """Runs commands on a data directory in memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.fs = MemoryFileSystem()
@@ -70,9 +70,9 @@ class CommandLine:
         return Outcome(status=status, out=captured.out, err=captured.err)
 
     def create(self, name: str, *args: str) -> None:
-        """Create a database whose files are small, for they lie in memory."""
+        """Create a database with small files, because they are in memory."""
         assert self("db", "create", name, "--segment-bytes", "64KiB", *args).status == 0
 
     def store(self, *, read_only: bool = False) -> Store:
-        """Open the same directory beside the commands."""
+        """Open the same directory as the commands."""
         return Store(DATA, read_only=read_only, fs=self.fs, clock=self.clock)

@@ -1,7 +1,7 @@
-"""`siltstone serve` that counts its objects when it is asked to by SIGUSR2.
+"""`siltstone serve` that counts its objects on SIGUSR2.
 
-Nothing collects garbage in it, so that all the garbage of its life is counted: objects that refer
-to each other, which only the collector finds.
+The garbage collector is disabled, so the count includes all garbage since the start: objects in
+reference cycles, which only the collector frees.
 """
 
 from __future__ import annotations

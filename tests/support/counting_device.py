@@ -1,4 +1,4 @@
-"""A device that publishes numbers from a first one on, and prints those that are acknowledged.
+"""A device that publishes numbers from FIRST on, and prints those that are acknowledged.
 
 echo FIRST | python -m tests.support.counting_device PORT
 """
@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 
 def publish(port: int, first: int) -> None:
-    """Publish for ever; it ends when the broker does."""
+    """Publish until the broker ends."""
     client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     client.connect("127.0.0.1", port)
     client.loop_start()

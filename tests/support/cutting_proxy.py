@@ -1,4 +1,4 @@
-"""A proxy that cuts connections in the middle of what they carry."""
+"""A proxy that cuts connections while they transfer data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK_BYTES: Final = 4096
 
 
 class CuttingProxy:
-    """Passes bytes on to a port, and cuts each of the first connections after so many of them."""
+    """Forwards bytes to a port, and cuts each of the first connections after a number of bytes."""
 
     def __init__(self, port: int, *, cuts: int, after_bytes: int) -> None:
         self.cuts_left = cuts
@@ -47,7 +47,7 @@ class CuttingProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Only a shutdown wakes a thread that waits in accept.
+        # Only a shutdown wakes a thread that is blocked in accept.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._threads[0].join()
@@ -76,7 +76,7 @@ class _Link:
         with suppress(OSError):
             while chunk := source.recv(_CHUNK_BYTES):
                 if self._ends_within(len(chunk)):
-                    # Half of what is at hand still arrives.
+                    # Half of the last chunk still arrives.
                     sink.sendall(chunk[: len(chunk) // 2])
                     self._cut()
                     return

@@ -1,7 +1,7 @@
-"""A small database on a disk in memory, and the means to damage it.
+"""A small database on a disk in memory, and functions to damage it.
 
 Shard 0 has a sealed generation of one segment and a current one; each has a few frames of three
-rows. Topics are learned on the way, so that frames differ in what they teach.
+rows. Topics are learned meanwhile, so the frames store different parts of the trie.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CURRENT: Final = segment_path(DATABASE / "0" / "2", FRAMES * FRAME_ROWS)
 
 
 def small_world(**changes: Any) -> World:
-    """Return a world whose database is closed: a sealed slab and a current one, FRAMES each."""
+    """Return a world with a closed database: a sealed slab and a current one, FRAMES each."""
     world = World()
     with world.database(**({"thresholds": (2, 1)} | changes)) as database:
         for number in range(2 * FRAMES):
@@ -48,24 +48,24 @@ def rows_of_frame(number: int) -> list[Row]:
 
 
 def clone(world: World) -> World:
-    """Return a copy of a world; damage to one is not seen in the other."""
+    """Return a copy of a world; damage to one does not change the other."""
     assert isinstance(world.fs, MemoryFileSystem)
     return World(fs=world.fs.kill_clone(), clock=world.clock)
 
 
 def read_all(world: World) -> list[Row]:
-    """Return all rows, as a process reads them that does not write."""
+    """Return all rows, as a read-only process reads them."""
     with world.reader() as database:
         return read_rows(database, "#") + read_rows(database, "$SYS/#")
 
 
 def without_serials(rows: list[Row], generation: int, lost: range) -> list[Row]:
-    """Return the rows but those of a generation with a serial that is lost."""
+    """Return the rows without those of a generation whose serial is lost."""
     return [row for row in rows if row.generation != generation or row.serial not in lost]
 
 
 def frames_of(fs: FileSystem, path: PurePath) -> list[range]:
-    """Return where the frames of a sound segment stand, the state first."""
+    """Return the byte ranges of the frames of an undamaged segment, the state frame first."""
     segment = open_segment(fs, path)
     segment.follow()
     index = segment.index
@@ -74,7 +74,7 @@ def frames_of(fs: FileSystem, path: PurePath) -> list[range]:
 
 
 def patch(fs: FileSystem, path: PurePath, offset: int, data: bytes) -> bytes:
-    """Write over what stands in a file, durably; return what stood there."""
+    """Overwrite bytes of a file durably; return the old bytes."""
     with fs.open(path, writable=True) as file:
         before = file.read_at(offset, len(data))
         file.write_at(offset, data)
@@ -83,14 +83,14 @@ def patch(fs: FileSystem, path: PurePath, offset: int, data: bytes) -> bytes:
 
 
 def flip(fs: FileSystem, path: PurePath, offset: int) -> None:
-    """Flip one bit of a byte, another one for each offset."""
+    """Flip one bit of a byte; the bit depends on the offset."""
     (byte,) = patch(fs, path, offset, b"\0")
     patch(fs, path, offset, bytes([byte ^ (1 << offset % 8)]))
 
 
 @contextmanager
 def flipped(fs: FileSystem, path: PurePath, offset: int) -> Iterator[None]:
-    """Flip a bit for a while; faster than a world for each."""
+    """Flip a bit in this context; faster than a new world for each bit."""
     flip(fs, path, offset)
     yield
     flip(fs, path, offset)
@@ -102,7 +102,7 @@ def verify(world: World, *, repair: bool = False) -> VerifyReport:
 
 
 def damage_in(report: VerifyReport) -> list[tuple[PurePath, int]]:
-    """Return where damage was found."""
+    """Return the places of damage."""
     return [(found.path, found.offset) for found in report.findings if found.severity == "damage"]
 
 
@@ -112,7 +112,7 @@ def notes_in(report: VerifyReport) -> list[Finding]:
 
 
 def unrepaired(report: VerifyReport) -> list[Finding]:
-    """Return the damage that nothing was done about."""
+    """Return the damage that was not repaired."""
     return [
         finding
         for finding in report.findings

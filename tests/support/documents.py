@@ -1,7 +1,7 @@
-"""The code blocks of the documentation, and a reader that does what a page says.
+"""The code blocks of the documentation, and a reader that runs them.
 
 A block runs unless the comment before it says why it cannot: `<!-- not run: needs systemd -->`.
-`<!-- the broker is stopped -->` before a block says that the page asked the reader to stop it.
+`<!-- the broker is stopped -->` before a block means that the page told the reader to stop it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FENCE: Final = re.compile(
 RUNS: Final = frozenset({"sh", "console", "python", "toml"})
 SECONDS: Final = 60
 
-# What a page names, and what stands for it in a test; the first that fits is taken.
+# Names in a page, and their replacements in a test; the first match is used.
 PLACES: Final = {
     "/var/lib/siltstone-example": "example",
     "/var/lib/siltstone": "siltstone-data",
@@ -48,7 +48,7 @@ PORTS: Final = ("1883", "8883", "8815", "9410", "8080")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page; without a reason it runs."""
+    """A fenced block of a page; it runs if it has no reason."""
 
     page: str
     line: int
@@ -66,7 +66,7 @@ def pages() -> list[str]:
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the blocks of a page in their order."""
+    """Return the blocks of a page in order."""
     text = (ROOT / page).read_text("utf-8")
     return [
         Block(
@@ -85,7 +85,7 @@ def blocks(page: str) -> list[Block]:
 
 
 class Reader:
-    """A person who follows a page in a directory of its own, with a broker beside."""
+    """Follows a page in a directory of its own, with a broker."""
 
     def __init__(self, directory: Path, names: Mapping[str, Any]) -> None:
         self._directory = directory
@@ -94,7 +94,7 @@ class Reader:
         self._broker: subprocess.Popen[bytes] | None = None
 
     def follow(self, block: Block) -> None:
-        """Do what a block says. Raises: AssertionError where it does not work."""
+        """Run a block. Raises: AssertionError if it does not work."""
         text = self._here(block.text)
         if block.is_broker_stopped:
             self.stop()
@@ -108,7 +108,7 @@ class Reader:
                 self._run(command, f"{block.page}:{block.line}")
 
     def start(self, arguments: str = "") -> None:
-        """Start a broker in place of the one that runs."""
+        """Start a broker instead of the running one."""
         self.stop()
         words = shlex.split(arguments, comments=True)
         settings = self._directory / "siltstone.toml"
@@ -128,7 +128,7 @@ class Reader:
             told.append(line)
             left -= b" listening " in line
             if left == 0:
-                # A page makes the broker say less than the pipe holds.
+                # The output of the broker for one page fits into the pipe.
                 return
         raise AssertionError(f"no broker: {b''.join(told).decode()}")
 
@@ -169,7 +169,7 @@ class Reader:
             return
         command = self._with_port(command)
         if words[0] == "siltstone" and not re.search(r"[|&<>;$]", re.sub(r"'[^']*'", "", command)):
-            # In this process, for the others would each load Python and all modules.
+            # Run it in this process: a child process would load Python and all modules.
             status = execute(shlex.split(command, comments=True)[1:])
             assert status == 0, f"{place}: {command}: status {status}"
             return
@@ -184,7 +184,7 @@ class Reader:
         assert done.returncode == 0, f"{place}: {command}: {done.stderr.decode()}"
 
     def _with_port(self, command: str) -> str:
-        """Point clients to the broker of this page, and let a subscriber end by itself."""
+        """Point clients to the broker of this page, and make a subscriber end by itself."""
         if re.search(r" -(p|-port|L|-url|-unix)\b", command) is None:
             command = re.sub(
                 r"\bsiltstone (pub|sub)\b", rf"siltstone \1 -p {self._ports['1883']}", command
@@ -198,7 +198,7 @@ class Reader:
 
 
 def _commands(text: str, *, is_console: bool) -> Iterator[str]:
-    """Yield the commands of a block: a line each, more where a backslash ends one."""
+    """Yield the commands of a block: one for each line, joined after a trailing backslash."""
     if is_console:
         text = "".join(line[2:] for line in text.splitlines(keepends=True) if line.startswith("$ "))
     for command in re.sub(r"\\\n\s*", "", text).splitlines():
@@ -218,7 +218,7 @@ def install_command(directory: Path) -> None:
 
 @contextmanager
 def following(directory: Path, names: Mapping[str, Any]) -> Iterator[Reader]:
-    """Yield a reader, and end its broker."""
+    """Yield a reader, and stop its broker at the end."""
     reader = Reader(directory, names)
     try:
         yield reader

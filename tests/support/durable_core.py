@@ -1,7 +1,7 @@
-"""A broker core over a real store in memory, which outlives it: killed, and started again.
+"""A broker core on a real store in memory, which can be killed and started again.
 
-The store has threads of its own. Nothing of theirs is left to chance: an append reaches the store
-when it is told to, and `run` waits for the commits of sessions, unless these are held.
+The store has threads of its own, but tests are deterministic: an append reaches the store when the
+test says so, and `run` waits for the commits of sessions, unless these are held.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROUNDS_MAX: Final = 1000
 
 
 class Disk:
-    """What outlives a broker: files, a key-value store, and the time of the wall."""
+    """The state that outlives a broker: files, a key-value store, and the wall clock."""
 
     def __init__(
         self, fs: MemoryFileSystem, engines: dict[PurePath, MemoryEngine], clock: ManualClock
@@ -47,7 +47,7 @@ class Disk:
         self.clock = clock
 
     def crashed(self, rng: Random | None = None) -> Disk:
-        """Return what a power cut now would leave."""
+        """Return the disk after a power cut now."""
         engines = {path: engine.reopened() for path, engine in self.engines.items()}
         return Disk(self.fs.crash_clone(rng), engines, ManualClock(self.clock.now_us()))
 
@@ -58,7 +58,7 @@ class Disk:
 
 
 def new_disk() -> Disk:
-    """Return an empty one."""
+    """Return an empty disk."""
     return Disk(MemoryFileSystem(), {}, ManualClock(NOW_US))
 
 
@@ -72,7 +72,7 @@ class HeldDatabase(ScriptedDatabase):
         self._feeds = real._feeds  # noqa: SLF001
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:
-        """Store one append that is under way, or let it fail; those of a shard keep their order."""
+        """Store one pending append, or let it fail; appends of a shard keep their order."""
         if error is None:
             append = self.pending[index]
             ticket = self._real.append(append.columns, producer=append.producer)
@@ -81,7 +81,7 @@ class HeldDatabase(ScriptedDatabase):
 
 
 class DurableCore(Core):
-    """A core whose sessions outlive it; with the name of a boot, under a guarded clock."""
+    """A core whose sessions outlive it; with a boot id it has a guarded clock."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class DurableCore(Core):
         self._holding: Thread | None = None
 
     def run(self) -> None:
-        """Do all that is to be done now; what commits and reads bring about as well, unless they
-        are held.
+        """Run everything that is due now, with the results of commits and reads unless these are
+        held.
         """
         rounds = 0
         while True:
@@ -154,12 +154,12 @@ class DurableCore(Core):
                 return
 
     def flush_commits(self) -> None:
-        """Let everything that was handed to the archive be durable, or fail."""
+        """Wait until everything that was passed to the archive is durable or has failed."""
         with suppress(SiltstoneError):
             self._queue.order(lambda: None)
 
     def hold(self) -> None:
-        """Let commits of sessions take their time from now on, and reads of the store too."""
+        """Hold commits of sessions, and reads of the store, from now on."""
         if self._held is None:
             began, self._held = Event(), Event()
             self._holding = Thread(target=_hold, args=(self._queue.order, began, self._held))
@@ -167,7 +167,7 @@ class DurableCore(Core):
             began.wait()
 
     def let_go(self) -> None:
-        """Let commits happen, without a look at what follows from that."""
+        """Release held commits, without running what follows from them."""
         held, self._held = self._held, None
         if held is not None and self._holding is not None:
             held.set()
@@ -175,7 +175,7 @@ class DurableCore(Core):
             self.flush_commits()
 
     def break_commits(self) -> None:
-        """Let no commit of a session succeed any more."""
+        """Make all later commits of sessions fail."""
 
         def fail(_: object) -> None:
             raise DiskError(PATH, "write", "scripted", errno=5)
@@ -185,7 +185,7 @@ class DurableCore(Core):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold commits for a while."""
+        """Hold commits in this context."""
         self.hold()
         try:
             yield
@@ -197,18 +197,18 @@ class DurableCore(Core):
         return self._held is not None
 
     def crash(self, rng: Random | None = None, **changes: Any) -> DurableCore:
-        """Return the core that finds what a power cut now would leave."""
+        """Return a core on the disk as it is after a power cut now."""
         disk = self.disk.crashed(rng)
         self.close()
         return DurableCore(disk, **(self.others | changes))
 
     def commits(self) -> int:
-        """Return how many commits of sessions and groups there were, in all the disk's life."""
+        """Return the number of commits of sessions and groups since the disk was created."""
         self.flush_commits()
         return self._queue.committer.serial
 
     def connected(self) -> list[str]:
-        """Return the sessions that are connected, as far as the disk knows."""
+        """Return the sessions that are connected according to the disk."""
         return [each.client_id for each in self.archive.list() if each.connected]
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class DurableCore(Core):
             self.store.close()
 
     def peek(self, client_id: str) -> SavedSession | None:
-        """Return what is on disk of a session."""
+        """Return the stored state of a session."""
         return self.archive.peek(client_id)
 
     def stored(self) -> list[bytes]:

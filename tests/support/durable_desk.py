@@ -1,4 +1,4 @@
-"""A broker with durable sessions on a desk, and clients that say what they are told to."""
+"""A broker with durable sessions under control of a test, and scripted clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.durable_core import DurableCore
 
 
 class Got(NamedTuple):
-    """A message as a client gets it."""
+    """A message as a client receives it."""
 
     payload: str
     qos: int = 1
@@ -31,20 +31,20 @@ class Got(NamedTuple):
 
 
 class DurableDesk:
-    """One disk, and the broker that runs on it now."""
+    """One disk, and the broker that runs on it."""
 
     def __init__(self, core: DurableCore) -> None:
         self.core = core
         self._packet_id = 0
 
     def come(self, client_id: str = "s", **fields: Any) -> Wire:
-        """Connect with a session that is kept, and found again."""
+        """Connect with a durable session."""
         if fields.get("version", V5) is V5:
             fields.setdefault("session_expiry_interval", 100)
         return self.core.connect(client_id, **({"clean_start": False} | fields))
 
     def publish(self, topic: str, *payloads: str, qos: int = 1, **fields: Any) -> None:
-        """Publish as somebody else, and see that it is acknowledged."""
+        """Publish as another client, and check that it is acknowledged."""
         wire = self.core.connect("publisher")
         for payload in payloads:
             self._packet_id += 1
@@ -60,19 +60,19 @@ class DurableDesk:
         self.core = self.core.crash(**changes)
 
     def wait(self, seconds: int = 1) -> None:
-        """Let time pass, a tenth of a second after the other."""
+        """Advance the time in steps of a tenth of a second."""
         for _ in range(seconds * 10):
             self.core.advance(0.1)
 
     def saved(self, client_id: str = "s") -> SavedSession:
-        """Return what is on disk of a session."""
+        """Return the stored state of a session."""
         found = self.core.peek(client_id)
         assert found is not None
         return found
 
 
 def got(packets: list[Packet]) -> list[Got]:
-    """Return the messages among packets, where there is nothing else."""
+    """Return the messages of packets that are all PUBLISH."""
     found = []
     for packet in packets:
         assert isinstance(packet, Publish), packet
@@ -81,12 +81,12 @@ def got(packets: list[Packet]) -> list[Got]:
 
 
 def news(wire: Wire) -> list[Got]:
-    """Return what has come."""
+    """Return the messages that have arrived."""
     return got(wire.take())
 
 
 def consume(wire: Wire) -> list[Got]:
-    """Return what has come and comes when all is acknowledged, to the end of its handshakes."""
+    """Return all messages, and acknowledge them until no more arrive."""
     found: list[Got] = []
     while packets := wire.take():
         answers: list[Packet] = []
@@ -105,19 +105,19 @@ def consume(wire: Wire) -> list[Got]:
 
 
 def leave(wire: Wire, expiry: int | None = None) -> None:
-    """Say goodbye."""
+    """Send DISCONNECT."""
     wire.send(Disconnect(properties=Properties(session_expiry_interval=expiry)))
     wire.core.run()
 
 
 def lose(wire: Wire) -> None:
-    """Vanish."""
+    """Lose the connection."""
     wire.drop()
     wire.core.run()
 
 
 def will(payload: str = "gone", *, delay: int = 0, **fields: Any) -> Will:
-    """Return a will of QoS 1 on the topic will."""
+    """Return a QoS 1 will on the topic will."""
     return Will(
         topic=b"will",
         payload=payload.encode(),
@@ -129,7 +129,7 @@ def will(payload: str = "gone", *, delay: int = 0, **fields: Any) -> Will:
 
 @contextmanager
 def durable_desk(**settings: Any) -> Iterator[DurableDesk]:
-    """Put a broker on a desk; its threads end with it."""
+    """Run a broker under control of the test; its threads end at the end."""
     desk = DurableDesk(DurableCore(**settings))
     try:
         yield desk

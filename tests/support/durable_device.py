@@ -1,5 +1,7 @@
-"""A client with a durable session, as MQTT wants it to be: it keeps its half over all connections,
-resends, and acknowledges when it is told to. What it is sent is held against a model.
+"""A correct MQTT client with a durable session.
+
+It keeps its half of the session over all connections, resends, and acknowledges on request.
+Everything that it receives is checked against a model.
 """
 
 from __future__ import annotations
@@ -42,22 +44,23 @@ class Link:
     wire: Wire
     terms: Terms
     life: Life | None = None
-    # The packet ids that await PUBACK or PUBREC, in order; and those that we have not answered.
+    # The packet ids that await PUBACK or PUBREC, in order; and those that the device has not
+    # answered.
     unanswered: deque[int] = field(default_factory=deque)
     outstanding: set[int] = field(default_factory=set)
     owed: deque[Packet] = field(default_factory=deque)
 
 
 class DurableDevice:
-    """One client id, with one connection at most; what waits for its CONNACK counts as one."""
+    """One client id with at most one connection; one that waits for CONNACK counts."""
 
     def __init__(self, client_id: str, model: DurableModel) -> None:
         self.client_id = client_id
         self.model = model
         self.link: Link | None = None
-        # What was published and not acknowledged, in order; None once PUBREC has come.
+        # The messages that were published and not acknowledged, in order; None after PUBREC.
         self.sent: dict[int, Message | None] = {}
-        # What came with QoS 2 and was not released.
+        # The QoS 2 messages that arrived and were not released.
         self.received: dict[int, bytes] = {}
 
     @property
@@ -67,7 +70,7 @@ class DurableDevice:
 
     @property
     def is_heard(self) -> bool:
-        """Whether it is connected, and the broker reads what it says."""
+        """Whether it is connected, and the broker reads from it."""
         return self.life is not None and self._connected.wire.reads()
 
     @property
@@ -91,7 +94,7 @@ class DurableDevice:
 
     def _taken_over(self, link: Link) -> None:
         if link.life is None:
-            # Its turn has not come: it is let in, and then ended.
+            # It is still waiting: the broker accepts it, and then ends it.
             link.wire.drop()
             return
         packets = link.wire.overhear()
@@ -103,14 +106,14 @@ class DurableDevice:
         self.model.leave(link.life)
 
     def _miss(self, link: Link, packets: list[Packet]) -> None:
-        """Take note of what was written to a connection that is lost."""
+        """Record what was written to a connection that is lost."""
         assert link.life is not None
         for packet in packets:
             if isinstance(packet, Publish):
                 self.model.written(link.life, packet)
 
     def disconnect(self, expiry: int | None) -> None:
-        """Say goodbye."""
+        """Send DISCONNECT."""
         link, self.link = self.link, None
         assert link is not None
         assert link.life is not None
@@ -124,7 +127,7 @@ class DurableDevice:
         self.model.leave(link.life)
 
     def drop(self) -> None:
-        """Lose the connection; what has not been read is lost with it."""
+        """Lose the connection, with everything that was not read."""
         link, self.link = self.link, None
         assert link is not None
         if link.life is not None:
@@ -133,7 +136,7 @@ class DurableDevice:
         link.wire.drop()
 
     def crash(self) -> None:
-        """Learn that the broker is gone."""
+        """Record that the broker has crashed."""
         link, self.link = self.link, None
         if link is not None and link.life is not None:
             self._miss(link, link.wire.overhear())
@@ -165,7 +168,7 @@ class DurableDevice:
         return self.link
 
     def publish(self, messages: list[Message]) -> None:
-        """Publish new messages in one piece."""
+        """Publish new messages in one chunk."""
         packets: list[Packet] = []
         for message in messages:
             packet_id = 0
@@ -184,7 +187,8 @@ class DurableDevice:
             link.unanswered.append(packet_id)
         expiry = message.expiry if link.terms.version is V5 else None
         if message.expiry != expiry:
-            # Only the newer version can say when it expires; sent in both, nobody knows.
+            # Only MQTT 5 has an expiry. If a message was sent in both versions, its expiry is
+            # unknown.
             message.expiry, message.is_vague = expiry, dup
         return Publish(
             topic=message.topic.encode(),
@@ -196,7 +200,7 @@ class DurableDevice:
         )
 
     def acknowledge(self, count: int) -> None:
-        """Send some of the acknowledgements that are owed, in order."""
+        """Send some of the pending acknowledgements, in order."""
         link = self._connected
         packets = [link.owed.popleft() for _ in range(min(count, len(link.owed)))]
         for packet in packets:
@@ -206,7 +210,7 @@ class DurableDevice:
             link.wire.send(*packets)
 
     def listen(self) -> None:
-        """Read what has come."""
+        """Read what has arrived."""
         link = self.link
         if link is None:
             return
@@ -240,7 +244,7 @@ class DurableDevice:
         )
         assert packet.session_present is is_present
         if not is_present:
-            # The broker knows of nothing: neither do we.
+            # The broker has no session, so the device drops its half too.
             self.sent.clear()
             self.received.clear()
         again: list[Packet] = []

@@ -1,8 +1,8 @@
-"""What a broker with durable sessions owes to whom, kept naively.
+"""A naive model of what a broker with durable sessions must deliver.
 
-A message is owed to a session when it is stored, by the subscriptions that the session has then.
-What was stored must arrive while a subscription with QoS 1 or 2 stands; what is no longer wanted,
-has expired, or was wanted with QoS 0, may. Nothing else may arrive.
+A message is owed to a session when it is stored, by the subscriptions that the session has then. A
+stored message must arrive while a QoS 1 or 2 subscription matches it. A message that is no longer
+wanted, has expired, or was wanted with QoS 0, may arrive. Nothing else may arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECOND_US: Final = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message, that no other is like."""
+    """One unique message."""
 
     publisher: str
     topic: str
@@ -28,7 +28,7 @@ class Message:
     qos: int
     expiry: int | None
     is_vague: bool = False
-    # How often it was stored, where its first row stands among all, and when that was.
+    # How often it was stored, the place of its first row among all rows, and the time of it.
     rows: int = 0
     rank: int = 0
     stored_us: int = 0
@@ -37,15 +37,15 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Owed:
-    """A message and a session."""
+    """A message that is owed to a session."""
 
     message: Message
     must: bool
     qos_max: int
-    # Whether the same subscriptions wanted it all the time.
+    # Whether the same subscriptions wanted it throughout.
     is_plain: bool = True
-    # How often its client took it for a new one; how often it was written to a wire, and how often
-    # of these not as sent again; the packet id that it had last.
+    # How often its client took it as new; how often it was written to a wire, and how often of
+    # these without the DUP flag; its last packet id.
     delivered: int = 0
     written: int = 0
     fresh: int = 0
@@ -54,25 +54,24 @@ class Owed:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One session from its begin to its end."""
+    """One session from its start to its end."""
 
     client_id: str
     expiry: int = 0
     wishes: dict[str, Wish] = field(default_factory=dict)
-    # Filters of which it is not known whether the disk knows of the last change, and what they were
-    # before.
+    # Filters whose last change may not be on disk, and their earlier values.
     unsure: dict[str, Wish | None] = field(default_factory=dict)
     is_connected: bool = False
     left_us: int = 0
     ends_us: int | None = None
     is_over: bool = False
-    # Whether the broker stopped without a word while it was connected.
+    # Whether the broker crashed while the session was connected.
     is_doubtful: bool = False
     owed: dict[bytes, Owed] = field(default_factory=dict)
     last: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
     def grant(self, message: Message, wishes: dict[str, Wish]) -> int | None:
-        """Return the QoS at which it gets a message by these wishes; None if it does not."""
+        """Return the QoS at which it receives a message by these wishes; None if it does not."""
         grants = [
             min(wish.qos, message.qos)
             for text, wish in wishes.items()
@@ -82,7 +81,7 @@ class Life:
         return max(grants, default=None)
 
     def take(self, message: Message, *, is_kept: bool) -> None:
-        """Be owed a message, of which it must get what is kept."""
+        """Owe it a message; it must receive the message if is_kept is set."""
         before = {text: wish for text, wish in self.unsure.items() if wish is not None}
         may = self.grant(message, before | self.wishes)
         possible = self.grant(message, before)
@@ -100,7 +99,7 @@ class Life:
             known.is_plain = False
 
     def set_wish(self, text: str, wish: Wish | None) -> None:
-        """Change a subscription: what was not delivered is owed by what stands from now on."""
+        """Change a subscription; undelivered messages are then owed by the new subscriptions."""
         if wish is None:
             self.wishes.pop(text, None)
         else:
@@ -114,13 +113,13 @@ class Life:
 
 
 class DurableModel:
-    """All sessions and messages; `now_us` is the time of the wall."""
+    """All sessions and messages; `now_us` is the wall time."""
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
         self.lives: dict[str, Life] = {}
         self.messages: dict[bytes, Message] = {}
-        # Since the wall clock was set, expiry of messages cannot be told from outside.
+        # After a change of the wall clock, the expiry of messages cannot be known from outside.
         self.has_jumped = False
         self._rank = 0
 
@@ -132,7 +131,7 @@ class DurableModel:
         return message
 
     def tell_time(self, now_us: int) -> None:
-        """Take note of the time; what has expired is not owed, even if the clock goes back."""
+        """Record the time; expired messages are no longer owed, even if the clock goes back."""
         self.now_us = now_us
         for life in self.lives.values():
             for owed in life.owed.values():
@@ -141,7 +140,7 @@ class DurableModel:
     # Sessions.
 
     def begin(self, client_id: str, *, clean: bool, expiry: int) -> tuple[Life, bool]:
-        """Accept a connection; return the session, and whether there was one."""
+        """Accept a connection; return the session, and whether it existed before."""
         known = self.lives.get(client_id)
         if known is not None and (clean or self.is_over(known)):
             self.end(known)
@@ -162,7 +161,7 @@ class DurableModel:
             self.away_since(life, self.now_us)
 
     def away_since(self, life: Life, at_us: int) -> None:
-        """Let a session's time away begin."""
+        """Start the time away of a session."""
         life.is_connected = False
         life.left_us = at_us
         life.ends_us = None if life.expiry == NEVER else at_us + life.expiry * SECOND_US
@@ -172,7 +171,7 @@ class DurableModel:
         del self.lives[life.client_id]
 
     def sweep(self) -> None:
-        """End the sessions whose time has passed, as the broker does when it looks for them."""
+        """End the expired sessions, as the broker does periodically."""
         for life in list(self.lives.values()):
             if self.is_over(life):
                 self.end(life)
@@ -183,7 +182,7 @@ class DurableModel:
     # Messages.
 
     def stored(self, payload: bytes) -> None:
-        """Take note of a row."""
+        """Record a stored row."""
         message = self.messages[payload]
         message.rows += 1
         if message.rows == 1:
@@ -195,14 +194,14 @@ class DurableModel:
                 life.take(message, is_kept=True)
 
     def sent_unstored(self, message: Message) -> None:
-        """Take note of a message that nobody keeps; who is there may get it."""
+        """Record a message that is not stored; connected sessions may receive it."""
         message.rows += 1
         message.stored_us = self.now_us
         for life in self.lives.values():
             life.take(message, is_kept=False)
 
     def is_expired(self, message: Message, *, since_us: int = 0) -> bool:
-        """Tell whether a message has expired; since so long, for rows have times of their own."""
+        """Return whether a message expired at least since_us ago; rows have times of their own."""
         return (
             message.expiry is not None
             and message.rows > 0
@@ -217,7 +216,7 @@ class DurableModel:
         assert packet.topic.decode() == message.topic
         assert packet.qos <= owed.qos_max, f"{packet} has too high a QoS"
         if packet.dup:
-            # [MQTT-3.3.1-1]: surely it was not sent before.
+            # [MQTT-3.3.1-1]: it was certainly not sent before.
             assert owed.written or life.is_doubtful, f"{packet} is new to {life.client_id}"
             if owed.packet_id and message.rows == 1:
                 # [MQTT-4.4.0-1].
@@ -232,7 +231,7 @@ class DurableModel:
         return owed
 
     def deliver(self, life: Life, owed: Owed, packet: Publish) -> None:
-        """Check a message that a client took for a new one."""
+        """Check a message that a client took as new."""
         message = owed.message
         owed.delivered += 1
         if packet.qos == 2:
@@ -245,7 +244,7 @@ class DurableModel:
             life.last[key] = message.rank
 
     def crashed(self) -> None:
-        """Take note that the broker stopped without a word."""
+        """Record that the broker has crashed."""
         for life in list(self.lives.values()):
             if life.expiry == 0:
                 self.end(life)
@@ -253,20 +252,20 @@ class DurableModel:
             life.is_doubtful = True
             for owed in life.owed.values():
                 if not owed.message.rank:
-                    # It is in no store; who has had it in flight may get it again.
+                    # It is not stored. A session that had it in flight may receive it again.
                     owed.is_plain = False
                 if owed.message.qos == 1 or owed.qos_max < 2:
                     owed.packet_id = 0
 
     def check_stored(self, values: list[bytes]) -> None:
-        """Claim that what was acknowledged is in the store, and what has QoS 2 once."""
+        """Check that acknowledged messages are in the store, and QoS 2 messages once."""
         counts = Counter(values)
         for message in self.messages.values():
             assert counts[message.payload] == (message.rows if message.rank else 0)
             assert message.qos != 2 or counts[message.payload] <= 1, f"{message} is there twice"
 
     def check_all_arrived(self) -> None:
-        """Claim that every session got all that it must get."""
+        """Check that every session received everything that it must receive."""
         missing = [
             (life.client_id, owed.message)
             for life in self.lives.values()

@@ -1,4 +1,4 @@
-"""Listeners with an echo behind them in place of the channel, and clients to talk to it."""
+"""Listeners with an echo instead of the broker's channel, and clients for it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MQTT = Subprotocol("mqtt")
 LOOPS: list[MakeLoop] = [asyncio.new_event_loop, uvloop.new_event_loop]
 LOOP_NAMES = ["asyncio", "uvloop"]
 
-# For what does not happen when all is well.
+# The timeout for waits that normally end at once.
 PATIENCE_SECONDS = 10
 
-# What a client meets whose connection the server gives up; which one is a matter of timing.
+# The errors of a client whose connection the server closes; the timing decides which one.
 REFUSED = (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError, InvalidHandshake)
 
 
@@ -60,7 +60,7 @@ class Connections:
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it gets; b"who?" is answered with the name in the client's certificate."""
+    """Sends back what it receives; answers b"who?" with the name in the client's certificate."""
 
     connections: ClassVar[Connections]
 
@@ -87,7 +87,7 @@ class Echo(asyncio.Protocol):
 
 
 class CountedWebSocket(WebSocketProtocol):
-    """Is counted from the accept on; the echo behind it is counted besides."""
+    """Is counted from the accept on; the echo behind it is counted separately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         Echo.connections.made()
@@ -102,13 +102,13 @@ class CountedWebSocket(WebSocketProtocol):
 def counted_runner(
     make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[asyncio.Runner]:
-    """Run on a loop of its own, and wait at the end until the server has no connection."""
+    """Run on a new loop, and wait at the end until the server has no connection."""
     connections = Connections()
     monkeypatch.setattr(Echo, "connections", connections, raising=False)
     monkeypatch.setattr(listeners, "WebSocketProtocol", CountedWebSocket)
     with asyncio.Runner(loop_factory=make_loop) as runner:
         yield runner
-        # A loop that is closed under a connection leaves it open.
+        # Closing a loop does not close its connections.
         runner.run(asyncio.wait_for(connections.none(), PATIENCE_SECONDS))
 
 
@@ -132,7 +132,7 @@ async def listening(
 
 
 async def refusal(settings: ListenerSettings) -> str:
-    """Return what a listener says that cannot be opened."""
+    """Return the error of a listener that cannot be opened."""
     with pytest.raises(UsageError) as refused:
         async with listening(settings):
             pass
@@ -142,7 +142,7 @@ async def refusal(settings: ListenerSettings) -> str:
 async def echo(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes, size: int = 0
 ) -> bytes:
-    """Send data and return as many bytes of the answer, or size of them."""
+    """Send data and return the answer, of the same or the given size."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         writer.write(data)
         await writer.drain()
@@ -167,7 +167,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 def websocket(address: str, context: ssl.SSLContext | None = None, path: str = "") -> connect:
-    """Return the connection of a stock client, to be entered."""
+    """Return the connection of a stock client, as a context manager."""
     return connect(
         address + path,
         subprotocols=[MQTT],

@@ -1,4 +1,4 @@
-"""Key-value engines in memory, by directory, that outlive their closing as those on a disk do."""
+"""Key-value engines in memory, by directory; they keep their data when they are closed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from siltstone.store.kv.memory import MemoryEngine
 
 
 class Engines:
-    """What stands for a disk with RocksDB on it."""
+    """Stands for a disk with RocksDB."""
 
     def __init__(self) -> None:
         self.opened: dict[PurePath, MemoryEngine] = {}
 
     def open_writing(self, path: PurePath) -> MemoryEngine:
-        """Open a directory as its only writer does."""
+        """Open a directory as its only writer."""
         before = self.opened.get(path)
         self.opened[path] = MemoryEngine() if before is None else before.reopened()
         return self.opened[path]
 
     def open_reading(self, path: PurePath) -> MemoryEngine:
-        """Open what the writer has stored so far."""
+        """Open the data that the writer has stored so far."""
         return self.opened[path].reopened()

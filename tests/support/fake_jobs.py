@@ -1,4 +1,4 @@
-"""Modules of the pipeline that the command line is given instead of the real ones."""
+"""Fake modules of the pipeline for tests of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class FakeJobs:
-    """Hands out fake modules by name, and a session that is only a word."""
+    """Returns fake modules by name, and a fake session."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
         self.modules: dict[str, Any] = {}
@@ -20,7 +20,7 @@ class FakeJobs:
         monkeypatch.setattr(f"{module}.session", self._session, raising=False)
 
     def put(self, name: str, **content: Any) -> None:
-        """Make a module known."""
+        """Add a module."""
         self.modules[name] = SimpleNamespace(**content)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Connections in memory: a transport that keeps what is written, a loop that leads to a model."""
+"""Connections in memory: a transport that records what is written, and a loop with a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.support.model_server import ModelServer
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written, or hands it to `answer` and what that returns back to the protocol.
+    """Records what is written, or passes it to `answer` and its result back to the protocol.
 
-    It pauses its protocol when `room` bytes were written and nobody has made room since.
+    It pauses its protocol when `room` bytes were written since the last `take`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FakeTransport(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._protocol.data_received, reply)
 
     def take(self) -> bytes:
-        """Return what was written since the last time."""
+        """Return the bytes since the last call."""
         data = bytes(self.written)
         self.written.clear()
         return data
@@ -79,7 +79,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Network:
-    """Stands for the sockets of a loop: connects to the server as scripted, then always."""
+    """Replaces the sockets of a loop: connects to the server as scripted, then always."""
 
     def __init__(self, server: ModelServer, *script: Exception | None) -> None:
         self.server = server
@@ -100,7 +100,7 @@ class Network:
         return self.transport, protocol
 
     def send(self, data: bytes) -> None:
-        """Bring the client what it did not ask for."""
+        """Send data to the client without a request."""
         assert self.protocol is not None
         self.protocol.data_received(data)
 
@@ -111,7 +111,7 @@ class Network:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop whose connections lead into a model."""
+    """A loop whose connections lead to a model."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
-"""`siltstone` on a disk that fails on demand: `serve` fails every sync of a segment from the moment
-when a file named `fail` appears beside the data directory.
+"""`siltstone` on a disk that fails on demand.
+
+`serve` fails every sync of a segment from the moment when a file named `fail` appears beside the
+data directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A hub over rows in memory, with nobody else around: commits, reads and deliveries by hand."""
+"""A hub on rows in memory, with manual commits, reads and deliveries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parsed(*texts: str) -> list[TopicFilter]:
 
 
 def batch_of(shard: int, serials: Sequence[int], topics: Sequence[str], stop: int) -> FeedBatch:
-    """Return a loaded batch; a row's value is its serial."""
+    """Return a loaded batch; the value of a row is its serial."""
     start = serials[0] if serials else stop
     batch = FeedBatch(shard, 1, start, stop, len(serials))
     batch.serials = list(serials)
@@ -34,12 +34,12 @@ def batch_of(shard: int, serials: Sequence[int], topics: Sequence[str], stop: in
 
 @dataclass
 class RowsInMemory:
-    """A source: topics by serial, for each shard. Rows before `dropped` are gone."""
+    """A source: topics by serial, for each shard. Rows before `dropped` do not exist."""
 
     topics: list[list[str]]
     dropped: int = 0
     error: SiltstoneError | None = None
-    # What was read: shard, start, filters.
+    # The reads so far: shard, start, filters.
     reads: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def ends(self) -> list[int]:
@@ -64,13 +64,13 @@ class RowsInMemory:
 
 
 class HubByHand:
-    """A hub, and all that it wants and delivers."""
+    """A hub, with its requested reads and its deliveries."""
 
     def __init__(self, *topics: str, shards: int = 1, **settings: Any) -> None:
         self.source = RowsInMemory([list(topics), *([] for _ in range(shards - 1))])
         self.jobs: list[ReadJob] = []
         self.dispatches: list[Dispatch] = []
-        # What each feed got, by its tag: (shard, serial).
+        # The rows that each feed received, by its tag: (shard, serial).
         self.got: dict[object, list[tuple[int, int]]] = {}
         self.hub = FeedHub(self.source, self._deliver, self.jobs.append, FeedSettings(**settings))
 
@@ -90,7 +90,7 @@ class HubByHand:
         return FeedPosition(dict(enumerate(self.source.ends())))
 
     def commit(self, *topics: str, shard: int = 0) -> FeedBatch:
-        """Store rows, and return what is to be announced."""
+        """Store rows, and return the batch to announce."""
         known = self.source.topics[shard]
         first = len(known)
         known.extend(topics)
@@ -101,7 +101,7 @@ class HubByHand:
         self.hub.announce(self.commit(*topics, shard=shard))
 
     def read(self) -> None:
-        """Do one read, the oldest that is wanted."""
+        """Run the oldest requested read."""
         job = self.jobs.pop(0)
         job.run()
         self.hub.finish(job)

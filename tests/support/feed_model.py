@@ -1,8 +1,8 @@
-"""What feeds must see, naively: every row by shard and serial, and what each feed got so far.
+"""A naive model of feeds: every row by shard and serial, and the rows that each feed received.
 
 A feed is checked at each delivery: the rows are as they were appended, in order of serials, none
-twice, wanted, and paid for. When everything has come to rest it has had every row that its filters
-asked for at the time, but for those that went with a slab before it got there.
+twice, wanted, and covered by credit. When nothing is pending any more, it has received every row
+that its filters wanted at the time, except rows that were dropped with a slab before.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FeedTruth:
         self.rows = [{} for _ in range(self.shards)]
 
     def append(self, database: Database, rows: Sequence[Row]) -> None:
-        """Append, and take note of the serials."""
-        # Nothing here depends on the disk, and in memory a sync is dear.
+        """Append, and record the serials."""
+        # These tests do not depend on the disk, and in memory a sync is expensive.
         ticket = database.append(rows, durability="written").wait()
         for row, serial, timestamp_us in zip(
             rows, ticket.serials(), ticket.timestamps(), strict=True
@@ -51,23 +51,23 @@ class FeedTruth:
 
 
 class ModelFeed:
-    """One feed, and what it must have seen and has."""
+    """One feed, the rows that it must receive, and those that it has received."""
 
     def __init__(self, truth: FeedTruth, hub: FeedHub, filters: Sequence[str]) -> None:
         self._truth = truth
         self._hub = hub
         self.granted = 0
-        # Serials that were told as lost, since it came and in all.
+        # Serials that were reported as lost, since it was added and in total.
         self.lost = 0
         self.lost_before = 0
         self.seen: list[list[int]] = [[] for _ in range(truth.shards)]
-        # From which serials on which filters held.
+        # The filters, and the serials from which on they applied.
         self.wishes: list[tuple[dict[int, int], list[str]]] = []
         self._filters = list(filters)
         self.feed: Feed | None = None
 
     def begin(self, position: FeedPosition, credit: int) -> None:
-        """Begin, or go on after having been removed."""
+        """Begin, or continue after it was removed."""
         self.granted += credit
         self.wishes.append((self._serials(position), self._filters))
         self.feed = self._hub.add(_parsed(self._filters), position, credit, self)
@@ -84,7 +84,7 @@ class ModelFeed:
         self._hub.grant(self.feed, rows)
 
     def reconnect(self, credit: int) -> None:
-        """Leave, and come back to the saved position."""
+        """Remove the feed, and add it again at the saved position."""
         assert self.feed is not None
         self._hub.remove(self.feed)
         saved = FeedPosition.from_bytes(self.feed.position().to_bytes())
@@ -98,7 +98,7 @@ class ModelFeed:
         return {shard: position.serial(shard) for shard in range(self._truth.shards)}
 
     def _wanted(self, shard: int, serial: int) -> bool:
-        """Say whether the filters of the time asked for a row."""
+        """Return whether the filters at that time wanted a row."""
         held: list[str] = []
         for serials, filters in self.wishes:
             if serials[shard] <= serial:
@@ -129,7 +129,7 @@ class ModelFeed:
         assert sum(map(len, self.seen)) <= self.granted, "more came than there was credit for"
 
     def check_rest(self) -> None:
-        """Check that nothing was left out."""
+        """Check that no row is missing."""
         assert self.feed is not None
         first, _ = self.wishes[0]
         missed_in_all = 0

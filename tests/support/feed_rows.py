@@ -1,4 +1,4 @@
-"""Rows as a feed brings them, all alike."""
+"""Rows of a feed that differ only in serial and flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows(
     properties: bytes = b"",
     at_us: int = WALL_US,
 ) -> FeedBatch:
-    """Return rows with serials from a first one on, whose values are their serials."""
+    """Return rows with serials from `first` on; their values are their serials."""
     serials = list(range(first, first + len(flags)))
     batch = FeedBatch(0, 1, first, first + len(flags), len(flags))
     batch.serials = serials

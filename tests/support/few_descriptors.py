@@ -1,6 +1,7 @@
-"""A store that may open few files: `python -m tests.support.few_descriptors DIRECTORY LIMIT`.
+"""A store with a low limit of open files: `python -m tests.support.few_descriptors DIRECTORY
+LIMIT`.
 
-Prints one line for each thing that it did.
+It prints one line for each step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def tell(done: str, found: object) -> None:
 
 
 def main() -> None:
-    """Keep more topics than descriptors, then roll a segment without any left."""
+    """Keep more topics than descriptors, then start a new segment without any left."""
     path, limit = sys.argv[1], int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with siltstone.open(path) as store:
@@ -51,7 +52,7 @@ def main() -> None:
         logs = logs_of(store)
         tell("recovered", {tuple(all_values(log)) for log in logs})
         taken = take_all()
-        # Two of these do not fit into a segment; the last topic holds no descriptor.
+        # Two of these messages do not fit into a segment; the last topic has no open descriptor.
         tell("rolled", [append(log, BIG) for log in (logs[0], logs[-1]) for _ in range(3)])
         for descriptor in taken:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A Flight server in this process, over a store that a test has."""
+"""A Flight server in this process, for a store of a test."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ END_SECONDS = 10.0
 
 
 def unheard(database: str, rows: Columns) -> None:
-    """Hear of rows, and do nothing."""
+    """Ignore announced rows."""
 
 
 def desk_of(
     store: Store, fs: FileSystem | None = None, announce: Announce = unheard
 ) -> FlightOperations:
-    """Return what serves a store."""
+    """Return the operations on a store."""
     disk = fs or PosixFileSystem()
     return FlightOperations(disk, store, Commits(Staging(disk, store.path), announce), announce)
 
@@ -39,7 +39,7 @@ def served(
     gate: FlightAccess | None = None,
     announce: Announce = unheard,
 ) -> Iterator[Node]:
-    """Serve a store; yield how it is reached."""
+    """Serve a store; yield its address."""
     server = FlightServer(
         "grpc+tcp://127.0.0.1:0", desk_of(store, fs, announce), gate or OpenAccess()
     )

@@ -1,12 +1,12 @@
-"""Two processes: one that writes until it is killed, one that follows it through every kill.
+"""Two processes: one writes until it is killed, the other follows it through every kill.
 
     python -m tests.support.following write DIRECTORY FIRST…   a first batch for each producer
     python -m tests.support.following follow DIRECTORY         until its input is closed
 
-A producer sends batches that are told by its number and theirs alone, so that whoever reads knows
-what a row must be. The writer prints `producer batch` for each batch that was acknowledged as
-synced; the follower prints `producer rows` for each producer at the end, and fails loudly when a
-row is not the one that must come next.
+The contents of a batch depend only on the numbers of its producer and of the batch, so a reader
+knows every row. The writer prints `producer batch` for each batch that was acknowledged as synced.
+The follower prints `producer rows` for each producer at the end, and fails if a row is not the
+expected next one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NAME = "messages"
 SETTINGS = DatabaseSettings(
     shards=2, segment_bytes=256 * 1024, thresholds=(100, 100), reserve_bytes=0
 )
-# Producer 0 turns the generation over whenever it has sent so many batches.
+# Producer 0 seals the generation each time that it has sent this number of batches.
 SEAL_EVERY = 10
 
 
 def batch(producer: int, number: int) -> list[Row]:
-    """Return the rows that a producer sends as its batch of this number."""
+    """Return the rows of one batch of a producer."""
     rng = Random(producer << 32 | number)
     return [
         Row(
@@ -45,12 +45,12 @@ def batch(producer: int, number: int) -> list[Row]:
 
 
 def all_rows(producer: int) -> Iterator[Row]:
-    """Yield all that a producer will ever send."""
+    """Yield all rows of a producer, without end."""
     return (row for number in count() for row in batch(producer, number))
 
 
 def write(directory: str, firsts: list[int]) -> None:
-    """Send from all producers at once, for ever."""
+    """Send from all producers at the same time, for ever."""
     with siltstone.open(directory) as store:
         database = store.ensure(NAME, SETTINGS)
         threads = [
@@ -65,10 +65,10 @@ def write(directory: str, firsts: list[int]) -> None:
 
 def produce(database: Database, producer: int, first: int) -> None:
     for number in count(first):
-        # What was sent before a kill without an answer is sent again, and stored once.
+        # A batch that was not acknowledged before a kill is sent again, and stored once.
         ticket = database.append(batch(producer, number), producer=(f"p{producer}", number))
         ticket.wait()
-        # One write of a short line to a pipe is not mixed with those of others.
+        # A single short write to a pipe is atomic.
         os.write(1, b"%d %d\n" % (producer, number))
         if producer == 0 and number % SEAL_EVERY == SEAL_EVERY - 1:
             database.seal()
@@ -85,7 +85,7 @@ class Follower:
         self._ended: set[tuple[SlabId, int]] = set()
 
     def poll(self) -> int:
-        """Read on wherever there is something, older generations first; return how many rows."""
+        """Read all streams, older generations first; return the number of rows."""
         self._database.refresh()
         for stream in self._database.streams():
             key = (stream.slab, stream.stream_id)
@@ -116,7 +116,7 @@ class Follower:
 
 
 def follow(directory: str) -> None:
-    """Read on until the input is closed, then to the end, and tell how many rows were seen."""
+    """Read until the input is closed, then to the end, and print the number of rows."""
     with siltstone.open(directory, read_only=True) as store:
         follower = Follower(store.database(NAME))
         while not select.select([0], [], [], 0.005)[0]:
@@ -128,8 +128,9 @@ def follow(directory: str) -> None:
 
 
 def batches_in(rows: list[Row], producer: int) -> int:
-    """Return how many batches of a producer these rows hold, which must be its first ones, whole,
-    once and in order.
+    """Return the number of batches of a producer in these rows.
+
+    The rows must be its first batches, whole, once and in order.
     """
     found = [Row(*row[:6]) for row in rows if row.topic == f"producers/{producer}"]
     assert found == list(islice(all_rows(producer), len(found)))

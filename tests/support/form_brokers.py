@@ -1,5 +1,7 @@
-"""Subjects of the comparison of forms that are whole brokers: clients come, publish, acknowledge,
-break the rules, leave and come back; what each of them is sent is compared, byte for byte.
+"""Subjects of the form comparison that are whole brokers.
+
+Clients connect, publish, acknowledge, violate the protocol, disconnect and return. The bytes that
+each of them receives are compared.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def _bytes(rng: Random, version: int) -> bytes:
 
 
 class _Script:
-    """Steps drawn from a seed, taken by clients of one broker after another."""
+    """Random steps from a seed, made by clients of one broker after another."""
 
     def __init__(self, rng: Random, core: Core) -> None:
         self.rng = rng
@@ -146,8 +148,8 @@ class _Script:
 
 
 def volatile(rng: Random) -> Any:
-    """A broker over a scripted store."""
-    # Not "sticky": its choice follows from where in memory a publisher is.
+    """Run a broker on a scripted store."""
+    # Not "sticky": its choice depends on the memory address of a publisher.
     strategy = rng.choice(("round-robin", "least-loaded", "sticky-topic"))
     script = _Script(rng, Core(rules=RULES, strategy=strategy, **LIMITS))
     for _ in range(rng.randrange(10, 40)):
@@ -156,7 +158,7 @@ def volatile(rng: Random) -> Any:
 
 
 def memory(rng: Random) -> Any:
-    """A broker without a store; its state is taken, and another goes on with it."""
+    """Run a broker without a store; another broker continues with its state."""
     core = MemoryCore(**LIMITS)
     script = _Script(rng, core)
     for _ in range(rng.randrange(10, 40)):
@@ -168,7 +170,7 @@ def memory(rng: Random) -> Any:
 
 
 class _Tap:
-    """Takes what is published, and says at once that it has."""
+    """Takes published messages, and acknowledges them at once."""
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -186,7 +188,7 @@ class _Tap:
 
 
 def durable(rng: Random) -> Any:
-    """A broker whose sessions outlive it; it loses power now and then."""
+    """Run a broker with durable sessions; it loses power at random."""
     strategy = rng.choice(("least-loaded", "sticky", "sticky-topic"))
     sessions = {"backlog_messages_max": rng.choice((2, 1_000_000))}
     core = DurableCore(rules=RULES, strategy=strategy, sessions=sessions, **LIMITS)
@@ -207,7 +209,7 @@ def durable(rng: Random) -> Any:
 
 
 def _saved(core: DurableCore, name: str) -> Any:
-    """Return what is on disk of a session, without what is random in it: names and identities."""
+    """Return the stored state of a session, without its random names and identities."""
     state = core.peek(name)
     if state is None:
         return None
@@ -255,7 +257,7 @@ class _Loop:
 
 
 def channel(rng: Random) -> Any:
-    """One connection as asyncio sees it, with a tap that fails now and then."""
+    """Run one connection as asyncio sees it, with a tap that fails at random."""
     logging.getLogger("siltstone").setLevel(logging.CRITICAL + 1)
     core = Core(write_buffer_max=4096, packet_size_max=4096, **LIMITS)
     tap = _Tap()

@@ -1,7 +1,7 @@
-"""Subjects of the comparison of forms that read and write packets, and the packets themselves.
+"""Subjects of the form comparison that read and write packets, and the packets.
 
-A packet is made of pieces that are mostly legal: every property in every order and number, every
-type of packet, every flag; some bytes of it may then change.
+A packet is made of mostly legal parts: every property in any order and number, every packet type,
+every flag. Some of its bytes may then be changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTEGERS = (0, 1, 2, 127, 128, 255, 256, 16_383, 16_384, 65_535, 2_097_151, 2_09
 
 
 def plain(value: Any) -> Any:
-    """Return a value of which the text is the same in both forms."""
+    """Return a value whose text is the same in both forms."""
     match value:
         case PublishBatch():
             return (
@@ -58,14 +58,14 @@ def plain(value: Any) -> Any:
         case SiltstoneError():
             return type(value).__name__, str(value), getattr(value, "reason", None)
         case BaseException():
-            # The interpreter and mypyc word their own errors differently.
+            # The interpreter and mypyc have different messages for their own errors.
             return type(value).__name__
         case _:
             return value
 
 
 def attempt(act: Any, *args: Any) -> Any:
-    """Call, and return what came of it, be it an error."""
+    """Call a function, and return its result or its error."""
     try:
         return plain(act(*args))
     except Exception as exc:  # noqa: BLE001 - whatever it is, the other form must raise it too
@@ -101,7 +101,7 @@ def property_of(rng: Random, identifier: int) -> bytes:
 
 
 def properties_of(rng: Random, identifiers: tuple[int, ...] = MESSAGE_IDS) -> bytes:
-    """Return properties in any order and number, without their length."""
+    """Return properties in any order and number, without the length prefix."""
     known = tuple(KINDS) if rng.random() < 0.05 else identifiers
     parts = [property_of(rng, rng.choice(known)) for _ in range(rng.choice((0, 1, 2, 2, 3, 5)))]
     if rng.random() < 0.02:
@@ -146,7 +146,7 @@ def connect(rng: Random, version: int) -> bytes:
 
 
 def other(rng: Random, version: int) -> bytes:
-    """Return any packet but PUBLISH and CONNECT."""
+    """Return any packet except PUBLISH and CONNECT."""
     first = rng.choice(
         (0x40, 0x50, 0x62, 0x70, 0x82, 0x82, 0xA2, 0xA2, 0xC0, 0xE0, 0xF0, 0x20, 0x90, 0xB0, 0xD0)
     )
@@ -177,7 +177,7 @@ def any_packet(rng: Random, version: int) -> bytes:
 
 
 def changed(rng: Random, data: bytes) -> bytes:
-    """Return bytes with some changed, put in or left out; mostly as they are."""
+    """Return bytes with random changes; mostly unchanged."""
     made = bytearray(data)
     while made and rng.random() < 0.15:
         place = rng.randrange(len(made))
@@ -192,7 +192,7 @@ def changed(rng: Random, data: bytes) -> bytes:
 
 
 def pieces(rng: Random, data: bytes) -> list[bytes]:
-    """Return the bytes as a socket may give them."""
+    """Return the bytes in chunks, as a socket may deliver them."""
     if rng.random() < 0.5:
         return [data]
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(6)))
@@ -229,7 +229,7 @@ def connection(rng: Random) -> Any:
 
 
 def _batch(rng: Random) -> PublishBatch:
-    """Return what is legal of some messages."""
+    """Return the legal ones of some random messages."""
     batch = PublishBatch()
     for _ in range(rng.randrange(8)):
         split = PacketSplitter(4_000)
@@ -246,7 +246,7 @@ def _batch(rng: Random) -> PublishBatch:
 
 
 def publisher(rng: Random) -> Any:
-    """Write batches, and read what stored properties say."""
+    """Write batches, and parse stored properties."""
     batch = _batch(rng)
     version = rng.choice((4, 5))
     writer = PublishWriter(version, rng.choice((0, 20, 60, 200)), rng.choice((0, 1, 3)))

@@ -1,4 +1,4 @@
-"""Subjects of the comparison of forms that store: keys, structure, frames, snapshots, commits."""
+"""Subjects of the form comparison that store: keys, structure, frames, snapshots, commits."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _facts(batch: FeedBatch) -> Any:
 
 
 def frames(rng: Random) -> Any:
-    """Cook calls, encode a frame, read it back by every way, and again with bytes changed."""
+    """Cook calls, encode a frame, read it in every way, and again with changed bytes."""
     learned = Structure([rng.choice((0, 1, 3))])
     cook = Cook(learned, rng.choice((1, 100)))
     calls = [_call(rng) for _ in range(rng.randrange(1, 4))]
@@ -304,7 +304,7 @@ def _operate(rng: Random, tx: Any, timed: bool) -> Any:
 
 
 def commits(rng: Random) -> Any:
-    """Run transactions that overlap, hand some in together, and close and open now and then."""
+    """Run overlapping transactions, commit some together, and close and open at random."""
     timed = rng.random() < 0.5
     found: list[Any] = []
     with World(timed=timed, thresholds=(rng.choice((0, 2)),)) as world:

@@ -1,10 +1,11 @@
-"""Run the compiled modules on inputs drawn from a seed, in the form that is imported, and print
-what came of them: `python -m tests.support.forms SEED SUBJECT:FIRST:STOP…`
+"""Run the compiled modules on random inputs from a seed, in the imported form.
 
-Each subject draws its own inputs, so that a case is the same in every form and in every run. For
-each subject a line tells the digest of the outcomes of all cases. With --show the outcomes
+    python -m tests.support.forms SEED SUBJECT:FIRST:STOP…
+
+Each subject draws its own inputs, so a case is the same in every form and in every run. The output
+has one line for each subject, with the digest of the results of all cases. With --show the results
 themselves are printed, and with --touched the modules whose code ran, which only the pure form can
-tell.
+report.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 from siltstone.version import form
 from tests.support import form_brokers, form_packets, form_storage
 
-# How many cases of each take about as long as a thousand of the quickest.
+# Each subject, with the number of cases that takes as long as a thousand of the fastest subject.
 SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
     "splitter": (form_packets.splitter, 1000),
     "connection": (form_packets.connection, 500),
@@ -41,13 +42,13 @@ SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
 
 
 def outcome(subject: str, seed: int, case: int) -> str:
-    """Return what came of one case, as text."""
+    """Return the result of one case, as text."""
     act, _ = SUBJECTS[subject]
     return repr(act(Random(f"{seed}/{subject}/{case}")))
 
 
 def digest(subject: str, seed: int, cases: range) -> str:
-    """Return one value for what came of many cases."""
+    """Return one digest of the results of many cases."""
     total = sha256()
     for case in cases:
         total.update(outcome(subject, seed, case).encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Builders of frames and segments: small ones, with every field chosen by the test."""
+"""Builders of small frames and segments; the test chooses every field."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADER_FIELDS: Final = (
 
 
 class Frame(NamedTuple):
-    """A frame before it is written: what `SegmentWriter.write` takes."""
+    """A frame before it is written: the arguments of `SegmentWriter.write`."""
 
     header: FrameHeader
     body: bytes
@@ -57,7 +57,7 @@ def stream_rows(
     timestamps: Sequence[int],
     topics: Sequence[bytes] | None = None,
 ) -> StreamRows:
-    """Return rows with no more than a time and a value each, of one topic or each of its own."""
+    """Return rows with only a time and a value, all of one topic or each of its own."""
     rows = StreamRows(stream_id)
     rows.topics.extend([b"t%d" % stream_id] if topics is None else topics)
     for number, (timestamp_us, value) in enumerate(zip(timestamps, values, strict=True)):
@@ -74,7 +74,7 @@ def rows_frame(
     edges: bytes = b"",
     producers: bytes = b"",
 ) -> Frame:
-    """Return a frame with these values by stream; times rise by one a row."""
+    """Return a frame with these values by stream; the times rise by one for each row."""
     cooked = Cooked(timestamp_us)
     for stream_id, values in sorted(streams.items()):
         first_us = timestamp_us + cooked.row_count
@@ -87,12 +87,12 @@ def rows_frame(
 
 
 def frame_bytes(frame: Frame, seed: int = SEED) -> bytes:
-    """Return a frame as it is stored."""
+    """Return the stored bytes of a frame."""
     return encode_frame(frame.header, frame.body, seed) + frame.body
 
 
 def view_of(data: bytes, position: int = 0) -> FrameView:
-    """Open the frame that stands at a position of the data."""
+    """Open the frame at a position of the data."""
     view = memoryview(data)
     header = decode_header(view, position, len(data))
     assert header is not None
@@ -100,7 +100,7 @@ def view_of(data: bytes, position: int = 0) -> FrameView:
 
 
 class StoredRow(NamedTuple):
-    """A row as a frame holds it."""
+    """A row in a frame."""
 
     stream_id: int
     serial: int
@@ -113,7 +113,7 @@ class StoredRow(NamedTuple):
 
 
 def rows_in(frame: FrameView) -> list[StoredRow]:
-    """Return the rows of a frame in the order of their serials, read through Arrow."""
+    """Return the rows of a frame in order of serials, read through Arrow."""
     rows: list[StoredRow] = []
     topics = frame.all_topics().to_pylist()
     publisher = frame.publisher()
@@ -140,7 +140,7 @@ def rows_in(frame: FrameView) -> list[StoredRow]:
 
 
 def cooked_frame(cooked: Cooked, *, serial: int = 0, compression: int = PLAIN) -> Frame:
-    """Turn what was cooked into the frame that the committer writes of it."""
+    """Return the frame that the committer writes for cooked rows."""
     plain, sections = encode_rows(
         cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
     )
@@ -191,7 +191,7 @@ def new_segment(
     edges: bytes = b"",
     producers: bytes = b"",
 ) -> SegmentWriter:
-    """Create a segment in the slab directory; its state frame holds what is given."""
+    """Create a segment in the slab directory, with the given contents of its state frame."""
     body, sections = encode_state(edges, producers)
     state = state_header(body, sections, serial=base_serial, timestamp_us=NOW_US - 1)
     header = segment_header(base_serial=base_serial, file_bytes=file_bytes)
@@ -199,7 +199,7 @@ def new_segment(
 
 
 def store(writer: SegmentWriter, frame: Frame, *, sync: bool = True) -> int:
-    """Write a frame and let readers see it; return its position."""
+    """Write a frame and make it visible to readers; return its position."""
     position = writer.end_position
     writer.write(*frame)
     if sync:
@@ -209,7 +209,7 @@ def store(writer: SegmentWriter, frame: Frame, *, sync: bool = True) -> int:
 
 
 def values_in(segment: Segment) -> list[bytes]:
-    """Return the values of all frames that the index knows, in order."""
+    """Return the values of all frames in the index, in order."""
     values: list[bytes] = []
     for number in range(segment.index.frame_count):
         frame = segment.frame(number)

@@ -1,4 +1,4 @@
-"""Members of share groups on the desk: what they were sent, and what they acknowledge."""
+"""Members of share groups in a test: the messages that they receive and acknowledge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER: Final = 0xFFFF_FFFF
 
 @contextmanager
 def group_core(**others: Any) -> Iterator[DurableCore]:
-    """Run a core that has time for its sessions to be away."""
+    """Run a core whose sessions may be away for long."""
     core = make_core(**others)
     try:
         yield core
@@ -28,7 +28,7 @@ def group_core(**others: Any) -> Iterator[DurableCore]:
 
 
 def make_core(**others: Any) -> DurableCore:
-    """Return such a core; whoever made it, or the one that follows a crash, closes it."""
+    """Return this core; the test closes it, or the core that follows a crash."""
     defaults: dict[str, Any] = {"session_expiry_max": NEVER, "strategy": "least-loaded"}
     return DurableCore(**(defaults | others))
 
@@ -63,7 +63,7 @@ def come(
     window: int = 65_535,
     version: Version = V5,
 ) -> Wire:
-    """Connect, to the session that is there if there is one."""
+    """Connect to the existing session, if there is one."""
     properties: dict[str, Any] = {}
     if version is V5:
         properties["receive_maximum"] = window
@@ -73,7 +73,7 @@ def come(
 
 
 def publish(core: DurableCore, *values: str, topic: str = "t/1", qos: int = 1) -> None:
-    """Publish messages that are stored when this returns."""
+    """Publish messages, which are stored when this returns."""
     publisher = core.connect("publisher")
     for number, value in enumerate(values, 1):
         publisher.publish(topic, value, qos, number if qos else 0)
@@ -85,7 +85,7 @@ def publish(core: DurableCore, *values: str, topic: str = "t/1", qos: int = 1) -
 
 
 def taken(wire: Wire) -> list[Publish]:
-    """Return the messages that have come."""
+    """Return the messages that have arrived."""
     wire.core.run()
     packets = wire.take()
     assert all(isinstance(packet, Publish | PubRel) for packet in packets), packets
@@ -108,7 +108,7 @@ def acknowledge(wire: Wire, packets: list[Publish]) -> None:
 
 
 def consume(wire: Wire) -> list[str]:
-    """Take and acknowledge everything that there is, and what comes because of that."""
+    """Take and acknowledge all messages, until no more arrive."""
     found: list[str] = []
     while packets := taken(wire):
         found += [packet.payload.decode() for packet in packets]
@@ -117,6 +117,6 @@ def consume(wire: Wire) -> list[str]:
 
 
 def saved(core: DurableCore, name: str = "g", topic_filter: str = "t/#") -> SavedGroup | None:
-    """Return what is on disk of a group."""
+    """Return the stored state of a group."""
     core.run()
     return core.archive.peek_group(name, topic_filter)

@@ -1,8 +1,8 @@
-"""What the members of one share group may and must be sent, kept naively.
+"""A naive model of what the members of one share group may and must receive.
 
-Every message that is stored while there is a group must be acknowledged by somebody in the end. It
-is sent to one member at a time: to another, or once more, only after it was taken back from who had
-it. What is lost to a volatile member in the middle of QoS 2 is the one exception.
+Every message that is stored while the group exists must be acknowledged by a member in the end. It
+is sent to one member at a time: to another member, or again, only after it was taken back. The only
+exception is a message that is lost to a volatile member in the middle of QoS 2.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Sent:
     must: bool
     holder: str = ""
     held_qos: int = 0
-    # How often it was delivered, and how often of these before the group was moved.
+    # The number of deliveries, and of those before the group was moved.
     deliveries: int = 0
     moved: int = 0
     is_acked: bool = False
-    # Whose own it is, by QoS 2: their sessions finish it whatever becomes of the group.
+    # The members that own it by QoS 2: their sessions complete it, whatever happens to the group.
     owners: set[str] = field(default_factory=set)
-    # Whether it may come once more, and whether its end is on disk.
+    # Whether it may be delivered again, and whether its acknowledgement is on disk.
     may_repeat: bool = False
     is_safe: bool = False
 
@@ -57,12 +57,12 @@ class Member:
     wire: Wire | None = None
     is_member: bool = False
     active_at: float = 0.0
-    # What it has not answered yet, and which delivery of which message that is about.
+    # The answers that it has not sent yet, with the message and the delivery of each.
     owed: deque[tuple[Packet, Sent | None, int]] = field(default_factory=deque)
 
 
 class GroupModel:
-    """One group and all that was ever published to it."""
+    """One group and all messages that were published to it."""
 
     def __init__(self) -> None:
         self.messages: dict[bytes, Sent] = {}
@@ -74,34 +74,34 @@ class GroupModel:
         self._last: dict[tuple[str, str, int], int] = {}
 
     def there(self) -> list[Member]:
-        """Return who is in the group."""
+        """Return the current members."""
         return [member for member in self.members.values() if member.is_member]
 
     def published(self, value: bytes, publisher: str, topic: str) -> None:
-        """Take note of a message that is stored."""
+        """Record a stored message."""
         must = self.is_kept or bool(self.there())
         self.messages[value] = Sent(publisher, topic, len(self.messages), must)
 
     def joined(self, member: Member, now: float) -> None:
-        """Take note of a new member, or of one that has subscribed again."""
+        """Record a new member, or one that has subscribed again."""
         self._look_for_stall(member, now)
         member.is_member = True
         member.active_at = now
         self.is_kept = self.is_kept or member.is_durable
 
     def _look_for_stall(self, member: Member, now: float) -> None:
-        """Take note of what may have been taken back from who has done nothing for so long."""
+        """Record messages that may have been taken back from a member after its timeout."""
         if now - member.active_at > TIMEOUT:
             for sent in self.messages.values():
                 sent.may_repeat = sent.may_repeat or sent.holder == member.name
 
     def left(self, member: Member, *, is_gone: bool) -> None:
-        """Take back what a member had; it is gone where its connection is."""
+        """Take back the messages of a member; is_gone means that its connection has ended."""
         member.is_member = False
         for sent in self.messages.values():
             if sent.holder == member.name:
                 self._take_back(sent, member, is_gone=is_gone)
-        # What was taken back means nothing to the group any more.
+        # Answers to messages that were taken back no longer concern the group.
         member.owed = deque(
             (packet, sent, number if sent is not None and sent.holder == member.name else 0)
             for packet, sent, number in member.owed
@@ -121,29 +121,29 @@ class GroupModel:
             sent.holder = ""
 
     def ended(self) -> None:
-        """Take note that the group is no more, with all that waits for it."""
+        """Record that the group has ended, with everything that waits for it."""
         self.is_kept = False
         for sent in self.messages.values():
             sent.must = False
 
     def saved(self) -> None:
-        """Take note that everything that was acknowledged is on disk."""
+        """Record that everything that was acknowledged is on disk."""
         for sent in self.messages.values():
             sent.is_safe = sent.is_acked
 
     def crashed(self) -> None:
-        """Take note that the broker stopped without a word."""
+        """Record that the broker has crashed."""
         for member in self.members.values():
             if member.wire is not None:
                 self.left(member, is_gone=True)
         for sent in self.messages.values():
             sent.may_repeat = sent.may_repeat or not sent.is_safe
             if sent.may_repeat and sent.held_qos == 2 and not sent.is_acked and sent.must:
-                # Both the session and the group may have it.
+                # Both the session and the group may deliver it.
                 sent.holder = ""
 
     def moved(self, *, is_back: bool) -> None:
-        """Take note that the group begins anew at the beginning, or goes on at the end."""
+        """Record that the group starts again at the beginning, or continues at the end."""
         for sent in self.messages.values():
             sent.may_repeat = sent.may_repeat or is_back
             sent.must = is_back
@@ -151,10 +151,10 @@ class GroupModel:
             sent.moved = sent.deliveries
         self.is_ordered = self.is_ordered and not is_back
 
-    # What members are sent.
+    # Messages to members.
 
     def take(self, member: Member, packet: Packet, now: float) -> None:
-        """Take one packet that a member has got."""
+        """Process one packet that a member received."""
         match packet:
             case Publish():
                 self._deliver(member, packet, now)
@@ -188,7 +188,7 @@ class GroupModel:
         member.owed.append((answer(packet_id=packet.packet_id), sent, sent.deliveries))
 
     def acknowledge(self, member: Member, count: int, now: float) -> None:
-        """Let a member send some of the answers that it owes, in order."""
+        """Let a member send some of its pending answers, in order."""
         assert member.wire is not None
         self._look_for_stall(member, now)
         for _ in range(min(count, len(member.owed))):
@@ -201,12 +201,12 @@ class GroupModel:
                 sent.is_safe = False
                 sent.holder = ""
             else:
-                # Somebody else has it, or is about to get it.
+                # Another member has it, or will receive it.
                 sent.is_acked = sent.may_repeat = True
             member.wire.send(packet)
 
     def check_all_arrived(self) -> None:
-        """Claim that somebody has acknowledged every message that the group must have got."""
+        """Check that a member has acknowledged every message that the group must receive."""
         missing = [
             value for value, sent in self.messages.items() if sent.must and not sent.is_acked
         ]

@@ -1,4 +1,4 @@
-"""What every key-value engine must do: one suite, run over each of them."""
+"""The requirements of a key-value engine: one suite, run on each engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def changes_of(family: str, values: dict[bytes, bytes | None]) -> Changes:
 
 
 def filled(engine: Engine) -> Engine:
-    """Give an engine a family `f` with the keys b0 to b9."""
+    """Create a family `f` with the keys b0 to b9."""
     engine.create_family("f")
     engine.write(changes_of("f", {b"b%d" % n: b"v%d" % n for n in range(10)}))
     return engine

@@ -1,4 +1,4 @@
-"""Tier without Spark, and read what the lake has without it too."""
+"""Tier without Spark, and read the lake without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATABASE = "messages"
 
 
 def here(fs: FileSystem) -> Runner:
-    """Return what does tasks in this process, each as it would come to an executor."""
+    """Return a runner for tasks in this process, pickled as for an executor."""
 
     def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
         return [through_pickle(run_task(through_pickle(task), fs)) for task in tasks]
@@ -32,7 +32,7 @@ def here(fs: FileSystem) -> Runner:
 
 @contextmanager
 def tiering(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> Iterator[TierJob]:
-    """Open a job that does its tasks here."""
+    """Open a job that runs its tasks in this process."""
     used = fs or PosixFileSystem()
     job = TierJob(TierSettings(path=str(path), **settings), here(used), fs=used)
     try:
@@ -42,7 +42,7 @@ def tiering(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> 
 
 
 def tier_all(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> int:
-    """Tier everything; return how many rows that was."""
+    """Tier everything; return the number of rows."""
     rows = 0
     with tiering(path, fs, **settings) as job:
         while (step := job.step()) is not None:
@@ -51,7 +51,7 @@ def tier_all(path: str | Path, fs: FileSystem | None = None, **settings: Any) ->
 
 
 def lake_of(path: str | Path) -> Path:
-    """Return where the tables are."""
+    """Return the directory of the tables."""
     return Path(path) / "lake" / DATABASE
 
 
@@ -66,7 +66,7 @@ def read_table(path: str | Path, name: str) -> pa.Table:
 
 
 def tiered_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of all tables by place, as the source would give them; doubles stay."""
+    """Return the rows of all tables by place, in the form of the source; duplicates stay."""
     rows: list[dict[str, Any]] = []
     for name in tables_of(path):
         table = read_table(path, name).select(ROW_COLUMNS).combine_chunks()

@@ -1,6 +1,4 @@
-"""Frames that carry what they have learned, as the committer writes them, and what is expected of
-the segments that hold them.
-"""
+"""Frames with learned edges, as the committer writes them, and the expected segments."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def learned_frame(
     timestamp_us: int = 0,
     producers: bytes = b"",
 ) -> Frame:
-    """Return a frame with a row for each topic and the edges that these have taught."""
+    """Return a frame with a row for each topic and the edges that the topics add."""
     call = Call(list(topics), [b"%d" % number for number in range(len(topics))], b"")
     call.measure(1 << 20)
     cooked = Cook(structure, 100).cook([call], timestamp_us or NOW_US + serial)
@@ -48,6 +46,6 @@ def learned_frame(
 
 
 def topic_of(placement: Placement) -> bytes:
-    """Return the topic that was placed so."""
+    """Return the topic of a placement."""
     words = iter(placement.varying.split(b"/"))
     return b"/".join(next(words) if level == b"+" else level for level in placement.stream.levels)

@@ -1,4 +1,4 @@
-"""Rows of a store as feeds bring them, and members of a share group that take them."""
+"""Rows of a store as feeds deliver them, and members of a share group that receive them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_of(
     properties: Sequence[bytes] = (),
     arrived_us: int = 0,
 ) -> FeedBatch:
-    """Return rows that follow each other; each value is the serial."""
+    """Return consecutive rows; each value is the serial."""
     count = len(topics)
     batch = FeedBatch(shard, 0, first, first + count, count)
     batch.serials = list(range(first, first + count))
@@ -64,7 +64,7 @@ def has(member: Member) -> list[bytes]:
 
 
 def acknowledge(member: Member, count: int) -> list[bytes]:
-    """Acknowledge the oldest messages of QoS 1 that were sent; return their values."""
+    """Acknowledge the oldest QoS 1 messages that were sent; return their values."""
     sent = [each for each in member.outbox.deliveries() if each.sent and each.flags & 3 == 1]
     ended = sent[:count]
     values = [each.payload for each in ended]

@@ -1,4 +1,4 @@
-"""The parts of a link on a desk: threads that run at once, batches by hand."""
+"""The parts of a link for tests: threads that run at once, manual batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUT = (LinkTopic(pattern="#", qos=2),)
 
 
 class NoThreads(Threads):
-    """Does all work at once, in the caller's thread."""
+    """Runs all work at once, in the thread of the caller."""
 
     def __init__(self) -> None:
         pass
@@ -54,5 +54,5 @@ def rows(batch: PublishBatch) -> list[tuple[bytes, bytes, int]]:
 
 
 def spool_on(fs: FileSystem) -> Spool:
-    """Return the spool of a link, opened."""
+    """Return the open spool of a link."""
     return ensure(SPOOL, fs=fs)

@@ -1,4 +1,4 @@
-"""A broker core that keeps all in memory, its state as records, and another one made of them."""
+"""A broker core without a store, its state as records, and a new core from them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class MemoryCore(Core):
         )
 
     def state(self) -> list[Record]:
-        """Return all state as of now."""
+        """Return the current state."""
         capture = Capture(self.broker)
         return finished(capture)
 
     def load(self, records: Iterable[Record]) -> None:
-        """Take the state that another one had."""
+        """Load the state of another core."""
         revival = SnapshotLoad(self.broker)
         for record in records:
             revival.apply(record)
@@ -43,16 +43,16 @@ class MemoryCore(Core):
         self.run()
 
     def restarted(self, *, after: float = 0.0, **limits: Any) -> MemoryCore:
-        """Return the core that begins with the state of this one, so many seconds later."""
+        """Return a core with the state of this one, a number of seconds later."""
         core = MemoryCore(access=self.broker.access, **limits)
-        # The wall clock goes on; the loop's time begins anew.
+        # The wall clock continues; the time of the loop starts again.
         core.clock.jump((self.clock.now_us() - core.clock.now_us()) / 1_000_000 + after)
         core.load(self.state())
         return core
 
 
 def finished(capture: Capture, piece: int = 3) -> list[Record]:
-    """Return the records of a capture, taken to its end."""
+    """Return all records of a capture."""
     records = list(capture.retained_records())
     while (taken := capture.step(piece)) is not None:
         for captured in taken:

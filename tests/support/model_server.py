@@ -1,6 +1,6 @@
-"""A small MQTT server without I/O, for tests of the client: bytes in, bytes out, all remembered.
+"""A small MQTT server without I/O, for tests of the client; it records everything.
 
-It holds the client to the rules: packet ids in use, the receive maximum, topics and aliases.
+It checks the rules for the client: packet ids in use, the receive maximum, topics, aliases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from siltstone.mqtt.wire import Version
 
 
 class Received(NamedTuple):
-    """One PUBLISH as the server saw it."""
+    """One PUBLISH that the server received."""
 
     topic: bytes
     payload: bytes
@@ -50,7 +50,7 @@ class Received(NamedTuple):
 
 
 class ModelServer:
-    """One server and the one session it may keep. `connect` starts each connection.
+    """One server with at most one session. `connect` starts each connection.
 
     With `holding`, publishes are not acknowledged before `acknowledge` is called, and PUBREC gets
     no answer.
@@ -64,19 +64,19 @@ class ModelServer:
         self.answer = ConnAck()
         self.received: list[Received] = []
         self.controls: list[Packet] = []
-        # What subscribers would get: QoS 2 once.
+        # The messages for subscribers: QoS 2 once.
         self.delivered: list[bytes] = []
         self._taken: set[int] = set()
         self._owed: list[bytes] = []
         self._inflight: set[int] = set()
         self._session = False
         self._sent: dict[int, Publish] = {}
-        # Those of them that wait for PUBCOMP.
+        # The packet ids that wait for PUBCOMP.
         self._recorded: set[int] = set()
         self._splitter = PacketSplitter(1 << 28)
 
     def connect(self) -> None:
-        """Begin a new connection; what was owed to the old one is forgotten."""
+        """Begin a new connection; pending answers of the old one are dropped."""
         self._splitter = PacketSplitter(1 << 28)
         self._owed = []
         self._inflight = set()
@@ -89,7 +89,7 @@ class ModelServer:
         self._recorded.clear()
 
     def receive(self, data: bytes) -> bytes:
-        """Take what the client wrote; return the answer."""
+        """Process bytes of the client; return the answer."""
         events = self._splitter.feed(data)
         answer = b""
         while events:
@@ -101,12 +101,12 @@ class ModelServer:
         return answer
 
     def publish(self, *messages: Publish) -> bytes:
-        """Return messages as they are sent, and keep those that must be acknowledged."""
+        """Return the bytes of messages, and keep those that must be acknowledged."""
         self._sent.update({m.packet_id: m for m in messages if m.qos})
         return b"".join(encode(self.version, message) for message in messages)
 
     def resend(self) -> bytes:
-        """Return again what the client has not acknowledged."""
+        """Return the bytes of everything that the client has not acknowledged."""
         return b"".join(
             encode(
                 self.version, PubRel(packet_id=i) if i in self._recorded else replace(m, dup=True)

@@ -1,4 +1,4 @@
-"""Debian's Mosquitto, started by a test on a free port of the loopback."""
+"""Debian's Mosquitto, started by a test on a free loopback port."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Mosquitto:
         self.port = free_port()
         self._config = directory / "mosquitto.conf"
         lines = [
-            # Else one that waits for a slow subscriber drops messages.
+            # With the default, messages for a slow subscriber would be dropped.
             "max_queued_messages 1000000",
             "log_dest stderr",
-            # Root would become another user, who may not read the test's files.
+            # As root it would switch to another user, which cannot read the files of the test.
             *(["user root"] if os.geteuid() == 0 else []),
             *(settings or ("allow_anonymous true",)),
             f"listener {self.port} 127.0.0.1",
@@ -37,7 +37,7 @@ class Mosquitto:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and return when it serves."""
+        """Start it, and wait until it accepts connections."""
         self._process = subprocess.Popen(
             [self._command, "-c", str(self._config)],
             env=peer_environment(),
@@ -53,7 +53,7 @@ class Mosquitto:
         raise AssertionError(said.decode())
 
     def retain(self, topic: bytes, payload: bytes) -> None:
-        """Publish a retained message, and return when the server has it."""
+        """Publish a retained message, and wait for its acknowledgement."""
         message = Publish(topic=topic, payload=payload, qos=1, retain=True, packet_id=1)
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             for packet in (Connect(version=Version.V3_1_1, client_id=""), message):
@@ -62,7 +62,7 @@ class Mosquitto:
                 connection.recv(4, socket.MSG_WAITALL)
 
     def kill(self) -> None:
-        """End it as a power cut does."""
+        """Kill it with SIGKILL."""
         assert self._process is not None
         self._process.kill()
         self._end()

@@ -1,4 +1,4 @@
-"""A client made of a socket and the codec: it sends what it is told, right or wrong."""
+"""A client made of a socket and the codec; it sends anything, valid or not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MqttSocket:
         self.close()
 
     def close(self) -> None:
-        """Go without a word."""
+        """Close the socket without DISCONNECT."""
         self.socket.close()
 
     def connect(
@@ -62,7 +62,7 @@ class MqttSocket:
         will: Will | None = None,
         properties: Properties = NO_PROPERTIES,
     ) -> ConnAck:
-        """Say CONNECT; return the answer."""
+        """Send CONNECT; return the answer."""
         self.send(
             Connect(
                 version=self.version,
@@ -77,7 +77,7 @@ class MqttSocket:
         return self.expect(ConnAck)
 
     def subscribe(self, text: str, qos: int = 0) -> tuple[Reason, ...]:
-        """Subscribe to one filter; return the reasons of the answer."""
+        """Subscribe to one filter; return the reason codes of the answer."""
         wanted = Subscription(filter=TopicFilter.parse(text), qos=qos)
         self.send(Subscribe(packet_id=65_535, subscriptions=(wanted,)))
         return self.expect(SubAck).reasons
@@ -85,7 +85,7 @@ class MqttSocket:
     def publish(
         self, topic: str, payload: bytes, *, packet_id: int = 1, retain: bool = False
     ) -> Reason:
-        """Publish with QoS 1; return the reason of the acknowledgement."""
+        """Publish with QoS 1; return the reason code of the acknowledgement."""
         self.send(
             Publish(
                 topic=topic.encode(), payload=payload, qos=1, packet_id=packet_id, retain=retain
@@ -96,21 +96,21 @@ class MqttSocket:
         return answer.reason
 
     def acknowledge(self, message: Publish) -> None:
-        """Acknowledge a message of QoS 1."""
+        """Acknowledge a QoS 1 message."""
         self.send(PubAck(packet_id=message.packet_id))
 
     def disconnect(self) -> None:
-        """Say goodbye, and wait until the server has closed."""
+        """Send DISCONNECT, and wait until the server has closed."""
         self.send(Disconnect())
         assert self.rest() == []
         self.close()
 
     def send(self, *packets: Packet) -> None:
-        """Send packets in one piece."""
+        """Send packets in one chunk."""
         self.send_bytes(b"".join(encode(self.version, packet) for packet in packets))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send anything."""
+        """Send any bytes."""
         self.socket.sendall(data)
 
     def receive(self) -> Packet:
@@ -127,13 +127,13 @@ class MqttSocket:
         return decode(self.version, first, body)
 
     def expect(self, kind: type[P]) -> P:
-        """Return the next packet, which must be of this kind."""
+        """Return the next packet, which must have this type."""
         packet = self.receive()
         assert isinstance(packet, kind), packet
         return packet
 
     def receive_many(self, kind: type[P], count: int) -> list[P]:
-        """Return so many packets, all of one kind."""
+        """Return this number of packets, all of one type."""
         return [self.expect(kind) for _ in range(count)]
 
     def rest(self) -> list[Packet]:
@@ -146,7 +146,7 @@ class MqttSocket:
                 return packets
 
     def _packet_size(self) -> int | None:
-        """Return the size of the first packet that is whole; None: there is none."""
+        """Return the size of the first packet if it is complete, otherwise None."""
         length = 0
         for index in range(1, min(5, len(self._unread))):
             length |= (self._unread[index] & 0x7F) << 7 * (index - 1)
@@ -164,14 +164,14 @@ def connected(
     try:
         assert client.connect(client_id, clean_start=clean_start).reason is Reason.SUCCESS
     except BaseException:
-        # A server that is killed before it answers leaves nobody else to close it.
+        # If the server is killed before it answers, the caller never gets the client to close it.
         client.close()
         raise
     return client
 
 
 def publishes(topic: str, payloads: Iterable[bytes], *, first_id: int = 1) -> list[Publish]:
-    """Return messages of QoS 1 with running packet ids."""
+    """Return QoS 1 messages with consecutive packet ids."""
     return [
         Publish(topic=topic.encode(), payload=payload, qos=1, packet_id=packet_id)
         for packet_id, payload in enumerate(payloads, first_id)

@@ -1,4 +1,4 @@
-"""Packets with their bytes, strategies of packets, and the events of a splitter as plain rows."""
+"""Packets with their bytes, strategies of packets, and the events of a splitter as rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _example(version: Version, packet: Packet, text: str) -> Example:
 _AB = TopicFilter.parse("a/b")
 _CD = TopicFilter.parse("c/d")
 
-# The numbers of the examples in the specifications, where they have one.
+# The comments have the section numbers of examples in the specifications.
 EXAMPLES = (
     # The CONNECT of a Mosquitto bridge: bit 7 of the level.
     _example(
@@ -246,7 +246,7 @@ _VALUES: dict[Kind, st.SearchStrategy[Any]] = {
 
 @st.composite
 def properties_of(draw: st.DrawFn, packet_type: PacketType) -> Properties:
-    """Draw properties that this packet may have."""
+    """Draw properties that are allowed in this packet."""
     values: dict[str, Any] = {}
     for rule in RULES:
         if packet_type not in rule.packets or not draw(st.booleans()):
@@ -406,7 +406,7 @@ class Refused(NamedTuple):
 
 
 def messages_of(batch: PublishBatch) -> list[Message]:
-    """Read the rows of a batch, and hold it to its invariants."""
+    """Return the rows of a batch, and check its invariants."""
     count = len(batch.topics)
     assert count > 0, "a batch is never empty"
     properties = batch.properties or [b""] * count
@@ -416,7 +416,7 @@ def messages_of(batch: PublishBatch) -> list[Message]:
 
 
 def flat(events: Iterable[Event]) -> list[Message | Ack | Raw | Refused]:
-    """Forget where runs end: one item for each packet."""
+    """Return one item for each packet, without the borders of runs."""
     items: list[Message | Ack | Raw | Refused] = []
     for event in events:
         match event:
@@ -441,7 +441,7 @@ def decode_whole(version: Version, data: bytes) -> Packet:
 
 
 def as_version_3(packet: Any) -> Packet:
-    """Return what of a packet of MQTT 5 is left in 3.1.1."""
+    """Return the part of an MQTT 5 packet that exists in 3.1.1."""
     kept: dict[str, Any] = {field.name: getattr(packet, field.name) for field in fields(packet)}
     if "properties" in kept:
         kept["properties"] = NO_PROPERTIES

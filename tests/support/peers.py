@@ -1,6 +1,6 @@
-"""Programs of others that tests run: where they are, and what happens without them.
+"""Third-party programs that tests run: their paths, and the handling of missing ones.
 
-Where one is not installed its tests are skipped, and the header of the run says so; with
+If one is not installed, its tests are skipped, and the header of the run says so; with
 SILTSTONE_REQUIRE_PEERS=1 they fail instead. `tools/peers.sh` fetches what is missing.
 """
 
@@ -18,22 +18,22 @@ NAMES = ("mosquitto", "mosquitto_pub", "mosquitto_sub", "node", "mqtt.js")
 
 
 def find_peer(name: str) -> str | None:
-    """Return the path of a program, or of a module of node; None: it is not installed."""
+    """Return the path of a program, or of a module of node; None if it is not installed."""
     if name == "mqtt.js":
         module = PEERS / "node_modules" / "mqtt"
         return str(module) if module.is_dir() else None
-    # Debian keeps the server where only root looks.
+    # Debian installs the server in sbin, which is only in the PATH of root.
     places = [PEERS / "usr" / "bin", PEERS / "usr" / "sbin", Path("/usr/sbin")]
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, places)))
 
 
 def missing_peers() -> list[str]:
-    """Return the names of those that are not installed."""
+    """Return the names of the programs that are not installed."""
     return [name for name in NAMES if find_peer(name) is None]
 
 
 def need_peer(name: str) -> str:
-    """Return the path of a peer; without it the test is skipped, or fails where all must be had."""
+    """Return the path of a peer; without it, skip the test, or fail if all are required."""
     if found := find_peer(name):
         return found
     if os.environ.get("SILTSTONE_REQUIRE_PEERS") == "1":
@@ -42,7 +42,7 @@ def need_peer(name: str) -> str:
 
 
 def peer_environment() -> dict[str, str]:
-    """Return the environment for a peer, with the libraries that were fetched with it."""
+    """Return the environment for a peer, with the libraries that were fetched for it."""
     libraries = PEERS / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
     if not libraries.is_dir():
         return dict(os.environ)

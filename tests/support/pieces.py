@@ -1,4 +1,4 @@
-"""Pieces of frames, as a task that reads in bulk has them."""
+"""Pieces of frames, as in a bulk read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_of(place: FramePlace, **changes: Any) -> FrameRun:
 def pieces_of(
     *frames: list[Row], filters: tuple[str, ...] = ("#",), **changes: Any
 ) -> tuple[list[Piece], list[Row]]:
-    """Store frames of rows; return a piece for each, and the rows as the store has them."""
+    """Store frames of rows; return a piece for each, and the stored rows."""
     world = World()
     with world.database(**changes) as database:
         for rows in frames:

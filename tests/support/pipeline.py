@@ -27,31 +27,31 @@ T = TypeVar("T")
 
 
 def options_of(**changes: Any) -> ReadOptions:
-    """Return options for the database that `World` makes."""
+    """Return options for the database of `World`."""
     return replace(ReadOptions(path=str(PATH)), **changes)
 
 
 def reader_of(world: World, **changes: Any) -> SiltstoneReader:
-    """Return a batch reader over a world's disk."""
+    """Return a batch reader on the disk of a world."""
     options = options_of(**changes)
     return SiltstoneReader(options, spark_schema(options.columns), world.fs)
 
 
 def stream_of(world: World, **changes: Any) -> SiltstoneStreamReader:
-    """Return a streaming reader over a world's disk and clock."""
+    """Return a streaming reader on the disk and clock of a world."""
     options = options_of(**changes)
     return SiltstoneStreamReader(options, spark_schema(options.columns), world.fs, world.clock)
 
 
 def sent(partition: InputPartition) -> InputPartition:
-    """Return a partition as it comes to an executor."""
+    """Return a partition as an executor receives it."""
     arrived = through_pickle(partition)
     assert arrived == partition
     return arrived
 
 
 def through_pickle(value: T) -> T:
-    """Return a value as it comes out of Spark's own pickle."""
+    """Return a value after a round trip through Spark's pickle."""
     arrived: T = cloudpickle.loads(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
     return arrived
 
@@ -59,7 +59,7 @@ def through_pickle(value: T) -> T:
 def rows_in(
     reader: SiltstoneReader | SiltstoneStreamReader, partitions: Iterable[InputPartition]
 ) -> list[SparkRow]:
-    """Read partitions, each sent to its executor, and check every batch."""
+    """Read partitions, each pickled as for an executor, and check every batch."""
     rows: list[SparkRow] = []
     for partition in partitions:
         for batch in reader.read(sent(partition)):
@@ -71,7 +71,7 @@ def rows_in(
 
 
 def batch_rows(world: World, **changes: Any) -> list[SparkRow]:
-    """Return what a batch query reads."""
+    """Return the rows of a batch query."""
     reader = reader_of(world, **changes)
     return rows_in(reader, reader.partitions())
 
@@ -89,7 +89,7 @@ def plain(batch: pa.RecordBatch) -> list[SparkRow]:
 
 
 def as_spark(row: Row) -> SparkRow:
-    """Return a row of the store as the source must give it."""
+    """Return a row of the store as the source must return it."""
     values = {
         "topic": row.topic,
         "levels": row.topic.split("/"),
@@ -110,7 +110,7 @@ def as_spark(row: Row) -> SparkRow:
 def stored_rows(
     database: Database, filters: Iterable[str], *, since_us: int = 0, until_us: int | None = None
 ) -> list[SparkRow]:
-    """Return what the store's own `read` finds of filters, each row once, by place."""
+    """Return the result of the store's own `read` for filters, each row once, by place."""
     found = {
         (row.shard, row.serial): row
         for topic_filter in filters
@@ -126,5 +126,5 @@ def by_place(rows: Iterable[SparkRow]) -> list[SparkRow]:
 
 
 def disk_reader(fs: FileSystem, options: ReadOptions) -> SiltstoneReader:
-    """Return a batch reader over any file system."""
+    """Return a batch reader on any file system."""
     return SiltstoneReader(options, spark_schema(options.columns), fs)

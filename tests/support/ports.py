@@ -1,4 +1,4 @@
-"""Ports for servers that tests start, and start again."""
+"""Ports for servers that tests start and restart."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import random
 import socket
 from typing import Final
 
-# Below those that systems give to sockets that ask for none: one of these, held by some client,
-# would keep a server from coming back.
+# Below the ephemeral ports: a client could hold one of those and prevent the restart of a server.
 FIRST: Final = 10_000
 STOP: Final = 32_000
 _TRIES: Final = 100
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, and that no client will be given."""
-    # Not seeded by a test: two processes would ask for the same ones.
+    """Return a port without a listener, which no client will be given."""
+    # Not seeded by a test: two processes would choose the same ports.
     chosen = random.SystemRandom()
     for _ in range(_TRIES):
         port = chosen.randrange(FIRST, STOP)

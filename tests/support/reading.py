@@ -1,4 +1,4 @@
-"""Read a database in every way there is, and check that all ways agree."""
+"""Read a database in every possible way, and check that all ways agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def by_time(row: Row) -> tuple[int, int]:
 def read_rows(
     database: Database, topic_filter: str, *, since_us: int = 0, until_us: int | None = None
 ) -> list[Row]:
-    """Return what `read` yields; rows of one µs, which are of different shards, by shard."""
+    """Return the rows of `read`; rows with the same µs, from different shards, by shard."""
     found = [
         row
         for batch in database.read(
@@ -44,7 +44,7 @@ def drain(
     since_us: int = 0,
     until_us: int | None = None,
 ) -> tuple[list[Row], Status]:
-    """Follow one stream until there is no more; return its rows and why they ended."""
+    """Read one stream to its end; return its rows and the last status."""
     iterator = database.iterator(stream, topic_filter, since_us)
     rows: list[Row] = []
     while True:
@@ -61,7 +61,7 @@ def drain(
 def stream_rows(
     database: Database, topic_filter: str, *, since_us: int = 0, until_us: int | None = None
 ) -> list[Row]:
-    """Return what all iterators of the filter yield, checking what each says of itself."""
+    """Return the rows of all iterators of the filter, and check each iterator."""
     current = {info.slab for info in database.slabs() if info.state == "current"}
     rows: list[Row] = []
     streams = database.streams(topic_filter, since_us)
@@ -86,7 +86,7 @@ def check_filter(
     since_us: int = 0,
     until_us: int | None = None,
 ) -> None:
-    """Check that every way of reading finds what naive matching picks of the expected rows."""
+    """Check that every way of reading returns what naive matching selects."""
     picked = [
         row
         for row in sorted(expected, key=by_time)
@@ -101,7 +101,7 @@ def check_filter(
 
 
 def check_everything(database: Database) -> list[Row]:
-    """Read all rows in every way, check what must hold of any store; return them by time."""
+    """Read all rows in every way, check the general invariants; return the rows by time."""
     rows = sorted((row for name in EVERYTHING for row in read_rows(database, name)), key=by_time)
     for name in EVERYTHING:
         check_filter(database, rows, name)

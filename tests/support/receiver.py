@@ -1,4 +1,4 @@
-"""The other end of an outbox: outboxes for tests, and what a client would read from them."""
+"""The other end of an outbox: outboxes for tests, and a client that reads from them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def make_outbox(
     bytes_max: int = PLENTY,
     drop_old: bool = True,
 ) -> Outbox:
-    """Return an outbox with limits that are not met by chance."""
+    """Return an outbox with limits that tests do not reach by chance."""
     return Outbox(
         ready or Ready(lambda: None), budget or Budget(PLENTY), messages_max, bytes_max, drop_old
     )
 
 
 class Receiver:
-    """A connection that an outbox is attached to, seen from the client."""
+    """A connection of an outbox, seen from the client."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Receiver:
         outbox.attach(version, window, packet_size_max, buffer_max, alias_max, now)
 
     def read(self) -> list[Message | Ack | Raw | Refused]:
-        """Return what was written since."""
+        """Return what was written since the last call."""
         return flat(self._splitter.feed(self._outbox.take()))
 
     def messages(self) -> list[Message]:
-        """Return the messages that were written since, where nothing else was."""
+        """Return the messages that were written since; nothing else may have been written."""
         items = self.read()
         found = [item for item in items if isinstance(item, Message)]
         assert found == items
         return found
 
     def payloads(self) -> list[bytes]:
-        """Return only what the messages that were written since hold."""
+        """Return the payloads of the messages that were written since."""
         return [message.payload for message in self.messages()]
 
 
@@ -71,6 +71,6 @@ def connected(**terms: Any) -> tuple[Outbox, Receiver]:
 
 
 def reconnected(outbox: Outbox, **terms: Any) -> Receiver:
-    """Return the connection that follows the one before."""
+    """Return the next connection of an outbox."""
     outbox.detach()
     return Receiver(outbox, **terms)

@@ -1,4 +1,4 @@
-"""The commands for sessions and groups over a store in memory that has some."""
+"""The commands for sessions and groups, on a store in memory with sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.engines import Engines
 
 
 class SessionCommands:
-    """A command line whose archive lies in memory too."""
+    """A command line whose archive is in memory too."""
 
     def __init__(self, siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.siltstone = siltstone
@@ -41,7 +41,7 @@ class SessionCommands:
     def archive(self) -> Iterator[SessionArchive]:
         """Open the archive as a broker does."""
         with self.siltstone.store() as store:
-            # Where RocksDB would make one.
+            # RocksDB would create this directory.
             create_directories(self.siltstone.fs, DATA / ARCHIVE_NAME)
             keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
             origin = store.ensure(NAME, settings_of()).origin
@@ -49,12 +49,12 @@ class SessionCommands:
 
     @property
     def identity(self) -> str:
-        """That of the messages."""
+        """The identity of the messages database."""
         with self.siltstone.store(read_only=True) as store:
             return store.database(NAME).identity
 
     def append(self, *values: bytes, topic: str = "t/1") -> None:
-        """Store messages of QoS 1, one after the other, a second each."""
+        """Store QoS 1 messages, one each second."""
         with self.siltstone.store() as store:
             database = store.ensure(NAME, settings_of())
             for value in values:

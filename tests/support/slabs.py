@@ -1,4 +1,4 @@
-"""The slabs of one database as their tests lay them out, open them and append to them."""
+"""The slabs of one database: create, open and append."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOME = PurePath("/data/db")
 
 
 def created(world: World, **changes: Any) -> Manifest:
-    """Lay out a database without opening it."""
+    """Create a database without opening it."""
     create_directories(world.fs, HOME)
     empty = Manifest(database=NAME, salt=1, settings=settings_of(**changes), slabs=())
     manifest = create_slabs(world.fs, world.clock, HOME, empty)
@@ -28,7 +28,7 @@ def created(world: World, **changes: Any) -> Manifest:
 
 @contextmanager
 def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
-    """Open the slabs for writing, laying them out first where there are none."""
+    """Open the slabs for writing; create them first if there are none."""
     if not world.fs.exists(HOME / MANIFEST):
         created(world, **changes)
     slabs = WritableSlabs(world.fs, world.clock, HOME)
@@ -39,11 +39,11 @@ def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
 
 
 def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
-    """Append a row to each of these topics, and wait for all that follows from it."""
+    """Append a row to each of these topics, and wait for everything that follows from it."""
     ticket = Ticket(len(topics), 1, waits=True)
     call = call_on(*topics)
     call.values = [bytes(size_bytes)] * len(topics)
     slabs.shard(shard).submit(call, ticket, None)
     ticket.wait()
-    # Housekeeping follows the flush; an order waits for it.
+    # Housekeeping follows the flush; sync waits for it.
     slabs.shard(shard).sync()

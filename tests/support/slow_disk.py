@@ -1,4 +1,4 @@
-"""A disk that takes as long as a test wants."""
+"""A disk that is as slow as a test wants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAIT_SECONDS = 10.0
 
 
 class SlowFileSystem(MemoryFileSystem):
-    """A disk on which opening the files below a directory waits until it is let go on."""
+    """A disk on which opening files below a directory blocks until it is released."""
 
     slow: PurePath | None = None
 

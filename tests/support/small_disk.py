@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def mounted(path: Path, size_bytes: int) -> Iterator[Path]:
-    """Mount a disk on a new directory; where that is not allowed the test cannot be had."""
+    """Mount a disk on a new directory; skip the test if that is not allowed."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "siltstone-test", str(path)]
     try:
@@ -24,12 +24,12 @@ def mounted(path: Path, size_bytes: int) -> Iterator[Path]:
     try:
         yield path
     finally:
-        # Lazily: a map that Python has not collected yet keeps the disk busy.
+        # Lazily: a map that Python has not freed yet keeps the disk busy.
         subprocess.run(["umount", "--lazy", str(path)], check=True)  # noqa: S607 - where mount was
 
 
 def take_the_rest(path: Path) -> None:
-    """Write a file until not a page is left."""
+    """Write a file until no page is left."""
     with path.open("wb", buffering=0) as file:
         while True:
             try:

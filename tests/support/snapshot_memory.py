@@ -1,4 +1,4 @@
-"""A process that writes or loads a snapshot, and tells by how much its memory grew at most.
+"""A process that writes or loads a snapshot, and prints the maximum growth of its memory.
 
 python -m tests.support.snapshot_memory write|load FILE COUNT
 """
@@ -26,7 +26,7 @@ def peak_bytes() -> int:
 
 
 def records(count: int) -> Iterator[Record]:
-    """Yield a session with so many messages, none like the other."""
+    """Yield a session with this number of messages, all different."""
     rng = Random(1)
     yield session("c")
     for _ in range(count):
@@ -34,7 +34,7 @@ def records(count: int) -> Iterator[Record]:
 
 
 class CountingSink:
-    """Takes messages as a store would, and keeps none."""
+    """Accepts messages as a store would, and keeps none."""
 
     def __init__(self) -> None:
         self.payload_bytes = 0

@@ -1,4 +1,4 @@
-"""A process that saves one state after the other, and tells of each when it is saved.
+"""A process that saves one state after the other, and prints a line after each.
 
 python -m tests.support.snapshot_saver DIRECTORY
 """
@@ -17,7 +17,7 @@ from tests.support.snapshots import queued, session
 
 
 def numbered(number: int) -> list[Record]:
-    """Return a state that is all of one number, and some buffers long."""
+    """Return a state that consists of one number, and is several buffers long."""
     payload = Random(number).randbytes(200_000)
     return [session(str(number)), queued("a", payload), session(f"{number} end")]
 

@@ -63,7 +63,7 @@ def queued(topic: str, payload: bytes, *, packet_id: int = 0) -> QueuedMessage:
     )
 
 
-# One record of every kind, in an order that is legal.
+# One record of every kind, in a legal order.
 EVERY_KIND: tuple[Record, ...] = (
     retained("plant/é", b"hot"),
     session("c1"),
@@ -94,7 +94,7 @@ EVERY_KIND: tuple[Record, ...] = (
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-# Few different ones, so that many are equal; and some that are not.
+# Few distinct payloads, so that many are equal, and some random ones.
 payloads = st.one_of(st.sampled_from([b"", b"a", b"b" * 3000]), st.binary(max_size=40))
 times = st.integers(-(2**63), 2**63 - 1)
 packet_ids = st.integers(0, 65_535)
@@ -148,7 +148,7 @@ states: st.SearchStrategy[list[Record]] = st.builds(
 
 
 class ListSink:
-    """Remembers what it was given."""
+    """Records what it receives."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -190,7 +190,7 @@ def keeper_on(
 
 
 def loaded(fs: FileSystem, *, allow_empty: bool = False) -> tuple[list[Record], Loaded]:
-    """Load as a start does, and let go of the directory again."""
+    """Load as a start does, and release the directory."""
     keeper = keeper_on(fs)
     sink = ListSink()
     try:

@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark from the pip package: a Master and Workers, as child processes."""
+"""A standalone Spark cluster from the pip package: a Master and Workers, as child processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from siltstone.pipeline.spark.session import make_scratch, spark_environment
 START_SECONDS = 60.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _WORKER = re.compile(r"Successfully registered with master")
-# What is waited for is in the log, where it is quiet otherwise.
+# Only the lines that are waited for are logged.
 _LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -70,7 +70,7 @@ def spark_cluster(directory: Path, *, workers: int) -> Iterator[str]:
 
 @contextmanager
 def _started(environment: dict[str, str], name: str, *args: str) -> Iterator[Queue[str]]:
-    """Run a daemon in a group of its own, executors included; yield the lines of its log."""
+    """Run a daemon in its own process group, with its executors; yield its log lines."""
     command = [
         f"{Path(pyspark.__file__).parent}/bin/spark-class",
         f"org.apache.spark.deploy.{name}",
@@ -99,7 +99,7 @@ def _started(environment: dict[str, str], name: str, *args: str) -> Iterator[Que
 
 
 def _wait_for(said: Queue[str], pattern: re.Pattern[str]) -> str:
-    """Return what a line of the log has that matches."""
+    """Return the part of a log line that matches."""
     seen: list[str] = []
     while True:
         try:

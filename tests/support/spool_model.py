@@ -1,4 +1,4 @@
-"""What a spool must hold, whatever happened to it: the naive model that tests compare it with."""
+"""A naive model of the contents of a spool, with which tests compare it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def contents(spool: Spool) -> dict[Entry, bytes]:
 
 @dataclass
 class SpoolModel:
-    """What was acknowledged, and what was begun and may have happened or not."""
+    """The acknowledged operations, and those that may or may not have happened."""
 
     stored: dict[Entry, bytes] = field(default_factory=dict)
-    # Data whose entries may be there under any id.
+    # Data whose entries may exist under any id.
     perhaps_stored: list[tuple[str | None, bytes]] = field(default_factory=list)
     perhaps_discarded: set[Entry] = field(default_factory=set)
     moved: dict[PurePath, bytes] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class SpoolModel:
     highest_id: int = -1
 
     def check(self, spool: Spool, fs: FileSystem) -> None:
-        """Hold a spool against the model after a crash, then take it for the truth."""
+        """Check a spool against the model after a crash, then adopt its contents."""
         found = contents(spool)
         for entry, data in self.stored.items():
             if entry not in self.perhaps_discarded:

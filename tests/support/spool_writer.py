@@ -1,4 +1,4 @@
-"""A process that stores numbered entries, discards old ones, and says so; it is killed meanwhile.
+"""A process that stores numbered entries, discards old ones, and prints both until it is killed.
 
 python -m tests.support.spool_writer DIR FIRST
 """
@@ -15,7 +15,7 @@ KEPT = 20
 
 
 def write(directory: Path, first: int) -> None:
-    """Store batches for ever; keep the last entries, discard what is older."""
+    """Store batches for ever; keep the last entries, discard older ones."""
     out = sys.stdout
     held: list[Entry] = []
     with ensure(directory) as spool:

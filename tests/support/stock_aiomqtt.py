@@ -1,4 +1,4 @@
-"""aiomqtt, on a loop of its own in a thread."""
+"""aiomqtt, on its own loop in a thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ T = TypeVar("T")
 
 
 class AioClient:
-    """A client of aiomqtt. It tells no reason of an acknowledged publish."""
+    """A client of aiomqtt. It does not return the reason code of an acknowledged publish."""
 
     def __init__(self, target: Target, version: int) -> None:
         self._target = target
         self._version = version
         self._client: aiomqtt.Client | None = None
         self._loop = asyncio.new_event_loop()
-        # It never asks what ended a connection that it is done with, which asyncio would report.
+        # It never reads the error of a connection that it has finished with, and asyncio would
+        # report it.
         self._loop.set_exception_handler(lambda loop, context: None)
         self._thread = Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -67,7 +68,7 @@ class AioClient:
             code: Any = exc.rc
             raise ClosedError(getattr(code, "value", code)) from exc
         self._client = client
-        # It does not tell; the tests of other clients do.
+        # aiomqtt does not return it; the tests of other clients check it.
         return not login.clean
 
     def subscribe(self, text: str, qos: int = 0, *, identifier: int = 0) -> int:

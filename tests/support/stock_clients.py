@@ -1,4 +1,4 @@
-"""Clients that others wrote, behind one interface, so that one suite can run over all of them."""
+"""Third-party clients behind one interface, so that one suite can run on all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAIT_SECONDS = 20.0
 
 
 class ClosedError(Exception):
-    """The broker closed the connection; the code is its reason, where it gave one."""
+    """The broker closed the connection; the code is its reason, if it gave one."""
 
     def __init__(self, code: int = 0) -> None:
         super().__init__(f"closed with {code:#x}")
@@ -21,7 +21,7 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where to connect to; `path` is that of a Unix socket or a URL."""
+    """The address to connect to; `path` is that of a Unix socket or a URL."""
 
     kind: str = "tcp"
     port: int = 0
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What MQTT 5 adds to a message."""
+    """The MQTT 5 properties of a message."""
 
     user: tuple[tuple[str, str], ...] = ()
     content_type: str = ""
@@ -51,7 +51,7 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message as it is published, and as it arrives."""
+    """A message, published or received."""
 
     topic: str
     payload: bytes
@@ -62,7 +62,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How to connect. A session that is not clean outlives the connection by an hour."""
+    """The options of a connection. A session that is not clean outlives it by an hour."""
 
     client_id: str
     clean: bool = True
@@ -75,10 +75,10 @@ SESSION_SECONDS = 3600
 
 
 class StockClient(Protocol):
-    """One client. Codes are those of MQTT 5 for reasons, whatever the version."""
+    """One client. Reason codes are those of MQTT 5, in both versions."""
 
     def connect(self, login: Login) -> bool:
-        """Connect; return whether a session was there. Raises: ClosedError."""
+        """Connect; return whether a session existed. Raises: ClosedError."""
 
     def subscribe(self, text: str, qos: int = 0, *, identifier: int = 0) -> int:
         """Subscribe; return the reason code."""
@@ -90,16 +90,16 @@ class StockClient(Protocol):
         """
 
     def publish_all(self, topic: str, payloads: Sequence[bytes], qos: int) -> None:
-        """Publish many messages as fast as the client can, and wait until they are out."""
+        """Publish many messages as fast as the client can, and wait until they are sent."""
 
     def receive(self) -> Message:
         """Return the next message."""
 
     def disconnect(self) -> None:
-        """Say goodbye."""
+        """Send DISCONNECT."""
 
     def drop(self) -> None:
-        """Go without a word."""
+        """Close the connection without DISCONNECT."""
 
     def close(self) -> None:
-        """Give back what is left, however it ended."""
+        """Release all resources, in any state."""

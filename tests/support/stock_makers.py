@@ -1,4 +1,4 @@
-"""All stock clients by their names."""
+"""All stock clients by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("paho", "aiomqtt", "mosquitto", "mqttjs")
 
 
 def make_client(name: str, version: int, target: Target, node: Callable[[], Node]) -> StockClient:
-    """Return a client of this name; only one of MQTT.js asks for the process of node."""
+    """Return a client of this name; only MQTT.js needs the process of node."""
     match name:
         case "paho":
             return PahoClient(target, version)
@@ -27,7 +27,7 @@ def make_client(name: str, version: int, target: Target, node: Callable[[], Node
 
 
 def come_in(client: StockClient, login: Login, text: str) -> int:
-    """Connect and subscribe, for mosquitto connects only then; return the reason code.
+    """Connect and subscribe; return the reason code. Mosquitto connects only then.
 
     Raises: ClosedError.
     """

@@ -1,4 +1,4 @@
-"""mosquitto_pub and mosquitto_sub: a process for each subscription, and one for each publish."""
+"""mosquitto_pub and mosquitto_sub: one process for each subscription and each publish."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CODES = {
 
 
 class MosquittoClient:
-    """The two commands as one client; what it subscribes, one process at a time receives."""
+    """The two commands as one client; one process at a time receives its subscriptions."""
 
     def __init__(self, target: Target, version: int) -> None:
         self._sub = need_peer("mosquitto_sub")
@@ -48,7 +48,7 @@ class MosquittoClient:
         self._early: list[Message] = []
 
     def connect(self, login: Login) -> bool:
-        """Take note: only a command connects."""
+        """Store the login: only a command connects."""
         self._login = login
         return not login.clean
 
@@ -56,7 +56,7 @@ class MosquittoClient:
         assert self._login is not None
         self.close()
         self._lines = Queue()
-        # It keeps back what it writes to a pipe.
+        # It buffers its output to a pipe.
         command = [
             need_peer("stdbuf"),
             "-oL",
@@ -83,7 +83,7 @@ class MosquittoClient:
         self._reader = Thread(target=self._read, args=(self._process, self._lines))
         self._reader.start()
         while not (found := SUBSCRIBED.match(line := self._line())):
-            # What waited for the session comes before the answer.
+            # Queued messages of the session arrive before the answer.
             if line.startswith(b"MESSAGE"):
                 self._early.append(_message(line))
         return int(found[1])
@@ -108,7 +108,7 @@ class MosquittoClient:
         return _message(line)
 
     def disconnect(self) -> None:
-        """End it by a signal; in version 5 it then asks for its will to be published."""
+        """End it with a signal; in version 5 it then requests the publication of its will."""
         self._end(signal.SIGTERM)
 
     def drop(self) -> None:
@@ -190,7 +190,7 @@ def _flags(extras: Extras) -> list[str]:
 def _message(line: bytes) -> Message:
     fields = line.decode().split("\t")
     _, topic, qos, retain, content, correlation, expiry, response, identifiers, user, data = fields
-    # The pairs are told apart by blanks, so the tests have none in them.
+    # The pairs are separated by spaces, so the tests use none inside them.
     pairs = [pair.partition(":") for pair in user.split()]
     return Message(
         topic=topic,

@@ -1,4 +1,4 @@
-"""MQTT.js in a process of node, which is told what to do in lines of JSON."""
+"""MQTT.js in a process of node, which receives commands as lines of JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("mqttjs_client.js")
 
 
 class Node:
-    """The process, shared by all clients of a run of tests."""
+    """The process, shared by all clients of a test run."""
 
     def __init__(self) -> None:
         command = [need_peer("node"), str(SCRIPT), need_peer("mqtt.js")]
@@ -40,7 +40,7 @@ class Node:
         self._reader.start()
 
     def call(self, **command: Any) -> Any:
-        """Do one thing; return its answer. Raises: ClosedError."""
+        """Run one command; return its answer. Raises: ClosedError."""
         number = next(self._numbers)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command | {"number": number}).encode() + b"\n")
@@ -54,7 +54,7 @@ class Node:
         return answer
 
     def messages(self, client: str) -> Queue[Message]:
-        """Return where the messages of a client come in."""
+        """Return the queue of messages of a client."""
         with self._changed:
             return self._messages.setdefault(client, Queue())
 
@@ -79,7 +79,7 @@ class Node:
 
 
 class MqttJsClient:
-    """One client in the process of node; `options` are those of `mqtt.connect` in its words."""
+    """One client in the process of node; `options` are those of `mqtt.connect`."""
 
     _names = count()
 
@@ -137,7 +137,7 @@ class MqttJsClient:
         return self._node.messages(self._name).get(timeout=WAIT_SECONDS)
 
     def topics_on_the_wire(self) -> list[str]:
-        """Return the topics in the PUBLISH packets that came, which aliases leave empty."""
+        """Return the topics in the received PUBLISH packets; with an alias they are empty."""
         return list(self._call("topics")["topics"])
 
     def disconnect(self) -> None:

@@ -1,4 +1,4 @@
-"""paho-mqtt, with its callbacks of version 2."""
+"""paho-mqtt, with version 2 of its callbacks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def properties_of(extras: Extras, *, alias: int = 0) -> Properties:
 
 
 def extras_of(properties: Any) -> Extras:
-    """Return what came with a message."""
+    """Return the MQTT 5 properties of a message."""
 
     def get(name: str, default: Any) -> Any:
         return getattr(properties, name, default)
@@ -76,7 +76,7 @@ def extras_of(properties: Any) -> Extras:
 
 
 def session_properties(login: Login) -> Properties:
-    """Return the properties of CONNECT: how long the session is kept."""
+    """Return the properties of CONNECT: the expiry of the session."""
     made = _make(PacketTypes.CONNECT)
     if not login.clean:
         made.SessionExpiryInterval = SESSION_SECONDS
@@ -143,7 +143,7 @@ class PahoClient:
         return self.publish_aliased(message, 0)
 
     def publish_aliased(self, message: Message, alias: int) -> int:
-        """Publish with a topic alias; without a topic where the message has none."""
+        """Publish with a topic alias; without a topic if the message has none."""
         properties = properties_of(message.extras, alias=alias) if self._version == 5 else None
         info = self._paho.publish(
             message.topic, message.payload, message.qos, message.retain, properties
@@ -161,7 +161,7 @@ class PahoClient:
         return self._messages.get(timeout=WAIT_SECONDS)
 
     def wait_until_closed(self) -> int:
-        """Wait until the broker has closed; return its reason."""
+        """Wait until the broker has closed the connection; return its reason."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._closed is not None, WAIT_SECONDS)
             assert self._closed is not None

@@ -1,9 +1,9 @@
-"""What a store must hold, as plain lists: appended rows by shard and generation.
+"""A model of the contents of a store, as plain lists: rows by shard and generation.
 
-Rows are expected in full: the ticket tells time and serial, and a structure that has learned the
-surviving rows of the generation, and nothing else, tells the stream. Between two restarts the model
-is exact. A power cut may take a tail of each shard's current generation, at the border of a call
-and never what was acknowledged as durable; `survive` checks that and takes note of what is left.
+Rows are compared as a whole: the ticket gives time and serial, and a structure that has learned
+only the surviving rows of the generation gives the stream. Between two restarts the model is exact.
+A power cut may remove a tail of the current generation of each shard, at the border of a call, and
+never a row that was acknowledged as durable. `survive` checks this and adopts the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Producer = tuple[str, int]
 
 @dataclass
 class Part:
-    """What one shard was given of one call; its rows survive together or not at all."""
+    """The part of one call that goes to one shard; its rows survive together or not at all."""
 
     rows: list[Row]
     producer: Producer | None
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass
 class ShardModel:
-    """One shard: sealed generations, which nothing but a drop takes, and the current one."""
+    """One shard: sealed generations, which only a drop removes, and the current one."""
 
     number: int
     thresholds: list[int]
@@ -55,7 +55,7 @@ class ShardModel:
         self.inherited_sequences: dict[str, int] = {}
 
     def sequence(self, producer: str) -> int:
-        """Return the last sequence that was stored of a producer, -1 for none."""
+        """Return the last stored sequence of a producer, -1 if there is none."""
         own = [
             part.producer[1]
             for part in self.parts
@@ -64,12 +64,12 @@ class ShardModel:
         return max(own, default=self.inherited_sequences.get(producer, -1))
 
     def expected(self, row: Row) -> Row:
-        """Return a row as it must be stored next, but for its time and serial."""
+        """Return a row as it must be stored next, without its time and serial."""
         stream = self.structure.learn(row.topic.encode()).stream
         return row._replace(shard=self.number, generation=self.generation, stream=stream.id)
 
     def acknowledge(self, durability: str, count: int) -> None:
-        """Take note that the first parts are this durable."""
+        """Record that the first parts are this durable."""
         self.written = max(self.written, count)
         if durability == "synced":
             self.synced = max(self.synced, count)
@@ -84,7 +84,7 @@ class ShardModel:
         return [row for part in self.parts for row in part.rows]
 
     def turn(self) -> None:
-        """Begin the next generation; all of the last one is durable."""
+        """Start the next generation; all of the last one is durable."""
         for part in self.parts:
             if part.producer is not None:
                 self.inherited_sequences[part.producer[0]] = self.sequence(part.producer[0])
@@ -97,7 +97,9 @@ class ShardModel:
         self.generation += 1
 
     def survive(self, found: list[Row], at_least: int) -> None:
-        """Check that what is found of the current generation is a prefix, and go on from there."""
+        """Check that the found rows of the current generation are a prefix, and continue from
+        there.
+        """
         left: list[Part] = []
         start = 0
         for part in self.parts:
@@ -122,7 +124,7 @@ class ShardModel:
                 for row in part.rows
             ]
         self.parts = left
-        # Whatever a restart finds it has made durable.
+        # A restart makes everything that it finds durable.
         self.synced = self.written = len(left)
 
 
@@ -133,19 +135,19 @@ def copy_of(structure: Structure) -> Structure:
 
 
 def as_submitted(row: Row) -> Row:
-    """Return what the caller gave of a row."""
+    """Return the fields of a row that the caller gave."""
     return Row(*row[:6])
 
 
 class Submitted(NamedTuple):
-    """What a call adds, by shard: its parts, and the producer where it is a duplicate."""
+    """The parts of a call by shard, and the producer if it is a duplicate."""
 
     parts: dict[int, Part]
     repeated: dict[int, Producer]
 
 
 class StoreModel:
-    """One database: what was submitted, acknowledged, sealed, dropped."""
+    """One database: its submitted, acknowledged, sealed and dropped rows."""
 
     def __init__(self, settings: DatabaseSettings) -> None:
         self.settings = settings
@@ -153,15 +155,15 @@ class StoreModel:
             ShardModel(number=number, thresholds=list(settings.thresholds))
             for number in range(settings.shards)
         ]
-        # Every serial that a caller or a reader has ever seen, and whose it was.
+        # Every serial that a caller or a reader has ever seen, with its row.
         self.serials: dict[tuple[int, int], Row] = {}
 
     def rows(self) -> list[Row]:
-        """Return all rows that must be there."""
+        """Return all rows that must exist."""
         return [row for shard in self.shards for row in shard.rows()]
 
     def _split(self, rows: list[Row]) -> dict[int, list[int]]:
-        """Return by shard the numbers of the rows that go there."""
+        """Return the indexes of the rows of each shard."""
         numbers: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             key = row.publisher if self.settings.shard_by == "publisher" else row.topic
@@ -169,7 +171,7 @@ class StoreModel:
         return numbers
 
     def submit(self, rows: list[Row], producer: Producer | None) -> Submitted:
-        """Enter a call, as not acknowledged yet."""
+        """Add a call that is not acknowledged yet."""
         submitted = Submitted({}, {})
         for shard_number, mine in self._split(rows).items():
             shard = self.shards[shard_number]
@@ -184,7 +186,7 @@ class StoreModel:
     def acknowledge(
         self, submitted: Submitted, durability: str, serials: list[int], timestamps: list[int]
     ) -> None:
-        """Enter what the ticket says. What a duplicate repeats must be as durable as it asks."""
+        """Record the result of a ticket; a duplicate's rows must be as durable as requested."""
         for number, part in submitted.parts.items():
             part.rows = [
                 row._replace(serial=serials[i], timestamp_us=timestamps[i])
@@ -199,7 +201,7 @@ class StoreModel:
             shard.acknowledge(durability, max(counts, default=0))
 
     def see(self, row: Row) -> None:
-        """Take note of a row that has been seen; its serial is its own for ever."""
+        """Record a row that has been seen; its serial is never reused."""
         mine = self.serials.setdefault((row.shard, row.serial), as_submitted(row))
         assert mine == as_submitted(row), "a serial was used again"
 
@@ -214,9 +216,9 @@ class StoreModel:
         del self.shards[slab.shard].sealed[slab.generation]
 
     def survive(self, rows: list[Row], slabs: list[SlabInfo], *, killed: bool, during: str) -> None:
-        """Check what a restart found against what must be there, and go on from it.
+        """Check the rows that a restart found against the model, and continue from them.
 
-        `during` is what was under way, "seal" or "drop", and may or may not have come about.
+        `during` is the operation that was interrupted, "seal" or "drop", which may have happened.
         """
         for shard in self.shards:
             mine = {info.slab.generation: info for info in slabs if info.slab.shard == shard.number}
@@ -239,7 +241,7 @@ class StoreModel:
 
 
 class Follower:
-    """A reader that saves its positions as bytes and goes on from them, whatever happens."""
+    """A reader that saves its positions as bytes and continues from them after every event."""
 
     def __init__(self, model: StoreModel) -> None:
         self._model = model
@@ -247,7 +249,7 @@ class Follower:
         self._seen: dict[tuple[SlabId, int], dict[int, Row]] = {}
 
     def read(self, database: Database, rows_max: int) -> None:
-        """Read once from every stream there is or was."""
+        """Read once from every stream that exists or existed."""
         self._discover(database)
         slabs = {info.slab for info in database.slabs()}
         for slab, stream in list(self._positions):
@@ -259,13 +261,14 @@ class Follower:
                 del self._positions[slab, stream]
 
     def catch_up(self, database: Database) -> None:
-        """Read every stream to its end, and check that no row was met twice or passed over."""
+        """Read every stream to its end, and check that no row was repeated or skipped."""
         self.read(database, 1)
         for slab, stream in self._positions:
             while self._step(database, slab, stream, 1000) is Status.MORE:
                 pass
         for row in self._model.rows():
-            # What was seen and then lost to a power cut is no more; all else was seen as it is.
+            # Rows that were seen and then lost in a power cut are gone. All others are as they were
+            # seen.
             assert self._seen[SlabId(row.shard, row.generation), row.stream][row.serial] == row
 
     def _discover(self, database: Database) -> None:

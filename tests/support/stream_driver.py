@@ -1,8 +1,8 @@
 """Streaming queries that are killed: `python -m tests.support.stream_driver STORE DIRECTORY`.
 
-Each micro-batch of the first becomes one file, named after the batch, so that a batch that is done
-again replaces what it wrote before. It prints `begin N` before a batch is written and `end N`
-after. The second copies the rows to another store, at the same time.
+Each micro-batch of the first query becomes one file, named after the batch, so that a repeated
+batch replaces its file. It prints `begin N` before a batch is written and `end N` after. The second
+query copies the rows to another store at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tell(text: str) -> None:
 def run_queries(
     spark: SparkSession, store: str, directory: Path, say: Callable[[str], None]
 ) -> None:
-    """Read everything there is, then end."""
+    """Read all rows, then end."""
 
     def write(batch: DataFrame, number: int) -> None:
         say(f"begin {number}")
@@ -61,7 +61,7 @@ def run_queries(
 
 
 def main() -> None:
-    """Run the queries in a Spark of their own."""
+    """Run the queries in a new Spark session."""
     store, directory = sys.argv[1], Path(sys.argv[2])
     spark = start_session(
         name="driver",

@@ -1,6 +1,6 @@
 """A tier job that is killed: `python -m tests.support.tier_process STORE`.
 
-It says a line before each change of the disk, so that it can be killed at any of them.
+It prints a line before each sync of a directory, so that it can be killed at any of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.lake import tier_all
 
 
 class TellingFileSystem(FaultyFileSystem):
-    """Says what it is about to sync."""
+    """Prints the name of each directory before it is synced."""
 
     def sync_directory(self, path: PurePath) -> None:
         sys.stdout.write(f"{path.name}\n")

@@ -1,4 +1,4 @@
-"""Topic logs over a disk in memory, as a server in this process, and as one in its own."""
+"""Topic logs on a disk in memory, served by this process or by another one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAIT_SECONDS = 20.0
 
 @dataclass
 class LogWorld:
-    """A disk, a clock and the engines of key-value databases, which outlive what is opened."""
+    """A disk, a clock and the key-value engines, which outlive what is opened on them."""
 
     fs: MemoryFileSystem = field(default_factory=MemoryFileSystem)
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_US))
@@ -59,13 +59,13 @@ class LogWorld:
 
     @contextmanager
     def blocks(self, settings: DatabaseSettings = SMALL) -> Iterator[BlockLogs]:
-        """Open the database of topics alone."""
+        """Open only the database of topics."""
         with self.store() as store:
             yield store.ensure(DATABASE, settings).block_logs()
 
 
 def offsets_of(values: Sequence[bytes]) -> bytes:
-    """Return the offsets of the store for messages."""
+    """Return the offsets of messages in the form of the store."""
     return array("i", [0, *accumulate(map(len, values))]).tobytes()
 
 
@@ -75,7 +75,7 @@ def append(log: BlockLog, *values: bytes) -> int:
 
 
 def taken(log: BlockLog, size: int, rows: int = 1) -> Room:
-    """Take a place for so many bytes, waiting for it."""
+    """Reserve a place for this number of bytes, and wait for it."""
     found: list[Room | Exception] = []
     there = Event()
 
@@ -91,7 +91,7 @@ def taken(log: BlockLog, size: int, rows: int = 1) -> Room:
 
 
 def fill(room: Room, *values: bytes) -> bytes:
-    """Put messages into a place, and return their offsets."""
+    """Write messages into a reserved place, and return their offsets."""
     data = b"".join(values)
     room.contents()[: len(data)] = data
     room.filled = len(data)
@@ -99,13 +99,13 @@ def fill(room: Room, *values: bytes) -> bytes:
 
 
 def append_large(log: BlockLog, *values: bytes) -> int:
-    """Store messages by way of a place, and return the offset of the first."""
+    """Store messages through a reserved place, and return the offset of the first."""
     room = taken(log, sum(map(len, values)), len(values))
     return log.append_room(fill(room, *values), room).wait().first_serial()
 
 
 def all_values(log: BlockLog, offset: int = 0) -> list[bytes]:
-    """Return what all messages from an offset on say."""
+    """Return the values of all messages from an offset on."""
     values: list[bytes] = []
     while runs := log.read(offset, bytes_max=1 << 20):
         for run in runs:
@@ -125,7 +125,7 @@ def served(
     limits: HubLimits | None = None,
     body_timeout: float = 30.0,
 ) -> Iterator[int]:
-    """Serve the topic logs of a directory from a thread of this process; give the port."""
+    """Serve the topic logs of a directory from a thread of this process; yield the port."""
     ports: list[int] = []
     listening = Event()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -155,7 +155,7 @@ def served(
 
 @contextmanager
 def served_by_process(data: Path, **settings: str) -> Iterator[BrokerProcess]:
-    """Serve them beside a broker in a process of its own; see `log_port`."""
+    """Serve topic logs with a broker in another process; see `log_port`."""
     chosen = {"topiclog.enabled": "true", "topiclog.port": "0"} | settings
     with broker_process(data, settings=chosen) as broker:
         log_port(broker)
@@ -163,14 +163,14 @@ def served_by_process(data: Path, **settings: str) -> Iterator[BrokerProcess]:
 
 
 def log_port(broker: BrokerProcess) -> int:
-    """Return the port for topic logs of a broker's last start, waiting until it listens there."""
-    # Each start tells of its listener for MQTT, then of this one.
+    """Return the topic log port of the last start of a broker; wait until it listens."""
+    # Each start logs its MQTT listener, then this one.
     event = broker.wait_for("listening", count=2 * len(broker.events("starting")))
     return int(str(event["address"]).rpartition(":")[2])
 
 
 def half_send(port: int, topic: str, size: int, sent: int) -> socket.socket:
-    """Begin a send of so many bytes, and stop after some of them; return the open socket."""
+    """Start a send of `size` bytes, and stop after `sent` bytes; return the open socket."""
     peer = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS)
     table = table_of_ends([bytes(size)])
     try:

@@ -1,4 +1,4 @@
-"""A server of topic logs without a network: its channel, driven by a loop that turns when told."""
+"""A topic log server without a network: its channel, on a loop that runs step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Act = Callable[[], object]
 
 
 class Timer:
-    """Something that is due when the test says so."""
+    """A timer that fires when the test says so."""
 
     def __init__(self, seconds: float, act: Act) -> None:
         self.seconds = seconds
@@ -31,14 +31,14 @@ class Timer:
 
 
 class TurnedLoop:
-    """A loop and the shell of a hub in one; nothing happens but in `turn`."""
+    """A loop and the shell of a hub in one; everything happens in `turn`."""
 
     def __init__(self) -> None:
         self.due: deque[Act] = deque()
         self.from_threads: SimpleQueue[Act] = SimpleQueue()
         self.timers: list[Timer] = []
         self.now = 0.0
-        # The recovery of topics, which goes on when a test says so.
+        # The pending recovery of topics, which continues when a test says so.
         self.openings: list[Act] = []
 
     def time(self) -> float:
@@ -73,7 +73,7 @@ class TurnedLoop:
         self.openings.append(lambda: self.in_thread(work, then))
 
     def open_all(self) -> int:
-        """Recover the topics that were asked for; return how many."""
+        """Recover the requested topics; return their number."""
         openings, self.openings = self.openings, []
         for each in openings:
             each()
@@ -84,7 +84,7 @@ class TurnedLoop:
         return self.call_later(seconds, act).cancel
 
     def turn(self) -> None:
-        """Do what is due, until nothing is; what threads will bring is not waited for."""
+        """Run everything that is due; do not wait for threads."""
         while True:
             while self.due:
                 self.due.popleft()()
@@ -94,14 +94,14 @@ class TurnedLoop:
                 return
 
     def turn_until(self, holds: Callable[[], bool]) -> None:
-        """Do what is due and what threads bring, until something holds."""
+        """Run what is due and what threads post, until a condition holds."""
         self.turn()
         while not holds():
             self.due.append(self.from_threads.get(timeout=WAIT_SECONDS))
             self.turn()
 
     def pass_time(self) -> None:
-        """Let all timers be due."""
+        """Fire all timers."""
         timers, self.timers = self.timers, []
         for timer in timers:
             if not timer.is_cancelled:
@@ -110,7 +110,7 @@ class TurnedLoop:
 
 
 class Line:
-    """The transport of a channel: keeps what was written."""
+    """The transport of a channel; it records what was written."""
 
     def __init__(self) -> None:
         self.out = bytearray()
@@ -141,7 +141,7 @@ class Line:
 
 @dataclass
 class Wired:
-    """A channel and what is around it."""
+    """A channel and its environment."""
 
     loop: TurnedLoop
     hub: Hub
@@ -151,7 +151,7 @@ class Wired:
     gone: list[TopicLogConnection] = field(default_factory=list)
 
     def feed(self, data: bytes) -> None:
-        """Let bytes come in, as many at once as the channel has room for, while it reads."""
+        """Deliver bytes while the channel reads, as many at a time as it has space for."""
         left = memoryview(data)
         while left:
             self.loop.turn()
@@ -165,7 +165,7 @@ class Wired:
         self.loop.turn()
 
     def answer(self, size: int) -> bytes:
-        """Return so many bytes of what was said, waiting for them."""
+        """Return this number of bytes of the output; wait for them."""
         self.loop.turn_until(lambda: len(self.line.out) >= size)
         said = bytes(self.line.out[:size])
         del self.line.out[:size]
@@ -179,7 +179,7 @@ def wired(
     publisher: Publisher | None = None,
     world: LogWorld | None = None,
 ) -> Iterator[Wired]:
-    """Connect to topic logs over a disk in memory."""
+    """Connect to topic logs on a disk in memory."""
     loop = TurnedLoop()
     with (world or LogWorld()).logs() as (logs, _):
         hub = Hub(logs, loop, limits or HubLimits(), publisher)
@@ -211,7 +211,7 @@ class WiredSocket:
     def sendmsg(self, parts: Sequence[memoryview]) -> int:
         if self.is_cut:
             raise BrokenPipeError("cut")
-        # Never all at once, as a real one with full buffers.
+        # Never all at once, like a real socket with full buffers.
         data = b"".join(parts)[:100_000]
         self.server.feed(data)
         self.sent.append(len(data))

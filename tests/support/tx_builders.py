@@ -24,14 +24,14 @@ _PLACE = PurePath("/kv")
 
 
 def problems_in(engine: Engine) -> list[Finding]:
-    """Check what a database has left in an engine; return what was found."""
+    """Verify the database in an engine; return the findings."""
     fs = MemoryFileSystem()
     fs.make_directory(_PLACE)
     return [*verify_keyvalue(fs, _PLACE, lambda path: engine).findings]
 
 
 class World:
-    """A clock, an engine, and the database over it."""
+    """A clock, an engine, and the database on it."""
 
     def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
         self.clock = ManualClock(START_US)
@@ -51,12 +51,12 @@ class World:
         self.database.close()
 
     def reopen(self) -> KeyValueDatabase:
-        """Close the database and open what it left."""
+        """Close the database and open it again."""
         self.database.close()
         return self.crash()
 
     def crash(self) -> KeyValueDatabase:
-        """Open what a process finds after this one was killed."""
+        """Open the state that a process finds after this one was killed."""
         self.memory = self.memory.reopened()
         left, self.engine = self.database, FaultyEngine(self.memory)
         self.database = opened(self.engine, self.clock)
@@ -65,7 +65,7 @@ class World:
         return self.database
 
     def fail_write(self, *, nth: int = 1, stored: bool = False) -> None:
-        """Let a write fail from now on, the next by default."""
+        """Make a later write fail, the next one by default."""
         self.engine.script(WriteFault(nth=nth, stored=stored))
 
     def write(self, topic: str, value: bytes = b"", **times: int) -> int:
@@ -75,7 +75,7 @@ class World:
         return tx.serial
 
     def rows(self, topic_filter: str = "#") -> list[tuple[str, int, bytes]]:
-        """Return what is stored, sorted."""
+        """Return the stored rows, sorted."""
         return sorted(
             (row.topic, row.timestamp_us, row.value) for row in self.database.read(topic_filter)
         )

@@ -1,4 +1,4 @@
-"""A key-value database as simple as can be, to hold the real one against; and a held queue."""
+"""A simple model of a key-value database, to compare with the real one; and a held queue."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from siltstone.topic.grammar import TopicFilter
 Place = tuple[str, int]
 State = dict[Place, bytes]
 END = 1 << 63
-# More rows of a topic than these are deleted as a range of times.
+# More rows of a topic than this are deleted as a range of times.
 ROWS_ONE_BY_ONE = 16
 
 
 def opened(
     engine: Engine, clock: Clock, settings: KeyValueSettings | None = None
 ) -> KeyValueDatabase:
-    """Open a database that never sleeps and leaves nothing to chance."""
+    """Open a database that never sleeps and is deterministic."""
     retry = Retry(pause=lambda seconds: None, chance=lambda: 0.5)
     return KeyValueDatabase(engine, clock, "test", settings, retry=retry)
 
 
 def queue_of(database: KeyValueDatabase, shard: int = 0) -> KeyValueShard:
-    """Return the queue of a shard, which nobody else can get at."""
+    """Return the queue of a shard, which is private."""
     return database._queues[shard]  # noqa: SLF001
 
 
 @contextmanager
 def held(database: KeyValueDatabase, shard: int = 0) -> Iterator[None]:
-    """Keep the committing thread busy, so that what is handed in meanwhile becomes one group."""
+    """Block the committing thread, so that all commits in this context become one group."""
     queue = queue_of(database, shard)
     began, go = Event(), Event()
 
@@ -59,19 +59,20 @@ def held(database: KeyValueDatabase, shard: int = 0) -> Iterator[None]:
 
 @dataclass
 class ModelRead:
-    """What was read, and what came of it."""
+    """A read and its result."""
 
     topic_filter: str
     since_us: int
     until_us: int
     rows: list[tuple[str, int, bytes]]
-    # What the read depended on, which for the newest row of a topic is less than was asked for.
+    # The start of the range that the result depends on. For the newest row of a topic, it is later
+    # than the requested start.
     depends_since_us: int
 
 
 @dataclass
 class ModelTransaction:
-    """The scheduled operations of a transaction, in the order of its program."""
+    """The operations of a transaction, in order."""
 
     read_serial: int = -1
     reads: list[ModelRead] = field(default_factory=list)
@@ -96,7 +97,7 @@ class ModelTransaction:
         self.deletions.append((topic_filter, since_us, until_us))
 
     def seen(self, state: State, now_us: int) -> State:
-        """Return a state with the transaction's own changes over it."""
+        """Return a state with the changes of the transaction applied."""
         found = dict(state)
         for topic_filter, since_us, until_us in self.deletions:
             end = now_us if until_us == MONOTONIC else until_us
@@ -117,7 +118,7 @@ def matching(state: State, topic_filter: str, since_us: int, until_us: int) -> l
 def selected(
     state: State, topic_filter: str, since_us: int, until_us: int, now_us: int
 ) -> list[tuple[str, int, bytes]]:
-    """Return what a read gives: times that are not given yet count as now and come last."""
+    """Return the result of a read: rows without a time yet count as now and come last."""
     parsed = TopicFilter.parse(topic_filter)
     rows = [
         (topic, time_us, value)
@@ -130,22 +131,22 @@ def selected(
 
 
 class Model:
-    """The states that a generation went through, each with what its commit changed."""
+    """The states of a generation, each with the changes of its commit."""
 
     def __init__(self, serial: int = 0, timestamp_us: int = 0) -> None:
         self.state: State = {}
-        # What there was when the group of transactions began that is being committed.
+        # The state before the group of transactions that is being committed.
         self.stored: State = {}
         self.serial = serial
         self.timestamp_us = timestamp_us
         self.states: dict[int, State] = {serial: {}}
         self.timestamps: dict[int, int] = {serial: timestamp_us}
         self.changed: dict[int, set[Place]] = {}
-        # Topics and times of which many rows were deleted at once, with all between them.
+        # Ranges of topics and times of which many rows were deleted at once.
         self.cleared: dict[int, list[tuple[str, int, int]]] = {}
 
     def conflicts(self, tx: ModelTransaction) -> bool:
-        """Say whether anything that was read has changed since."""
+        """Return whether anything that was read has changed since."""
         return any(
             matching(
                 dict.fromkeys(changed, b""), read.topic_filter, read.depends_since_us, read.until_us
@@ -156,7 +157,7 @@ class Model:
         )
 
     def may_conflict(self, tx: ModelTransaction) -> bool:
-        """Say whether anything was read between rows that were deleted many at once."""
+        """Return whether anything was read in a range that was deleted at once."""
         return any(
             since_us < read.until_us
             and until_us > read.depends_since_us
@@ -168,7 +169,7 @@ class Model:
         )
 
     def unmet(self, tx: ModelTransaction) -> list[tuple[str, int, bytes | None]]:
-        """Return the requirements that do not hold, with what is found."""
+        """Return the requirements that do not hold, with the values found."""
         found = []
         for place, present, value in tx.required:
             held = self.state.get(place)
@@ -178,7 +179,7 @@ class Model:
         return found
 
     def apply(self, tx: ModelTransaction, now_us: int) -> None:
-        """Commit."""
+        """Commit a transaction."""
         self.serial += 1
         next_us = max(self.timestamp_us + 1, now_us)
         changed: set[Place] = set()

@@ -1,8 +1,7 @@
 """A process that commits until it is killed: `python -m tests.support.tx_writer DIRECTORY SEED`.
 
-Threads move money between accounts, each transfer under an id, and say on standard output what they
-begin and what was committed: `begin ID`, then `done ID SERIAL`. What is said may be cut off at any
-byte.
+Threads move money between accounts, each transfer with an id. They print `begin ID` before a
+transfer and `done ID SERIAL` after its commit. The output may be cut off at any byte.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ SETTINGS = KeyValueSettings(timed=False)
 
 
 def ensure_accounts(database: KeyValueDatabase) -> None:
-    """Give every account its money, once."""
+    """Set the start balance of every account, once."""
     with database.transaction(id="accounts") as tx:
         for account in ACCOUNTS:
             tx.write(account, b"%d" % START)
 
 
 def transfer(source: str, target: str, amount: int, name: str) -> Callable[[Transaction], None]:
-    """Return a transaction that moves money and leaves a trace of it."""
+    """Return a transaction that moves money and records the transfer."""
 
     def move(tx: Transaction) -> None:
         tx.write(source, b"%d" % (int(tx.get(source) or b"") - amount))

@@ -1,4 +1,4 @@
-"""A visitor of a Flight server whose rights a test writes down."""
+"""A user of a Flight server with rights that a test defines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limited:
-    """May read what begins with one prefix, and write what begins with another."""
+    """May read topics with one prefix, and write topics with another."""
 
     reads: bytes = b""
     writes: bytes = b""
     unlimited = False
 
     def may_read(self, filters: Sequence[str]) -> str | None:
-        """Allow every filter but those that begin with no."""
+        """Allow every filter except those that begin with "no"."""
         return next((each for each in filters if each.startswith("no")), None)
 
     def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:

@@ -1,4 +1,4 @@
-"""A stock client that watches a broker: it collects what it is sent, and publishes."""
+"""A stock client that watches a broker: it collects messages, and publishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_SECONDS = 20.0
 
 
 class Watcher:
-    """A client of a broker that collects what it is sent, and publishes."""
+    """A client of a broker that collects messages, and publishes."""
 
     def __init__(self, port: int, *filters: str) -> None:
         self._changed = Condition()
@@ -42,11 +42,11 @@ class Watcher:
             self._changed.notify_all()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
-        """Publish, and return when it is acknowledged."""
+        """Publish, and wait for the acknowledgement."""
         self._client.publish(topic, payload, qos, retain).wait_for_publish(WAIT_SECONDS)
 
     def wait_for(self, holds: Callable[[list[bytes]], bool]) -> list[bytes]:
-        """Return the payloads once something holds of them."""
+        """Return the payloads when a condition on them holds."""
         with self._changed:
             self._changed.wait_for(
                 lambda: holds([payload for _, payload, _, _ in self.messages]), WAIT_SECONDS

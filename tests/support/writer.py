@@ -1,8 +1,8 @@
 """A process that writes until it is killed: `python -m tests.support.writer DIRECTORY PRODUCERS`.
 
 Each producer appends small calls, synced, and prints `producer number` when all its rows up to that
-number are acknowledged. A row's value is its producer and its running number, which goes on where
-the store left off.
+number are acknowledged. The value of a row is its producer and its number, which continues after
+the last stored one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTINGS = DatabaseSettings(segment_bytes=1024 * 1024, shards=2, rotate_bytes=4 
 
 
 def numbers_in(database: Database) -> dict[int, list[int]]:
-    """Return the running numbers of each producer, in the order in which they are stored."""
+    """Return the numbers of each producer, in stored order."""
     found: dict[int, list[int]] = {}
     for batch in database.read(columns=["value"]):
         for value in batch.column(0).to_pylist():

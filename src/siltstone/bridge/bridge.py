@@ -1,8 +1,9 @@
-"""A link to another broker: what `[[bridge]]` in the settings makes.
+"""A bridge to another broker, the remote broker, as `[[bridge]]` in the settings defines it.
 
-Out: a publish here that matches is synced in the link's spool before it is acknowledged, then sent,
-and discarded when the peer has answered for it. In: what the peer sends is acknowledged to it when
-it is stored here. While the peer is away the first waits in the spool, the second with the peer.
+Out: a message that is published here and matches is synced in the spool of the bridge before it is
+acknowledged. Then it is sent, and discarded when the remote broker has acknowledged it. In: a
+message from the remote broker is acknowledged when it is stored here. While the remote broker is
+not connected, outgoing messages wait in the spool and incoming messages wait at the remote broker.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Spool
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
-# A peer that has refused us for good may have been told better since.
+# The settings of a remote broker that refused the client permanently may have changed since.
 _AGAIN_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What a link needs of its own broker."""
+    """The functions that a bridge needs from its own broker."""
 
     publish: PublishHere
     pace: Pace
 
 
 def publisher_of(name: str) -> bytes:
-    """Return who publishes here what comes by a link."""
+    """Return the publisher of the messages that a bridge receives."""
     return f"bridge:{name}".encode()
 
 
 class Bridge:
-    """One link. It takes messages from the start, and sends them while `run` does."""
+    """One bridge. It accepts messages from the start, and sends them while `run` is active."""
 
     def __init__(
         self,
@@ -123,18 +124,18 @@ class Bridge:
         return self._outbound.take(batch, publisher, settle)
 
     def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
-        """Return the indexes of messages that the spool has no room for."""
+        """Return the indexes of the messages for which the spool has no room."""
         return self._outbound.refused(batch, publisher)
 
     async def run(self) -> None:
-        """Serve the link until it is cancelled; nothing that goes wrong with it ends the broker."""
+        """Run the bridge until it is cancelled; an error of the bridge does not end the broker."""
         log(_LOG, logging.INFO, "bridge_started", bridge=self.name, waiting=self._forwarder.waiting)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._forward())
             group.create_task(self._connect())
 
     def close(self) -> None:
-        """Let go of the spool, when all that was taken is in it."""
+        """Wait for the running disk work, then close the spool."""
         self._threads.close()
         self._spool.close()
 
@@ -150,7 +151,7 @@ class Bridge:
         try:
             await self._forwarder.run()
         except SiltstoneError as exc:
-            # What is under way stays in the spool, for the next start.
+            # The current messages stay in the spool and are sent after the next start.
             log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=str(exc))
 
     def _deliver(self, batch: PublishBatch) -> int:

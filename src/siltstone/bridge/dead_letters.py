@@ -1,4 +1,4 @@
-"""Where messages go that the peer will never take: one file each, its reason beside it."""
+"""Storage for messages that the remote broker refuses: one file each, with the reason beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIX: Final = ".publish"
 
 
 class DeadLetters:
-    """A directory of files that are PUBLISH packets of MQTT 5. Any thread may call."""
+    """A directory of files that are PUBLISH packets of MQTT 5. May be used from any thread."""
 
     def __init__(self, fs: FileSystem, directory: PurePath, spool: Spool) -> None:
         self._fs = fs
@@ -25,9 +25,9 @@ class DeadLetters:
         self._spool = spool
 
     def put(self, publication: Publication, payload: bytes, reason: str, now_us: int) -> PurePath:
-        """Keep a message that was refused; return where it is.
+        """Store a message that was refused; return its path.
 
-        It is an entry first, so that whatever happens it is in one of the two places.
+        It is stored as a spool entry first, so at any time it is in one of the two places.
         """
         create_directories(self._fs, self._directory)
         entry = self._spool.store(encode_message(publication, payload), metadata_of(now_us, 1))
@@ -39,12 +39,13 @@ class DeadLetters:
         try:
             self._spool.discard(entry, path, reason=f"{reason}\n{facts}")
         except SiltstoneError:
-            # The caller has the message still, and tries again; else there would be two.
+            # The caller still has the message and tries again; without this there would be two
+            # copies.
             with suppress(SiltstoneError):
                 self._spool.discard(entry)
             raise
         return path
 
     def put_damaged(self, entry: Entry, reason: str) -> PurePath:
-        """Keep an entry that cannot be read; return where it is."""
+        """Move an entry that cannot be read to quarantine; return its path."""
         return self._spool.quarantine(entry, self._directory, reason)

@@ -1,6 +1,7 @@
 """Messages as entries of a spool: PUBLISH packets of MQTT 5, one after the other.
 
-The name of an entry says when they came and how many they are: `<µs since 1970>_<count>`.
+The name of an entry contains the arrival time and the number of messages: `<µs since
+1970>_<count>`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from siltstone.mqtt.splitter import PacketSplitter
 from siltstone.mqtt.wire import Reader, Version, encode_variable
 from siltstone.spool import Entry
 
-# What one entry holds at most, but for a single message that is larger.
+# The limits of one entry. A single message may be larger.
 _ENTRY_MESSAGES_MAX: Final = 4096
 _ENTRY_BYTES_MAX: Final = 1_048_576
 _QOS: Final = 3
@@ -33,12 +34,12 @@ _RETAIN: Final = 4
 
 
 def metadata_of(now_us: int, count: int) -> str:
-    """Return what the name of an entry says."""
+    """Return the metadata for the name of an entry."""
     return f"{now_us}_{count}"
 
 
 def came_us(entry: Entry) -> int:
-    """Return when the messages of an entry came; 0 if its name does not say."""
+    """Return the arrival time of the messages of an entry, in µs; 0 if its name has none."""
     text = (entry.metadata or "").partition("_")[0]
     return int(text) if text.isdecimal() else 0
 
@@ -56,7 +57,7 @@ def encode_entries(batch: PublishBatch, now_us: int) -> Iterator[tuple[bytes, st
 
 
 def _encode(batch: PublishBatch, now_us: int) -> tuple[bytes, str]:
-    # An id of its own for each, as the format wants of QoS 1 and 2; they mean nothing.
+    # Distinct packet ids, because the format requires them for QoS 1 and 2; they have no meaning.
     ids = list(range(1, len(batch.topics) + 1))
     flags = [flag & (_QOS | _RETAIN) for flag in batch.flags]
     data = encode_publishes(Version.V5, batch.topics, batch.payloads, flags, ids, batch.properties)
@@ -67,7 +68,7 @@ def decode_entry(data: bytes, path: PurePath) -> PublishBatch:
     """Return the messages of an entry. Raises: CorruptionError."""
     batch = _split(data)
     if batch is None:
-        # Version 0.1.0 could store topic aliases, which no entry may have.
+        # Version 0.1.0 could store topic aliases, which are not valid in an entry.
         try:
             batch = _split(_mended(data))
         except MalformedPacketError:
@@ -87,7 +88,7 @@ def _split(data: bytes) -> PublishBatch | None:
 
 
 def _mended(data: bytes) -> bytes:
-    """Return packets with properties that a message may have. Raises: MalformedPacketError."""
+    """Return the packets with valid message properties only. Raises: MalformedPacketError."""
     out: list[bytes] = []
     reader = Reader(data)
     while reader.remaining:
@@ -103,8 +104,8 @@ def _mended(data: bytes) -> bytes:
 def publications(
     batch: PublishBatch, *, waited_seconds: float, qos_max: int, retain: bool
 ) -> Iterator[tuple[Publication, list[bytes]]]:
-    """Yield the messages that have not expired as a peer takes them, in order, by what runs of
-    them have in common.
+    """Yield the messages that have not expired, within the limits of the remote broker, in order.
+    Consecutive messages with the same publication are grouped.
     """
     made: list[tuple[Publication, bytes]] = []
     for index, topic in enumerate(batch.topics):

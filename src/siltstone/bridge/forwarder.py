@@ -1,7 +1,7 @@
-"""Messages on their way to the peer, from the spool on: read, sent, acknowledged, discarded.
+"""Sends messages from the spool to the remote broker: read, send, wait for the answer, discard.
 
-A handful of entries is under way at a time; only when the peer has answered for every message of
-them are they discarded. A crash before that sends them again.
+A few entries are in progress at a time. They are discarded only when the remote broker has answered
+all their messages. After a crash before that, they are sent again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from siltstone.spool import Entry, NoSuchEntryError, Spool
 Value = TypeVar("Value")
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
-# What is under way at once: enough for a window of messages, little enough for memory.
+# The limits of the entries in progress: enough for a window of messages, but not too much memory.
 _ENTRIES_MAX: Final = 16
 _BYTES_MAX: Final = 4 * 1_048_576
 _AGAIN_SECONDS: Final = 5.0
-# Connections that end without a single acknowledgement before a message is suspected.
+# The number of connections that end without an acknowledgement before a message is suspected.
 _STALLS_MAX: Final = 5
 
 
@@ -44,7 +44,7 @@ class _Loaded:
 
 
 class Forwarder:
-    """Sends the entries of a spool in their order; `freed` hears of the bytes that are gone."""
+    """Sends the entries of a spool in order; `freed` is called with the discarded bytes."""
 
     def __init__(
         self,
@@ -80,26 +80,27 @@ class Forwarder:
 
     @property
     def waiting(self) -> int:
-        """How many entries wait."""
+        """The number of entries that wait."""
         return len(self._entries)
 
     def added(self, entries: list[Entry]) -> None:
-        """Take new entries."""
+        """Add new entries."""
         self._entries.extend(entries)
         if self._entries:
             self._has_work.set()
 
     def progressed(self) -> None:
-        """Look whether the peer has answered everything; called while it is connected."""
+        """Check whether everything was answered; called while the remote broker is connected."""
         self._is_connected.set()
         if self._outgoing.idle:
             self._is_idle.set()
 
     def lost(self) -> None:
-        """Take note that the peer has ended a connection.
+        """Record that a connection has ended.
 
-        One that does so again and again, having acknowledged nothing, may have no other way to
-        say no: then it gets one message at a time, and who is found in flight each time goes.
+        A remote broker that closes every connection without an acknowledgement may have no other
+        way to refuse a message. It then gets one message at a time. If the connections still end
+        without an acknowledgement, the message in flight is handled as refused.
         """
         completed = self._outgoing.completed
         has_progressed = completed != self._completed or self._outgoing.idle
@@ -114,10 +115,10 @@ class Forwarder:
             self._outgoing.condemn("the server ended every connection on which it was sent")
 
     async def run(self) -> None:
-        """Forward for ever. Raises: PoisonedError, when the spool takes no more."""
+        """Forward without end. Raises: PoisonedError if the spool accepts no more changes."""
         while True:
             await self._has_work.wait()
-            # What it takes it tells when it is there.
+            # The limits of the remote broker are known only after it is connected.
             await self._is_connected.wait()
             loaded = await self._insist(self._load)
             await self._send(loaded)
@@ -131,7 +132,7 @@ class Forwarder:
                 self._has_work.clear()
 
     async def _insist(self, work: Callable[[], Value]) -> Value:
-        """Do work in a thread, again and again while the disk refuses it."""
+        """Run work in a thread, and repeat it after each error except PoisonedError."""
         while True:
             try:
                 return await self._threads.run(work)
@@ -142,7 +143,7 @@ class Forwarder:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     def _load(self) -> list[_Loaded]:
-        """Read the next entries, in a thread; an error leaves what was not read for later."""
+        """Read the next entries, in a thread; after an error the entries not read stay queued."""
         loaded: list[_Loaded] = []
         size_bytes = 0
         while self._entries and len(loaded) < _ENTRIES_MAX and size_bytes < _BYTES_MAX:
@@ -159,13 +160,13 @@ class Forwarder:
         return loaded
 
     def _read(self, entry: Entry) -> _Loaded | None:
-        """Return an entry with its messages; None where it has none any more."""
+        """Return an entry with its messages; None if it no longer exists or is damaged."""
         try:
             with self._spool.stream(entry) as stream:
                 data = stream.read()
             batch = decode_entry(data, self._spool.path_of(entry))
         except NoSuchEntryError:
-            # Somebody discarded it by hand while we were away.
+            # The entry was discarded manually while the broker was not running.
             return None
         except CorruptionError as exc:
             path = self._dead_letters.put_damaged(entry, str(exc))
@@ -174,7 +175,7 @@ class Forwarder:
         return _Loaded(entry=entry, size_bytes=len(data), batch=batch)
 
     async def _send(self, loaded: list[_Loaded]) -> None:
-        """Hand messages to the client, and wait until the peer has answered for all of them."""
+        """Pass messages to the client, and wait until the remote broker has answered all."""
         outgoing = self._outgoing
         limits = outgoing.limits
         now_us = self._now_us()
@@ -192,7 +193,7 @@ class Forwarder:
             await self._is_idle.wait()
 
     def _finish(self, loaded: list[_Loaded], refused: list[tuple[Publication, bytes, str]]) -> None:
-        """Discard what is done with, in a thread; what was refused is kept elsewhere first."""
+        """Discard completed entries, in a thread; refused messages are stored elsewhere first."""
         while refused:
             publication, payload, reason = refused[0]
             path = self._dead_letters.put(publication, payload, reason, self._now_us())
@@ -211,6 +212,6 @@ class Forwarder:
                 self._spool.discard_many([one.entry for one in loaded])
                 return
             except NoSuchEntryError as exc:
-                # By an earlier attempt, as were those before it.
+                # An earlier attempt discarded this entry and those before it.
                 gone = [one.entry for one in loaded].index(exc.entry)
                 del loaded[: gone + 1]

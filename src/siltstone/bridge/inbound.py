@@ -1,4 +1,4 @@
-"""Messages from the peer: published here, and acknowledged to it when the store has synced them."""
+"""Messages from the remote broker: published here, and acknowledged when the store synced them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from siltstone.logs import log
 from siltstone.mqtt.flow import pick
 from siltstone.mqtt.publish import PublishBatch
 
-# Publishes a batch, and tells once what became of it.
+# Publishes a batch, and calls back once with the outcome.
 PublishHere = Callable[[PublishBatch, Callable[[Exception | None], None]], None]
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
@@ -22,7 +22,7 @@ _DUP: Final = 8
 
 
 class _Under:
-    """A batch under way: None until its outcome is known."""
+    """A batch in progress; `is_kept` is None until its outcome is known."""
 
     __slots__ = ("deferred", "is_kept")
 
@@ -32,8 +32,8 @@ class _Under:
 
 
 class Inbound:
-    """Takes the peer's messages. `answer` sends what is owed, `reconnect` has all that was not
-    acknowledged sent again.
+    """Takes the messages of the remote broker. `answer` sends pending acknowledgements; `reconnect`
+    makes the remote broker send all unacknowledged messages again.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Inbound:
         self._under_way: deque[_Under] = deque()
 
     def deliver(self, batch: PublishBatch) -> int:
-        """Take messages; none of them counts as received yet."""
+        """Take messages; return 0, because none of them is accepted yet."""
         under = _Under(self._incoming.defer(batch))
         self._under_way.append(under)
         local = self._renamed(batch)
@@ -68,7 +68,7 @@ class Inbound:
         return 0
 
     def _renamed(self, batch: PublishBatch) -> PublishBatch:
-        """Return the messages that have a place here, as ours."""
+        """Return the messages with a local topic, renamed, without DUP and packet ids."""
         routes = [self._routes.find(topic) for topic in batch.topics]
         local = pick(batch, [index for index, route in enumerate(routes) if route is not None])
         local.topics = [route.topic for route in routes if route is not None]
@@ -92,7 +92,7 @@ class Inbound:
             self._answer()
 
     def _settle(self) -> bool:
-        """Settle what is next in order; tell whether something could not be kept."""
+        """Settle finished batches in order; return whether one of them could not be stored."""
         has_failed = False
         while self._under_way and self._under_way[0].is_kept is not None:
             under = self._under_way.popleft()

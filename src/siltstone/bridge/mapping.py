@@ -1,6 +1,7 @@
-"""Which topics go over a link, and what they are called on the other side.
+"""The topics that a bridge copies, and their names on the other side.
 
-The first of the link's topics that matches decides. A name that MQTT cannot hold goes nowhere.
+The first matching topic rule of the bridge decides. A name that is empty or too long for MQTT is
+not copied.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _REMEMBERED_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A topic's name on the other side, and the highest QoS that it goes with."""
+    """The name of a topic on the other side, and the maximum QoS of its messages."""
 
     topic: bytes
     qos: int
 
 
 class _Rule:
-    """One filter, and the prefix that takes the place of another."""
+    """One filter, the prefix that is removed, and the prefix that replaces it."""
 
     def __init__(self, topic: LinkTopic, *, before: str, after: str) -> None:
         self.filter = TopicFilter.parse(before + topic.pattern)
@@ -40,14 +41,14 @@ class _Rule:
 
 
 class Routes:
-    """The rules of one direction, and what they said of the topics that were met."""
+    """The rules of one direction, with a cache of their results."""
 
     def __init__(self, rules: list[_Rule]) -> None:
         self.rules = rules
         self._known: dict[bytes, Route | None] = {}
 
     def find(self, topic: bytes) -> Route | None:
-        """Return where a topic goes; None: nowhere."""
+        """Return the route of a topic; None if it is not copied."""
         try:
             return self._known[topic]
         except KeyError:
@@ -59,7 +60,7 @@ class Routes:
 
 
 def outward(topics: tuple[LinkTopic, ...]) -> Routes:
-    """Return the routes of messages that go to the peer. Raises: InvalidTopicError."""
+    """Return the routes of messages to the remote broker. Raises: InvalidTopicError."""
     return Routes(
         [
             _Rule(topic, before=topic.local_prefix, after=topic.remote_prefix)
@@ -70,7 +71,7 @@ def outward(topics: tuple[LinkTopic, ...]) -> Routes:
 
 
 def inward(topics: tuple[LinkTopic, ...]) -> Routes:
-    """Return the routes of messages that come from the peer. Raises: InvalidTopicError."""
+    """Return the routes of messages from the remote broker. Raises: InvalidTopicError."""
     return Routes(
         [
             _Rule(topic, before=topic.remote_prefix, after=topic.local_prefix)
@@ -81,10 +82,10 @@ def inward(topics: tuple[LinkTopic, ...]) -> Routes:
 
 
 def subscriptions(routes: Routes, version: Version) -> tuple[Subscription, ...]:
-    """Return what to ask the peer for.
+    """Return the subscriptions at the remote broker.
 
-    Of MQTT 5 also that it keeps our own messages to itself, leaves retain as it was published,
-    and sends retained messages for new subscriptions alone.
+    With MQTT 5, the remote broker also does not send the bridge's own messages back, keeps the
+    retain flag as published, and sends retained messages for new subscriptions only.
     """
     is_v5 = version is Version.V5
     return tuple(

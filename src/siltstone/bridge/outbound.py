@@ -1,8 +1,8 @@
-"""Messages on their way to the peer, up to where they are safe: in the spool.
+"""Stores messages for the remote broker in the spool.
 
-A publisher's acknowledgement waits until its message is synced there, as it waits for the store.
-What comes while the disk is busy is one more batch. Everything here runs on the loop, but for the
-store itself.
+The acknowledgement to a publisher waits until its message is synced in the spool, as it waits for
+the store. Messages that arrive while the disk is busy form the next batch. All code here runs on
+the event loop, except the write to the spool.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from siltstone.spool import Entry, Spool
 from siltstone.spool.contents import PROOF_BYTES
 
 Act = Callable[[], None]
-# Does work in a thread, then something on the loop.
+# Runs work in a thread, then a function on the event loop.
 InThread = Callable[[Act, Act], None]
-# Hears what became of a part of a batch.
+# Receives the outcome of a part of a batch.
 SettlePart = Callable[[PublishBatch, Exception | None], None]
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
 _QOS: Final = 3
-# What a message takes in an entry beside its topic, properties and payload, at most.
+# The maximum size of a message in an entry beside its topic, properties and payload.
 _OVERHEAD_BYTES: Final = 16
 
 
 class Pace:
-    """What waits for a disk, as others count it; a protocol's worth of two functions."""
+    """Two functions that count the bytes that wait for the disk, for backpressure."""
 
     def __init__(self, hold: Callable[[int], None], release: Callable[[int], None]) -> None:
         self.hold = hold
@@ -53,7 +53,7 @@ class _Gathered:
 
 @dataclass(slots=True)
 class _Written:
-    """What a thread made of a batch."""
+    """The result of the thread that stores a batch."""
 
     entries: list[Entry] = field(default_factory=list)
     size_bytes: int = 0
@@ -61,7 +61,7 @@ class _Written:
 
 
 class Outbound:
-    """Takes messages for the spool; `added` hears of the new entries."""
+    """Takes messages for the spool; `added` is called with the new entries."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Outbound:
         pace: Pace,
         added: Callable[[list[Entry]], None],
     ) -> None:
-        # What the messages in the spool take, without what the spool adds.
+        # The size of the messages in the spool, without the overhead of the spool.
         counted = spool.stats()
         self.size_bytes = counted.size_bytes - counted.entries * PROOF_BYTES
         self.dropped = 0
@@ -95,9 +95,9 @@ class Outbound:
         self._is_busy = False
 
     def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
-        """Return the indexes of messages that there is no room for and that must come again.
+        """Return the indexes of messages for which there is no room and which must be sent again.
 
-        Those that are dropped instead, and those of QoS 0, are not among them.
+        Messages that are dropped instead, and messages of QoS 0, are not included.
         """
         if publisher == self._publisher or self._when_full == "drop":
             return []
@@ -108,9 +108,9 @@ class Outbound:
         return refused
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
-        """Take what is to go to the peer; return how often `settle` will be called.
+        """Take the messages for the remote broker; return how often `settle` will be called.
 
-        What came from the peer does not go back to it.
+        Messages that came from the remote broker are not sent back to it.
         """
         if publisher == self._publisher:
             return 0
@@ -129,14 +129,14 @@ class Outbound:
         return calls
 
     def freed(self, size_bytes: int) -> None:
-        """Take note that entries of this size were discarded."""
+        """Record that entries of this size were discarded."""
         self.size_bytes -= size_bytes
 
     def _split(
         self, batch: PublishBatch, routes: list[Route | None]
     ) -> tuple[list[int], list[int]]:
-        """Return the indexes of the messages that have a route: those that there is room for, and
-        those beyond it.
+        """Return the indexes of the messages that have a route: those for which there is room, and
+        the others.
         """
         fitting: list[int] = []
         beyond: list[int] = []
@@ -153,12 +153,12 @@ class Outbound:
         return fitting, beyond
 
     def _add(self, part: PublishBatch, routes: list[Route]) -> int:
-        """Gather messages under their names at the peer; return their size."""
+        """Add messages to the next batch, with their remote topics; return their size."""
         size = sum(_size_of(part, index, route) for index, route in enumerate(routes))
         self.size_bytes += size
         gathered = self._gathered
         batch = gathered.batch
-        # Absent properties are empty lists, and one message may be the first to have them.
+        # A list of properties is empty if no message has any, so it may have to be filled up here.
         if part.properties and not batch.properties:
             batch.properties += [b""] * len(batch.topics)
         if batch.properties or part.properties:
@@ -174,7 +174,7 @@ class Outbound:
         return size
 
     def _refuse(self, part: PublishBatch, settle: SettlePart | None) -> int:
-        """Answer messages that there is no room for; return how often `settle` is called."""
+        """Refuse messages for which there is no room; return how often `settle` is called."""
         self._tell_full(len(part.topics))
         if (
             settle is None
@@ -185,12 +185,12 @@ class Outbound:
         error = OverloadedError(
             f"the spool of bridge {self._name!r} is full: size_bytes={self.size_bytes}"
         )
-        # Who publishes counts its answers first.
+        # Not called directly: the publisher first has to count the calls that it will receive.
         self._in_thread(lambda: None, partial(settle, part, error))
         return 1
 
     def _tell_full(self, count: int) -> None:
-        """Count messages that there is no room for, and log some of them."""
+        """Count messages for which there is no room, and log a warning for some of them."""
         if self.dropped % 1000 == 0:
             log(
                 _LOG,
@@ -238,6 +238,6 @@ class Outbound:
 
 
 def _size_of(batch: PublishBatch, index: int, route: Route) -> int:
-    """Return what a message takes in an entry, at most."""
+    """Return the maximum size of a message in an entry."""
     properties = len(batch.properties[index]) if batch.properties else 0
     return len(batch.payloads[index]) + properties + len(route.topic) + _OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""What a link is told: where its peer is, and which topics go which way."""
+"""The settings of a bridge: the address of the remote broker, and the topics of each direction."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WhenFull = Literal["refuse", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTopic:
-    """Topics that go over a link: the pattern follows the prefix of its side, which is replaced by
-    that of the other.
+    """Topics that a bridge copies. The pattern follows the prefix of its side, and that prefix is
+    replaced by the prefix of the other side.
     """
 
     pattern: str
@@ -28,7 +28,7 @@ class LinkTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """One link. `client.client_id` is ours at the peer, and nobody else's."""
+    """One bridge. No other client of the remote broker may use `client.client_id`."""
 
     name: str
     target: Target

@@ -1,7 +1,7 @@
 """The broker without sockets: clients, sessions, routes, retained messages, wills, the store.
 
-Everything runs on one thread, the loop's; time and threads come through the shell. What a client is
-sent is written once a turn, in `flush`.
+Everything runs on the thread of the event loop. The shell provides time and threads. The bytes for
+each client are written once per turn of the loop, in `flush`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from siltstone.topic.grammar import TopicFilter
 
 # The retain flag of a stored row.
 RETAIN: Final = 4
-# Of what happens with every message, the log hears so often.
+# The shortest time between two log lines about events that every message can cause.
 QUIET_SECONDS: Final = 1.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 
@@ -60,22 +60,22 @@ Act = Callable[[], None]
 
 
 class Shell(Protocol):
-    """What the broker needs of the loop that it runs in."""
+    """The functions of the event loop that the broker needs."""
 
     def now(self) -> float:
-        """Return the loop's time, which never goes back."""
+        """Return the time of the loop, which never goes back."""
 
     def soon(self, act: Act) -> None:
-        """Run something when the current work is done."""
+        """Run `act` when the current work is done."""
 
     def soon_from_thread(self, act: Act) -> None:
-        """Run something on the loop, called from any thread."""
+        """Run `act` on the loop; may be called from any thread."""
 
     def in_thread(self, work: Act, then: Act) -> None:
-        """Run work in a thread, then something on the loop."""
+        """Run `work` in a thread, then `then` on the loop."""
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        """Do work that waits for the disk in a thread, then something on the loop."""
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
 
     def wake_at(self, at: float) -> None:
         """Call `tick` at a time or soon after."""
@@ -85,21 +85,23 @@ class Peer(Protocol):
     """A connected client, as other parts of the broker see it."""
 
     def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
+        """Send the client the reason, and close."""
 
     def stop(self) -> None:
-        """Read no more until as many have said go on."""
+        """Stop reading until `go_on` was called as often as `stop`."""
 
     def go_on(self) -> None:
-        """Read again, if nobody else says stop."""
+        """End one `stop`; read again if it was the last."""
 
 
 class Broker:
-    """All state of a running broker; `unstored` has the subscriptions of durable sessions, for
-    messages that they cannot find in the store.
+    """All state of a running broker.
+
+    `router` has the subscriptions of sessions in memory. `unstored` has those of durable sessions,
+    for messages that are not in the store.
     """
 
-    # What drops delivered messages, where the database asks for it.
+    # Drops delivered messages, if the database has `reclaim`.
     reclaimer: Reclaimer | None = None
 
     def __init__(
@@ -153,22 +155,22 @@ class Broker:
         self.login_log = SparseLog(self.log, shell.now)
         self.taps = PublishObservers()
         self.due_wills = DueWills(self.taps, self._keep_will)
-        # Who is connected, and who will be when the outcome of earlier publishes is known.
+        # Connected clients, and clients that wait for the outcome of earlier publishes.
         self.clients: dict[str, Peer] = {}
         self.waiting: dict[str, Peer] = {}
-        # Logins that wait for a thread, and bytes of packets that have not arrived whole.
+        # The number of logins that wait for a thread, and the bytes of incomplete packets.
         self.logins = self.partial_bytes = 0
         self._quiet_until, self._untold = 0.0, 0
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that is to be on disk is."""
+        """Whether all pending publishes and session changes are on disk."""
         durables = self.durables
         return self.bridge.pending_bytes == 0 and (durables is None or len(durables.turns) == 0)
 
     @property
     def settling(self) -> tuple[int, int]:
-        """What changes as long as the broker comes to rest: pending bytes, and turns that ended."""
+        """Values that change while pending work progresses: pending bytes, and ended turns."""
         return self.bridge.pending_bytes, self.durables.turns.count if self.durables else 0
 
     def _later(self, seconds: float, act: Act) -> Timer:
@@ -178,12 +180,12 @@ class Broker:
         self.shell.soon(self.flush)
 
     def flush(self) -> None:
-        """Write what this turn has for each client."""
+        """Write the bytes of this turn to each client."""
         for outbox in self.ready.take():
             contain_with(self._write_out, outbox, partial(self._end_broken, outbox))
 
     def _write_out(self, outbox: Outbox) -> None:
-        """Write what an outbox has, then let it send what waits."""
+        """Write the bytes of an outbox, then let it send waiting messages."""
         data = outbox.take()
         sink = outbox.sink
         if sink is None:
@@ -196,17 +198,17 @@ class Broker:
             outbox.refill()
 
     def _end_broken(self, outbox: Outbox) -> None:
-        """End a connection to which something could not be written: what follows would not fit."""
+        """End a connection after a failed write: later bytes would not continue the stream."""
         peer = self.clients.get(outbox.client_id) if outbox.attached else None
         if peer is not None:
             contain(partial(peer.end, Reason.UNSPECIFIED_ERROR, _MISTAKE))
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Run the due timers."""
         self.timers.run(self.shell.now())
 
     def assigned_id(self) -> str:
-        """Return a client id that nobody has."""
+        """Return a new random client id."""
         return f"auto-{secrets.token_hex(12)}"
 
     def store(
@@ -217,11 +219,12 @@ class Broker:
         exchanges: list[Exchange],
         producer: Producer | None = None,
     ) -> int:
-        """Store a batch as the rules say; return how often `settle` will be called.
+        """Give a batch to the bridges and store it by the rules.
 
-        With a producer it is stored by itself, once. `settle` hears of it where it is waited for.
-        What is not stored, and nobody waits for, is counted here; what it changed among the
-        retained messages is taken back.
+        Return how often `settle` will be called. The store does not call it for messages of
+        durability "none". With a producer, the batch is stored as one append, once. If messages
+        cannot be stored, they are counted and logged here, and their changes to the retained
+        messages (`exchanges`) are undone.
         """
         waits = self.taps.take(batch, publisher, settle)
         return waits + self._append(batch, publisher, settle, exchanges, producer)
@@ -234,7 +237,7 @@ class Broker:
         exchanges: list[Exchange],
         producer: Producer | None,
     ) -> int:
-        """Store a batch that the bridges have; return how often `settle` will be called."""
+        """Store a batch after the bridges took it; return how often `settle` will be called."""
         waits = 0
         for durability, part in self.rules.split(batch).items():
             if durability is None:
@@ -247,7 +250,7 @@ class Broker:
         return waits
 
     def has_stored(self, producer: Producer, topic: bytes, publisher: bytes) -> bool:
-        """Tell whether messages of this topic and publisher were stored by a producer's append."""
+        """Return whether the append of a producer stored messages of this topic and publisher."""
         database = self._database
         return database is not None and database.has_stored(producer, topic, publisher)
 
@@ -267,12 +270,12 @@ class Broker:
                 settle(part, error)
 
     def _take_back(self, part: PublishBatch, exchanges: list[Exchange]) -> None:
-        """Undo what messages that were not kept have changed among the retained ones."""
+        """Undo the changes to the retained messages by messages that were not stored."""
         topics = set(part.topics)
         self.forget_retained([exchange for exchange in exchanges if exchange.topic in topics])
 
     def forget_retained(self, exchanges: list[Exchange]) -> None:
-        """Let the retained messages be as they were before these changes."""
+        """Undo these changes to the retained messages."""
         if not exchanges:
             return
         try:
@@ -284,11 +287,11 @@ class Broker:
             ticket.on_done(self._hear_retained)
 
     def _hear_retained(self, ticket: Ticket) -> None:
-        """Bring the outcome of a change of retained messages to the loop."""
+        """Pass the outcome of a change of retained messages to the loop."""
         self.shell.soon_from_thread(partial(self.retained.settled, ticket))
 
     def _count_lost(self, count: int, error: Exception) -> None:
-        """Take note of messages that could not be stored; tell of them once a second."""
+        """Count messages that could not be stored; log them at most once a second."""
         if isinstance(error, StorageFullError):
             self.alarms.set(DISK, DISK_LOW)
         self.statistics.publishes_refused += count
@@ -306,9 +309,9 @@ class Broker:
             self._untold = 0
 
     def dispatch(self, batch: PublishBatch, source: Outbox | None) -> None:
-        """Send a batch to the subscribers. A session's own messages have it as their source.
+        """Send a batch to the subscribers; `source` is the outbox of the publishing session.
 
-        Durable sessions get what is stored from the store.
+        Durable sessions read stored messages from the store.
         """
         self.router.dispatch(batch, source, self.shell.now())
         if len(self.unstored) and self.rules.leaves_out:
@@ -327,8 +330,8 @@ class Broker:
     ) -> tuple[int, list[int], list[Exchange]]:
         """Keep the retained messages of a batch.
 
-        Return how often `settle` will be called, the indexes of messages that are too much, and
-        what the others changed.
+        Return how often `settle` will be called, the indexes of messages that exceed the limits,
+        and the changes by the other messages.
         Raises: OverloadedError, PoisonedError, ClosedError; then nothing was kept.
         """
         indexes = find_flags(batch.flags, RETAIN)
@@ -362,7 +365,7 @@ class Broker:
         return 0 if settle is None else 1, refused, receipt.exchanges
 
     def sent_totals(self) -> tuple[int, int, int]:
-        """Return how many messages were sent and dropped, and the bytes sent, in all."""
+        """Return the total numbers of sent messages, dropped messages and sent bytes."""
         counts = self.statistics
         sessions = self.registry.sessions.values()
         outboxes = [session.outbox for session in sessions]
@@ -373,20 +376,20 @@ class Broker:
         )
 
     def count_connected(self) -> None:
-        """Take note of a client that connected."""
+        """Count a client that connected."""
         self.statistics.connections += 1
         self.statistics.clients_maximum = max(self.statistics.clients_maximum, len(self.clients))
 
     def may_subscribe(self, identity: Identity, topic_filter: TopicFilter) -> bool:
-        """Tell whether a client may have a subscription, by the rights of now."""
+        """Return whether a client may subscribe to a filter, by its current rights."""
         return self.access.may_subscribe(identity, topic_filter)
 
     def may_receive(self, identity: Identity, topic: bytes) -> bool:
-        """Tell whether a client may read a topic, by the rights of now."""
+        """Return whether a client may read a topic, by its current rights."""
         return self.access.may_receive(identity, topic)
 
     def use_access(self, access: Access) -> None:
-        """Decide by other files from now on."""
+        """Use other access files from now on; drop all cached rights."""
         self.access = access
         self.router.forget_routes()
         self.unstored.forget_routes()
@@ -403,7 +406,7 @@ class Broker:
     def publish_saved_will(
         self, client_id: str, will: SavedWill, source: Outbox | None, settle: Settle | None = None
     ) -> None:
-        """Publish a will; `settle` hears once what became of it in the store."""
+        """Publish a will; `settle` is called once with its outcome in the store."""
         batch = batch_of(will)
         publisher = client_id.encode()
         settling = Settling(settle)
@@ -418,8 +421,9 @@ class Broker:
         settling.settled(None, None)
 
     def _keep_will(self, client_id: str, will: SavedWill, settle: Settle) -> None:
-        """Store a will that the bridges have, then send it to the subscribers: where it is not
-        stored it comes again.
+        """Store a will after the bridges took it, then send it to the subscribers.
+
+        If it cannot be stored it is not sent, because it will be published again.
         """
         batch = batch_of(will)
         publisher = client_id.encode()
@@ -448,7 +452,7 @@ class Broker:
             return []
 
     def leave(self, session: Session, will: Will | None) -> None:
-        """Let a session wait for its client, which has gone; with a will if it said nothing."""
+        """Release the session of a client that disconnected; publish or save its will, if any."""
         now = self.shell.now()
         session.outbox.changing()
         if session.durable is None or self.durables is None:
@@ -459,11 +463,12 @@ class Broker:
                 self.registry.leave(session, now)
             return
         for group in session.groups.values():
-            # What they lent goes to others, and is not saved with this session.
+            # The rows that groups lent to this session go to other members, and are not saved
+            # with this session.
             contain_with(group.leave, session.outbox)
         saved = saved_will(will)
         if saved is not None and (saved.delay_seconds == 0 or session.expiry_seconds == 0):
-            # It is stored before the session is saved without it.
+            # The will is stored before the session is saved without it.
             session.unsettled += 1
             contain_with(partial(self._publish_last, session), saved)
             saved = None
@@ -488,7 +493,7 @@ class Broker:
 
     def _session_ended(self, session: Session) -> None:
         self._count_sent(session)
-        # [MQTT-3.1.2-8]: the will is published when the session ends, if it still waits then.
+        # [MQTT-3.1.2-8]: a delayed will is published when the session ends.
         self.wills.fire(session.client_id)
         self.subscriptions.take_up(session)
 

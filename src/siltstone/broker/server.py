@@ -1,8 +1,8 @@
-"""The running broker: loop, listeners, signals, the start and the end.
+"""The running broker: event loop, listeners, signals, start and stop.
 
-The order of the end: no new connections, nothing more is read, what was published is stored and
-acknowledged, clients are told and given a moment to read it, their wills are stored, the store is
-closed.
+The broker stops in this order: it closes the listeners, stops reading, stores and acknowledges
+everything that was published, sends DISCONNECT and gives clients time to read it, stores their
+wills, and closes the store.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ from siltstone.store.directory import Store, guarded_clock, open_store
 from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
-# As of every command that could not be done.
+# The exit status of every command that failed.
 STORE_FAILED: Final = 3
-# Signals that ask for something, and whose default is to end the process.
+# Signals that request an action. Their default action would end the process.
 _ASKING: Final = (signal.SIGHUP, signal.SIGUSR1)
 _LOGIN_THREADS: Final = 4
 _READER_THREADS: Final = 4
@@ -76,14 +76,15 @@ _UPKEEP_SECONDS: Final = 1.0
 _SWEEP_BUDGET: Final = 1000
 _STORE_TIMEOUT: Final = 60.0
 _POLL_SECONDS: Final = 0.005
-# The store takes nothing more, so that only the clients' goodbye is waited for.
+# After a failure of the store nothing more can be stored, so the broker waits less.
 _FAILED_TIMEOUT: Final = 5.0
-# A look at so many new objects takes two milliseconds, and one at those of five looks ten.
+# Garbage collection thresholds: a collection of the youngest generation takes two milliseconds,
+# one of the second generation ten.
 _COLLECT_AT: Final = (10_000, 5, 1000)
 
 
 class EarlySignals:
-    """Signals that come before the loop can act on them: they wait for it, and end nothing."""
+    """Records signals that arrive before the loop handles them; they do not end the process."""
 
     def __init__(self) -> None:
         self._came: set[int] = set()
@@ -94,7 +95,7 @@ class EarlySignals:
         self._came.add(number)
 
     def take(self, number: int) -> bool:
-        """Tell whether a signal has come; the loop has its own handler from now on."""
+        """Return whether a signal has arrived; call it after the loop has its own handler."""
         return number in self._came
 
 
@@ -105,16 +106,16 @@ def run_server(
     allow_empty: bool = False,
     started: Callable[[list[Listener]], None] | None = None,
 ) -> int:
-    """Run the broker until SIGTERM or SIGINT, or until the store fails; return the status to exit
-    with.
+    """Run the broker until SIGTERM or SIGINT, or until the store fails; return the exit status.
 
-    A failed write or sync is not tried again, for nothing is known of it until the store is opened
-    anew. So the process ends with the status of a failure, and its supervisor starts it again.
+    A failed write or sync is not retried, because its outcome is unknown until the store is opened
+    again. The process therefore exits with the status of a failure, so that its supervisor starts
+    it again.
 
-    Without a valid snapshot, where there should be one, it starts only if that is allowed. Once it
-    listens, `started` is called.
+    If a snapshot should exist but none is valid, the broker starts only with `allow_empty`. It
+    calls `started` when it listens.
 
-    Raises: SiltstoneError when it cannot start, or cannot write its last snapshot.
+    Raises: SiltstoneError if it cannot start, or cannot write its last snapshot.
     """
     failure = None
     left_calls = False
@@ -127,7 +128,7 @@ def run_server(
             try:
                 uvloop.run(server.run(started))
             finally:
-                # The loop took its handlers with it, and the store is still to be closed.
+                # The handlers ended with the loop, but the store must still be closed.
                 for number in _ASKING:
                     signal.signal(number, signal.SIG_IGN)
                 failure = server.tell_failure()
@@ -138,14 +139,14 @@ def run_server(
         log(_LOG, logging.ERROR, "store_close_failed", error=str(exc))
     status = 0 if failure is None else STORE_FAILED
     if left_calls:
-        # All is stored, and Python would wait for those who do not read what they asked for.
+        # Everything is stored. Python would wait for threads of Flight clients that do not read.
         logging.shutdown()
         end_process(status)
     return status
 
 
 def check_files(settings: BrokerSettings) -> None:
-    """Read what the settings name, as a start would: users, rights, hook, certificates.
+    """Read the files that the settings name, as at a start: users, rights, hook, certificates.
 
     Raises: UsageError, DiskError.
     """
@@ -160,15 +161,15 @@ def check_files(settings: BrokerSettings) -> None:
 
 
 class LoopShell:
-    """The broker's way to the loop and to threads."""
+    """Gives the broker access to the loop and to threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tick: Act) -> None:
         self._loop = loop
         self._tick = tick
-        # Asked for with every packet.
+        # An attribute, not a method, because it is called for every packet.
         self.now: Callable[[], float] = loop.time
         self._executor = ThreadPoolExecutor(_LOGIN_THREADS, "siltstone-login")
-        # Their work is short, and must not wait for passwords.
+        # Separate threads: reads are short, and must not wait for password hashes.
         self._readers = ThreadPoolExecutor(_READER_THREADS, "siltstone-reader")
         self._timer: asyncio.TimerHandle | None = None
 
@@ -176,7 +177,7 @@ class LoopShell:
         self._loop.call_soon(act)
 
     def soon_from_thread(self, act: Act) -> None:
-        # A shard that resolves its last tickets may outlive the loop.
+        # A shard may complete its last tickets after the loop has closed.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
 
@@ -187,8 +188,10 @@ class LoopShell:
         self._readers.submit(self._work, work, then)
 
     def _work(self, work: Act, then: Act) -> None:
-        """Do work on this thread. The futures of `run_in_executor` would refer to each other, and
-        stay until the collector comes.
+        """Run `work` on this thread, then `then` on the loop.
+
+        The futures of `run_in_executor` would form a reference cycle, which only the garbage
+        collector frees.
         """
         contain(work)
         self.soon_from_thread(then)
@@ -199,7 +202,7 @@ class LoopShell:
         self._timer = self._loop.call_at(at, self._tick)
 
     def close(self) -> None:
-        """Wait for no thread and no time any more."""
+        """Cancel the timer and all waiting work of threads; do not wait for the threads."""
         if self._timer is not None:
             self._timer.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -207,7 +210,7 @@ class LoopShell:
 
 
 class Server:
-    """A broker on its listeners."""
+    """A broker with its listeners."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._door: FlightListener | None = None
         self._disk: DiskWatch | None = None
-        # Whether calls of Flight still ran when it ended.
+        # Whether Flight calls were still running when the server stopped.
         self.left_calls = False
         self._control: asyncio.Server | None = None
         self._topic_logs: TopicLogServer | None = None
@@ -238,7 +241,7 @@ class Server:
         self._reloading: set[asyncio.Task[None]] = set()
 
     async def run(self, started: Callable[[list[Listener]], None] | None = None) -> None:
-        """Serve until a signal says stop."""
+        """Serve until a signal, a failure of the store or `stop` ends it."""
         loop = asyncio.get_running_loop()
         limit = raise_file_limit()
         shell = LoopShell(loop, lambda: broker.tick())  # noqa: PLW0108 - it is made below
@@ -260,7 +263,7 @@ class Server:
                 act()
         try:
             self._control = await open_control(self._fs, self._store, broker, snapshots, watch)
-            # Whoever has to know should not wait for the first second.
+            # The clock alarm must be set at once, not after the first second.
             await watch.look()
             await self._listen(loop, broker)
             if self._settings.flight.enabled:
@@ -298,9 +301,9 @@ class Server:
             log(_LOG, logging.INFO, "stopped")
 
     def tell_failure(self) -> tuple[str, Exception] | None:
-        """Return what has failed in the store, if anything did; the log hears of it once."""
+        """Return the failure of the store, if there is one; log it once."""
         if self._failure is None:
-            # A database that is being closed has nothing to tell; the others are asked again.
+            # A database that is being closed raises. The next call asks all of them again.
             with suppress(ClosedError):
                 self._failure = self._store.failure()
             if self._failure is not None:
@@ -316,11 +319,11 @@ class Server:
         return self._failure
 
     def stop(self) -> None:
-        """End in good order, as SIGTERM does."""
+        """Stop the broker in order, as SIGTERM does."""
         self._stopping.set()
 
     async def _serve_topic_logs(self, broker: Broker, shares: Shares) -> TopicLogServer | None:
-        """Serve topic logs; where they are damaged the rest of the broker goes on without them."""
+        """Serve topic logs; if they are damaged, the broker runs without them."""
         try:
             return await serve_topic_logs(
                 self._settings.topiclog,
@@ -343,7 +346,7 @@ class Server:
         return self._settings.storage.keep_free(self._fs.disk_bytes(self._store.path))
 
     def _share_descriptors(self, limit: int) -> Shares:
-        """Leave descriptors for storage, and say so where that costs connections."""
+        """Reserve descriptors for the store; log a warning if this limits connections."""
         settings = self._settings
         clients = settings.limits.connections_max
         topic_logs = settings.topiclog.connections_max if settings.topiclog.enabled else 0
@@ -394,7 +397,7 @@ class Server:
         return broker
 
     def _make_snapshots(self, loop: asyncio.AbstractEventLoop, broker: Broker) -> Snapshots:
-        """Load the last snapshot of a broker that keeps all in memory, and be ready for more."""
+        """Create the writer of snapshots; load the last one if all state is in memory."""
         settings = self._settings
         path = self._store.path
         snapshots = Snapshots(
@@ -431,12 +434,13 @@ class Server:
     ) -> asyncio.Protocol:
         channel = ClientTransport(loop, broker, settings, self._admission, self._channels.discard)
         self._channels.add(channel)
-        # It is one in all but its class.
+        # It has all methods of asyncio.Protocol, but is not a subclass.
         return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker, watch: ClockWatch) -> None:
-        """Look after the disk, the clock and the retained messages. What goes wrong with one of
-        them keeps nobody from the others, and the broker goes on.
+        """Check the store, the disk, the clock and the retained messages every second.
+
+        An error in one check does not prevent the others, and the broker continues.
         """
         retained = broker.retained
         while True:
@@ -458,7 +462,7 @@ class Server:
         task.add_done_callback(self._reloading.discard)
 
     async def _reload(self, broker: Broker) -> None:
-        """Read users, rights and certificates again; what cannot be read stays as it was."""
+        """Read users, rights and certificates again; keep the old ones if a file is invalid."""
         loop = asyncio.get_running_loop()
         failures = 0
         try:
@@ -483,7 +487,7 @@ class Server:
             log(_LOG, logging.INFO, "reloaded")
 
     async def _close_door(self) -> None:
-        """End Flight; its calls may still need the loop."""
+        """Stop Flight, in a thread, because its running calls may need the loop."""
         door, self._door = self._door, None
         if door is not None:
             loop = asyncio.get_running_loop()
@@ -496,7 +500,7 @@ class Server:
             await server.close(self._settings.drain_timeout)
 
     async def _stop(self, broker: Broker) -> None:
-        """Let what was published reach the disk, then tell the clients."""
+        """Wait until everything published is on disk, then disconnect the clients."""
         log(_LOG, logging.INFO, "stopping", clients=len(broker.clients))
         for listener in self._listeners:
             await listener.close()
@@ -511,13 +515,13 @@ class Server:
         await _until(lambda: not self._channels, self._settings.drain_timeout)
         for channel in list(self._channels):
             channel.abort()
-        # The wills of those who were connected, and their sessions.
+        # Wait for the wills and the sessions of the clients that were connected.
         timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
         await until_settled(broker, timeout)
 
 
 async def _compact(retained: RetainedMessages) -> None:
-    """Write the log of retained messages anew, if that is worth it."""
+    """Compact the log of retained messages, if it is worthwhile."""
     if not retained.needs_compaction():
         return
     loop = asyncio.get_running_loop()
@@ -531,10 +535,11 @@ async def _compact(retained: RetainedMessages) -> None:
 
 
 def _spare_collector() -> None:
-    """Let the garbage collector leave alone what is there now, and look for cycles less often.
+    """Exclude the current objects from garbage collection, and collect less often.
 
-    Nothing that comes and goes here is part of a cycle (tests/integration/test_churn.py), and what
-    stays is much: a look at all of it would hold the loop. Few objects are looked at each time.
+    No short-lived object of the broker is part of a reference cycle
+    (tests/integration/test_churn.py). There are many long-lived objects: a full collection would
+    block the loop. Each collection examines few objects.
     """
     gc.collect()
     gc.freeze()
@@ -542,9 +547,9 @@ def _spare_collector() -> None:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until something holds, or for so long."""
+    """Wait until `holds` returns True, at most `seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    # What is waited for is told by threads and peers, to nobody in particular.
+    # Poll: the condition depends on threads and clients, and has no common callback.
     while not holds() and loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_SECONDS)

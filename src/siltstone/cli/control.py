@@ -1,4 +1,4 @@
-"""How a command speaks to the broker that runs on a data directory."""
+"""Requests of a command to the broker that runs on a data directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS: Final = 60.0
 
 
 def is_served(data: Path) -> bool:
-    """Tell whether a broker listens to commands in a data directory."""
+    """Return whether a broker accepts commands in a data directory."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_TIMEOUT_SECONDS)
         try:
@@ -27,9 +27,9 @@ def is_served(data: Path) -> bool:
 
 
 def ask_broker(data: Path, request: Mapping[str, Any], timeout: float = _TIMEOUT_SECONDS) -> Any:
-    """Ask something of the broker; return its answer.
+    """Send a request to the broker; return its answer.
 
-    Raises: UsageError; RetryError where it failed, or gave no answer in time.
+    Raises: UsageError; RetryError if the broker failed, or did not answer in time.
     """
     with _connected(data) as line:
         line.settimeout(timeout)
@@ -37,9 +37,9 @@ def ask_broker(data: Path, request: Mapping[str, Any], timeout: float = _TIMEOUT
 
 
 def while_still(data: Path, look: Callable[[], None]) -> bool:
-    """Look at the store while the broker stores nothing; tell whether it was so until the end.
+    """Call `look` while the broker stores nothing; return whether the pause lasted until the end.
 
-    Raises: RetryError, UsageError; what the look raises.
+    Raises: RetryError, UsageError; any error of `look`.
     """
     with _connected(data) as line:
         is_still = _ask(line, {"do": "hold"})
@@ -49,9 +49,9 @@ def while_still(data: Path, look: Callable[[], None]) -> bool:
 
 @contextmanager
 def pinned(data: Path) -> Iterator[None]:
-    """Let the broker reclaim no rows meanwhile. Raises: RetryError."""
+    """Prevent the broker from reclaiming rows in this context. Raises: RetryError."""
     with _connected(data) as line:
-        # A broker of an earlier version does not know the request, and reclaims nothing.
+        # A broker of an earlier version does not know the request, and never reclaims rows.
         with suppress(UsageError):
             _ask(line, {"do": "pin"})
         yield

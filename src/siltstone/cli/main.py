@@ -1,9 +1,9 @@
-"""The command `siltstone`, and the one place where errors become a sentence and a status.
+"""The command `siltstone`, and the only place where errors become a message and an exit status.
 
 0    success; also a job with --continuous that was stopped with Ctrl-C
 1    a check found damage or differences; fewer messages than --count; a question was answered with
      no; the reader of the output closed it
-2    wrong arguments, settings or input: the sentence says what to do
+2    wrong arguments, settings or input: the message says what to do
 3    the operation failed: a full or failing disk, damaged data, a broker that refused
 130  interrupted
 """
@@ -28,8 +28,8 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.posix import raise_file_limit
 from siltstone.version import __version__, form
 
-# Where each command is, by its purpose. Only the one that is asked for is imported: the others take
-# their time.
+# The module of each command, by purpose. Only the module of the requested command is imported,
+# because the imports are slow.
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Broker": {
         "serve": "siltstone.cli.mqtt.serve",
@@ -70,7 +70,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 COMMANDS: Final = [name for commands in PANELS.values() for name in commands]
-# Those that have commands of their own.
+# The commands with subcommands.
 GROUPS: Final = frozenset(
     {
         "clock",
@@ -108,13 +108,13 @@ All commands:          siltstone --help
 Details of a command:  siltstone COMMAND --help
 """
 
-# What a disk says of a file that is open: of one that we write, for we name those that we open.
-# The last is said of an output that was closed before we began.
+# Errors of writing an open file. An error of opening a file has a filename and is not in this set.
+# EBADF means that the output was closed before the command started.
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 class Siltstone(Group):
-    """The command itself: what it offers stands by purpose."""
+    """The top-level command; its help lists the commands by purpose."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of their panels."""
@@ -122,7 +122,7 @@ class Siltstone(Group):
 
 
 def build(args: Sequence[str]) -> typer.Typer:
-    """Return the command line, of which at least what these arguments ask for is there."""
+    """Return the command line, with at least the command that the arguments name."""
     first = args[0] if args else ""
     is_known = first in COMMANDS or first == "--version"
     app = App(*_FRONT, cls=Siltstone)
@@ -153,11 +153,11 @@ def siltstone(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Process the options before a command."""
 
 
 def execute(args: Sequence[str]) -> int:
-    """Run a command line; return the status to exit with."""
+    """Run a command line; return the exit status."""
     try:
         if not args:
             sys.stdout.write(START)
@@ -178,7 +178,7 @@ def execute(args: Sequence[str]) -> int:
     except OSError as exc:
         if exc.errno in _UNWRITABLE and exc.filename is None:
             return _refuse(f"cannot write the output: {_reason(exc)}", 3)
-        # Files that the user named; the store's own disk speaks in SiltstoneErrors.
+        # A file that the user named: errors of the store's own files are SiltstoneErrors.
         return _refuse(file_complaint(exc), 2)
     except KeyboardInterrupt:
         return 130
@@ -186,7 +186,7 @@ def execute(args: Sequence[str]) -> int:
 
 
 def file_complaint(exc: OSError) -> str:
-    """Say what is wrong with a file that the user named."""
+    """Return the error message for a file that the user named."""
     if exc.filename is None:
         return _reason(exc)
     path = Path(str(exc.filename))
@@ -201,7 +201,7 @@ def _reason(exc: OSError) -> str:
 
 
 def _refuse(sentence: str, status: int, context: typer.Context | None = None) -> int:
-    """Say what is wrong, in one line; nothing where typer has shown the help already."""
+    """Print an error message in one line; nothing if typer has already shown the help."""
     text = " ".join(sentence.split())
     if text and context is not None:
         text = f"{text.rstrip('.')}; see '{context.command_path} --help'"
@@ -211,15 +211,16 @@ def _refuse(sentence: str, status: int, context: typer.Context | None = None) ->
 
 
 def _pipe_gone() -> int:
-    """End quietly when nobody reads our output; what is buffered has nowhere to go."""
+    """Exit quietly when the reader of the output is gone; the buffered output is discarded."""
     with suppress(BrokenPipeError):
         sys.stdout.close()
     return 1
 
 
 def _flush_output() -> bool:
-    """Write what is buffered; where that fails give it up, or Python would try again at its end and
-    complain by itself.
+    """Write the buffered output; if that fails, discard it and return False.
+
+    Otherwise Python would try again when it exits, and print an error of its own.
     """
     try:
         sys.stdout.flush()
@@ -232,7 +233,7 @@ def _flush_output() -> bool:
 
 def run() -> None:
     """Run the command line of this process."""
-    # A segment, read or written, is an open file: a store of any age has many.
+    # Each segment in use is an open file, and an older store has many segments.
     raise_file_limit()
     with standard_streams():
         status = execute(sys.argv[1:])

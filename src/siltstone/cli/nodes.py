@@ -1,4 +1,4 @@
-"""A node in place of the data directory: its url, the login it is shown; who needs the files."""
+"""A node instead of the data directory: its url and its login."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SourceUrl = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLogin:
-    """What nodes are shown that are named by url."""
+    """The login for nodes that are named by url."""
 
     username: Annotated[
         str, typer.Option("--username", "-u", help="Name of the user.", rich_help_panel=_LOGIN)
@@ -88,12 +88,12 @@ class NodeLogin:
     ] = None
 
     def options(self, url: str) -> dict[str, str]:
-        """Return the options of the source that name a node; none without url.
+        """Return the options of the source for a node; none without a url.
 
         Raises: UsageError.
         """
         named = {"username": self.username}
-        # The environment may have one that is meant for something else.
+        # Without a user, ignore a password of the environment: it may have another purpose.
         named["password"] = self.password if self.username else ""
         if self.password_file is not None:
             named["password"] = _first_line(self.password_file)
@@ -111,12 +111,15 @@ class NodeLogin:
 
 
 def takes_login(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above beside its own; it gets them as `login`."""
+    """Add the options of NodeLogin to a command, which receives them as `login`."""
     return takes_options(command, NodeLogin, "login")
 
 
 def own_directory(data: Path) -> str:
-    """Return the path of a data directory, for who works on its files. Raises: UsageError."""
+    """Return the path of a data directory, for a command that needs its files.
+
+    Raises: UsageError.
+    """
     if str(data).startswith(("grpc:", "grpc+")):
         raise UsageError(
             f"--data must be a directory, got {data}; this command works on its files, so run it "

@@ -1,4 +1,4 @@
-"""How the commands open the store, and what that had to mend."""
+"""Opening of the store by commands, and reports of its recovery."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import siltstone
 from siltstone.cli.output.output import note, printable
 from siltstone.errors import LockedError, NotFoundError, UsageError
 
-# How the command is called: by its name, or as a module.
+# The names of the command in a process list: as a program, and as a module.
 _COMMANDS: Final = frozenset({"siltstone", "siltstone.cli.main"})
 
 
 def open_reading(data: Path) -> siltstone.Store:
-    """Open a data directory for reading, beside whoever writes it. Raises: UsageError."""
+    """Open a data directory for reading, also while a process writes it. Raises: UsageError."""
     try:
         return siltstone.open(data, read_only=True)
     except NotFoundError as exc:
@@ -27,7 +27,7 @@ def open_reading(data: Path) -> siltstone.Store:
 
 
 def open_writing(data: Path) -> siltstone.Store:
-    """Open an existing data directory for writing; a misspelt one is not created.
+    """Open an existing data directory for writing; a misspelled path is not created.
 
     Raises: UsageError, LockedError.
     """
@@ -36,7 +36,7 @@ def open_writing(data: Path) -> siltstone.Store:
 
 
 def open_creating(data: Path) -> siltstone.Store:
-    """Open a data directory for writing; it is created where it does not exist.
+    """Open a data directory for writing; create it if it does not exist.
 
     Raises: UsageError, LockedError.
     """
@@ -46,7 +46,7 @@ def open_creating(data: Path) -> siltstone.Store:
 
 @contextmanager
 def holder_named(data: Path) -> Iterator[None]:
-    """Let the error for a directory that is in use name the process that uses it."""
+    """Add the process that uses the directory to a LockedError."""
     try:
         yield
     except LockedError as exc:
@@ -56,7 +56,7 @@ def holder_named(data: Path) -> Iterator[None]:
 
 
 def _holder(data: Path) -> str:
-    """Return the process that has a data directory open for writing, as far as it is known."""
+    """Return a description of the process that has a data directory open for writing."""
     try:
         pid = (data / "LOCK").read_text("ascii").strip()
         words = Path("/proc", pid, "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -69,7 +69,7 @@ def _holder(data: Path) -> str:
 
 
 def note_recovery(database: siltstone.Database) -> None:
-    """Tell what opening for writing had to mend, if it had to."""
+    """Print a note about what recovery removed when the database was opened for writing."""
     for report in database.reports:
         if report.torn_bytes:
             note(

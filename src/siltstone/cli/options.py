@@ -1,4 +1,4 @@
-"""What the commands share: where the data is, and how to answer."""
+"""Options that all commands share: the data directory and the output format."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Until = Annotated[
 
 
 def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Make a parser of ours one of typer's: its complaint then names the option."""
+    """Adapt a parser for typer, so that its error message names the option."""
 
     def convert(text: str) -> Value:
         try:
@@ -65,8 +65,8 @@ def converted(parse: Callable[[str], Value]) -> Callable[[str], Value]:
 
 
 def plain_complaint(exc: typer.TyperException) -> str:
-    """Return a complaint of typer; that of the library it checks values with in plain words."""
-    # Loaded already where it complains, and otherwise not worth its time.
+    """Return the error message of typer; messages of pydantic are rewritten in plain words."""
+    # The import is slow. If a value was invalid, the module is already loaded.
     from pydantic import ValidationError  # noqa: PLC0415
 
     if isinstance(exc, typer.BadParameter) and isinstance(exc.__cause__, ValidationError):

@@ -1,4 +1,4 @@
-"""Options that several commands take, written down once: as the fields of a dataclass."""
+"""Options that several commands share, declared once as the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 
 def takes_options(command: Callable[..., None], kind: type[Any], name: str) -> Callable[..., None]:
-    """Give a command the options of a dataclass beside its own; it gets them under one name."""
+    """Add the options of a dataclass to a command, which receives them as one argument."""
     hints = get_type_hints(kind, include_extras=True)
     own = signature(command, eval_str=True).parameters.values()
     parameters = [parameter for parameter in own if parameter.name != name]

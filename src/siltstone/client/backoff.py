@@ -1,4 +1,4 @@
-"""How long to wait before a lost connection is tried again."""
+"""The delay before a lost connection is tried again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ LONGEST_SECONDS: Final = 5.0
 
 
 class Backoff:
-    """Waits that double, each shortened at random so that clients do not all return at once.
+    """Delays that double, each shortened by a random part so that clients do not all return at
+    once.
 
-    They begin anew after a connection that lasted. Whoever is refused over and over for
-    `give_up_seconds` gives up; None never does.
+    They start again after a connection that lasted. A client that cannot connect for
+    `give_up_seconds` gives up; None means never.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Backoff:
         self._connected_at: float | None = None
 
     def connected(self, now: float) -> None:
-        """Take note that the server has accepted us."""
+        """Record that the server has accepted the connection."""
         self._connected_at = now
         self._away_since = None
 

@@ -1,4 +1,4 @@
-"""A client over asyncio: it connects, serves its session, and comes back after a loss."""
+"""An asyncio client: it connects, serves its session, and reconnects after a loss."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _GOODBYE_SECONDS: Final = 1.0
 class Client:
     """Runs one session against one server.
 
-    `deliver` gets the messages; `wanted` is told when more could be published at once; `note` gets
-    a sentence when the connection is lost and when it is back; `lost` is told of every loss of a
-    connection that the server had accepted.
+    `deliver` gets the messages. `wanted` is called when more messages could be published at once.
+    `note` gets a sentence when the connection is lost and when it is restored. `lost` is called
+    after each loss of a connection that the server had accepted.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Client:
         self._away = False
 
     async def run(self) -> None:
-        """Serve until the session is over. Cancelling it says goodbye to the server.
+        """Serve until the session is over. If the task is cancelled, DISCONNECT is sent.
 
-        Raises: RetryError, RefusedError, OutcomeUnknownError when the server is gone for good;
+        Raises: RetryError, RefusedError, OutcomeUnknownError if the client gives up reconnecting;
         PeerError, UsageError, and what `deliver` raises.
         """
         while True:
@@ -78,13 +78,13 @@ class Client:
             await asyncio.sleep(wait)
 
     def pump(self) -> None:
-        """Send what was added to the session."""
+        """Send the messages that were added to the session."""
         if self._connection is not None:
             self._connection.pump()
 
     def reconnect(self) -> None:
-        """End the connection, and come back: the server then sends again what it has no answer
-        for.
+        """Close the connection and connect again; the server then repeats all messages that were
+        not acknowledged.
         """
         if self._connection is not None:
             self._connection.abandon()
@@ -96,7 +96,7 @@ class Client:
         return self._backoff.lost(self._clock.monotonic())
 
     async def _serve(self) -> None:
-        """Open one connection and stay until it ends."""
+        """Open one connection and wait until it ends."""
         self._connection = connection = await self._open()
         try:
             await asyncio.wait([connection.closed])

@@ -1,7 +1,8 @@
-"""The asyncio end of one connection: it moves bytes, and decides nothing.
+"""The asyncio part of one connection: it moves bytes and decides nothing.
 
-`closed` tells how the connection ended: without a result after our own goodbye, else with the error
-that ended it. What the receiver of messages raises ends the connection, and is passed on as it is.
+`closed` reports how the connection ended: with None after the client's own DISCONNECT, otherwise
+with the error that ended it. An error that the receiver of messages raises ends the connection and
+is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.mqtt.publish import PublishBatch
 
-# Takes messages, and returns how many of them it has taken: the others were never received.
+# Takes messages and returns how many of them it has accepted; the others count as not received.
 Deliver = Callable[[PublishBatch], int]
 
 _WRITE_BUFFER_MAX: Final = 1_048_576
@@ -24,7 +25,7 @@ _LINGER_SECONDS: Final = 2.0
 
 
 class Connection(asyncio.Protocol):
-    """A transport and a protocol; `pumped` is told whenever all was written that may be."""
+    """A transport and a protocol; `pumped` is called when all that may be sent is written."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._set_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Hand over messages, then acknowledge them."""
+        """Deliver messages, then acknowledge them."""
         try:
             for batch in self._protocol.receive(data, self._clock.monotonic()):
                 self._protocol.accept(batch, self._deliver(batch))
@@ -66,16 +67,16 @@ class Connection(asyncio.Protocol):
             self._set_timer()
 
     def pause_writing(self) -> None:
-        """Stop writing: the server reads slowly."""
+        """Stop writing, because the server reads slowly."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Continue writing."""
         self._paused = False
         self.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the owner how it ended."""
+        """Report to the owner how the connection ended."""
         if self._timer is not None:
             self._timer.cancel()
         error = self._error
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
             self.closed.set_exception(error)
 
     def pump(self) -> None:
-        """Write all that may be written now."""
+        """Write everything that may be sent now."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -110,7 +111,7 @@ class Connection(asyncio.Protocol):
             self._pumped()
 
     def abandon(self) -> None:
-        """Leave without waiting for anything."""
+        """Close the connection without waiting for acknowledgements."""
         self._fail(OutcomeUnknownError("the client closed the connection"))
 
     def _fail(self, error: Exception) -> None:
@@ -121,11 +122,11 @@ class Connection(asyncio.Protocol):
             if farewell:
                 transport.write(farewell)
             transport.close()
-            # What a server does not read any more cannot keep us.
+            # Do not wait for a server that has stopped reading.
             asyncio.get_running_loop().call_later(_LINGER_SECONDS, transport.abort)
 
     def _say_goodbye(self, transport: asyncio.Transport) -> None:
-        """Wait for the server to close: then it has read everything."""
+        """Wait until the server closes the connection, which shows that it has read everything."""
         if self._lingering_bytes >= 0:
             return
         if self._timer is not None:
@@ -135,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._linger(transport)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """Close when no more bytes go out, though the server has not closed."""
+        """Abort if the server has not closed the connection and no more bytes are being sent."""
         left = transport.get_write_buffer_size()
         if 0 <= self._lingering_bytes <= left:
             transport.abort()

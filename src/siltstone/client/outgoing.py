@@ -1,11 +1,11 @@
-"""The messages a client publishes: queued, in flight, acknowledged; without I/O.
+"""The messages that a client publishes: queued, in flight, acknowledged; without I/O.
 
-Invariants: a message of QoS 1 or 2 is kept until the server has taken it, whatever happens to the
-connection; in a session that the server kept it is sent again with DUP and its packet id, in a
-session that the server lost it is sent as new; messages leave in the order in which they were
-added; no more are in flight than the server and the window allow.
+Invariants: a message of QoS 1 or 2 is kept until the server has accepted it, even if the connection
+is lost. If the server kept the session, the message is sent again with DUP and its packet id; if
+the server lost the session, it is sent as a new message. Messages are sent in the order in which
+they were added. The messages in flight never exceed the limits of the server and the window.
 
-The unit is the batch: messages of one `Publication` differ in nothing but their payloads.
+The unit is the batch: the messages of one `Publication` differ only in their payloads.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from siltstone.mqtt.wire import VARIABLE_MAX, Version
 
 PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
 
-# What one piece may hold: enough for a batch to be worth it, little enough to be written soon.
+# The limits of one piece: large enough to be efficient, small enough to be written quickly.
 _PIECE_MESSAGES_MAX: Final = 4096
 _PIECE_BYTES_MAX: Final = 262_144
 _INFLIGHT_BYTES_MAX: Final = 67_108_864
 
-# From this length on a topic alias saves more than its property takes.
+# From this length on, a topic alias saves more bytes than its property takes.
 _ALIASED_TOPIC_MIN: Final = 16
 _ALIAS_ID: Final = 0x23
 _DUP: Final = 8
@@ -46,7 +46,7 @@ _DUP: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What messages have in common. Properties are encoded, without their length."""
+    """The common fields of messages. Properties are encoded, without their length."""
 
     topic: bytes
     qos: int = 0
@@ -58,13 +58,13 @@ class Publication:
         return self.qos | self.retain << 2
 
 
-# Takes a message and why the server does not.
+# Receives a message that the server refuses, and the reason.
 Refused = Callable[[Publication, bytes, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What a server takes, as its CONNACK says (3.2.2.3)."""
+    """The limits of a server, from its CONNACK (3.2.2.3)."""
 
     receive_max: int = PACKET_ID_MAX
     packet_size_max: int = PACKET_SIZE_MAX
@@ -74,7 +74,7 @@ class ServerLimits:
 
     @classmethod
     def told_by(cls, properties: Properties) -> Self:
-        """Read the limits; what is absent has the default of the protocol."""
+        """Return the limits in these properties; absent ones have the default of the protocol."""
         return cls(
             receive_max=properties.receive_maximum or PACKET_ID_MAX,
             packet_size_max=properties.maximum_packet_size or PACKET_SIZE_MAX,
@@ -85,57 +85,55 @@ class ServerLimits:
 
 
 class Outgoing:
-    """The publishing half of a client's session; `window` bounds what is in flight."""
+    """The publishing part of a client's session; `window` limits the messages in flight."""
 
     def __init__(self, version: Version, ids: PacketIds, *, window: int) -> None:
         self.queued = 0
         self.completed = 0
         self.refusal: Reason | None = None
-        # Takes the messages that the server does not, with the reason, so that the others go on.
+        # Receives refused messages with the reason, so that the other messages can continue.
         self.on_refused: Refused | None = None
         self._version = version
         self._ids = ids
         self._window = self._window_wide = window
         self._limits = ServerLimits()
         self._queue: deque[tuple[Publication, list[bytes]]] = deque()
-        # How many messages at the head of the queue were taken already.
+        # How many messages of the first item of the queue were taken already.
         self._offset = 0
-        # In flight, in the order of sending: by packet id, the payload and what it was sent as.
+        # In flight, in the order of sending: by packet id, the payload and the publication.
         self._payloads: dict[int, bytes] = {}
         self._publications: dict[int, Publication] = {}
         self._inflight_bytes = 0
-        # Those of them that this connection has not seen yet, the next one last.
+        # The messages in flight that were not sent on this connection yet; the next one is last.
         self._unsent: list[int] = []
-        # QoS 2: the server has the message, PUBCOMP is still to come.
+        # QoS 2: the server has the message, but PUBCOMP has not arrived.
         self._released: dict[int, None] = {}
         self._releases: list[int] = []
         self._disowns = False
-        # Topic -> its alias on this connection, as a property.
+        # Topic -> its alias on this connection, as an encoded property.
         self._aliases: dict[bytes, bytes] = {}
 
     @property
     def limits(self) -> ServerLimits:
-        """What the server takes, as the last connection was told."""
+        """The limits of the server, as of the last connection."""
         return self._limits
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages were added and are not done with."""
+        """The number of messages that were added and are not complete."""
         return self.queued + len(self._payloads) + len(self._released)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to send or to wait for."""
+        """Whether there is nothing to send and nothing to wait for."""
         return not (self.queued or self._payloads or self._released or self._releases)
 
     def narrow(self, window: int | None) -> None:
-        """Let no more than so many messages be in flight on the next connections; None is as at
-        first.
-        """
+        """Limit the messages in flight on the next connections; None restores the window."""
         self._window = self._window_wide if window is None else window
 
     def condemn(self, why: str) -> None:
-        """Take the message that is next in flight for one that the server refuses."""
+        """Handle the oldest message in flight as if the server had refused it."""
         packet_id = next(iter(self._payloads), None)
         if packet_id is not None and self.on_refused is not None:
             publication, payload = self._publications[packet_id], self._payloads[packet_id]
@@ -144,19 +142,19 @@ class Outgoing:
             self.on_refused(publication, payload, why)
 
     def disown(self) -> None:
-        """Release every packet id that an earlier life of this client may have left with a server
-        that kept the session: it would take a new message of QoS 2 for a known one.
+        """Release every packet id that an earlier run of this client may have left in a session
+        that the server kept. Otherwise the server would take a new QoS 2 message for a known one.
         """
         self._disowns = True
 
     def add(self, publication: Publication, payloads: list[bytes]) -> None:
-        """Queue messages. After a refusal nothing more is sent."""
+        """Queue messages. After a refusal nothing more is queued."""
         if payloads and self.refusal is None:
             self._queue.append((publication, payloads))
             self.queued += len(payloads)
 
     def begin(self, limits: ServerLimits, *, session_present: bool) -> None:
-        """Start on a new connection: what was in flight is sent again."""
+        """Start on a new connection: messages in flight are sent again."""
         self._limits = limits
         self._aliases.clear()
         if not session_present:
@@ -168,9 +166,9 @@ class Outgoing:
         self._disowns = False
 
     def _start_over(self) -> None:
-        """Make new messages of those in flight, for the server has forgotten their packet ids.
+        """Turn the messages in flight into new messages, because the server has lost the session.
 
-        What it released it had taken: to send that again would double it.
+        Released messages were accepted by the server; to send them again would duplicate them.
         """
         if self._queue and self._offset:
             publication, payloads = self._queue.popleft()
@@ -191,14 +189,15 @@ class Outgoing:
     def take(self) -> bytes:
         """Return the next packets that may be sent now, as one piece; b"" if there are none.
 
-        Raises: UsageError for a message that this server does not take, and nobody else.
+        Raises: UsageError for a message that the server does not accept, if `on_refused` is not
+        set.
         """
         while (data := self._take_piece()) is None:
             continue
         return data
 
     def _take_piece(self) -> bytes | None:
-        """Return what `take` does; None when all that was next has been refused."""
+        """Return what `take` does; None if all messages of this piece were refused."""
         if self._releases:
             releases, self._releases = self._releases, []
             return encode_acks(PUBREL, releases, 0)
@@ -227,7 +226,7 @@ class Outgoing:
         return min(self._limits.receive_max, self._window) - inflight
 
     def _checked(self, publication: Publication, piece: list[bytes]) -> list[bytes]:
-        """Return the messages that the server takes. Raises: UsageError, if nobody takes others."""
+        """Return the messages that the server accepts. Raises: UsageError without `on_refused`."""
         if self._objection(publication, max(piece, key=len)) is None:
             return piece
         objections = [self._objection(publication, payload) for payload in piece]
@@ -244,7 +243,7 @@ class Outgoing:
         ]
 
     def _objection(self, publication: Publication, payload: bytes) -> str | None:
-        """Return why the server would not take a message."""
+        """Return why the server would refuse a message; None if it would not."""
         limits = self._limits
         if publication.qos > limits.qos_max:
             return (
@@ -261,7 +260,7 @@ class Outgoing:
         return None
 
     def _fits(self, publication: Publication, payload: bytes, *, more: bytes = b"") -> bool:
-        """Tell whether the server takes a packet of this size, with these properties more."""
+        """Tell whether the packet fits the server's limit, with `more` as additional properties."""
         properties = publication.properties + more
         size = publish_size(
             self._version, publication.topic, payload, publication.flags, properties
@@ -290,7 +289,7 @@ class Outgoing:
         return encode_publishes(self._version, topics, piece, flags, ids, properties)
 
     def _new_alias(self, publication: Publication, payload: bytes) -> bytes:
-        """Return an alias for a topic as a property; b"" where it has none."""
+        """Return a new alias for a topic, as a property; b"" if it gets none."""
         number = len(self._aliases) + 1
         alias = bytes([_ALIAS_ID, number >> 8 & 0xFF, number & 0xFF])
         if (
@@ -303,7 +302,7 @@ class Outgoing:
         return alias
 
     def _take_unsent(self) -> bytes | None:
-        """Return again, with DUP, what an earlier connection of this session was sent."""
+        """Return packets, with DUP, that an earlier connection of this session has sent."""
         ids: list[int] = []
         size = 0
         refused = False
@@ -311,7 +310,7 @@ class Outgoing:
             if size >= _PIECE_BYTES_MAX:
                 break
             packet_id = self._unsent.pop()
-            # Another connection, perhaps with other limits.
+            # This is another connection, and the limits of the server may be different.
             if not self._checked(self._publications[packet_id], [self._payloads[packet_id]]):
                 self._ids.free(self._drop([packet_id]))
                 refused = True
@@ -331,12 +330,12 @@ class Outgoing:
         )
 
     def receive(self, first: int, ids: list[int]) -> None:
-        """Take acknowledgements of one kind, by their first byte; unknown ids mean nothing."""
+        """Process acknowledgements of one kind, by their first byte; unknown ids are ignored."""
         if first == PUBACK:
             done = self._drop(ids)
         elif first == PUBREC:
             self._released.update(dict.fromkeys(self._drop(ids)))
-            # [MQTT-4.3.3-4]: each PUBREC is answered, also one whose message is long done.
+            # [MQTT-4.3.3-4]: each PUBREC is answered, even if its message is complete.
             self._releases += ids
             return
         else:
@@ -347,7 +346,7 @@ class Outgoing:
         self._ids.free(done)
 
     def _drop(self, ids: list[int]) -> list[int]:
-        """Forget the payloads of messages; return which of these there were."""
+        """Forget the payloads of messages; return the packet ids that were known."""
         known = [packet_id for packet_id in ids if packet_id in self._payloads]
         for packet_id in known:
             self._inflight_bytes -= len(self._payloads.pop(packet_id))
@@ -357,8 +356,8 @@ class Outgoing:
         return known
 
     def refuse(self, packet_id: int, reason: Reason) -> None:
-        """Take a PUBACK or PUBREC that is a failure: what is queued is given up too, unless
-        somebody takes the message.
+        """Process a PUBACK or PUBREC with a failure. Without `on_refused`, the queued messages are
+        dropped too.
         """
         publication, payload = self._publications.get(packet_id), self._payloads.get(packet_id)
         if publication is None or payload is None:
@@ -376,7 +375,7 @@ class Outgoing:
 
 
 def _bounded(piece: list[bytes]) -> list[bytes]:
-    """Return so many of the messages that they are not too many bytes, but at least one."""
+    """Return the first messages up to the byte limit, but at least one."""
     while len(piece) > 1 and sum(map(len, piece)) > _PIECE_BYTES_MAX:
         piece = piece[: len(piece) // 2]
     return piece

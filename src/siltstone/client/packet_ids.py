@@ -1,7 +1,7 @@
-"""Which packet ids a client has in use (MQTT 2.2.1).
+"""The packet ids that a client has in use (MQTT 2.2.1).
 
-Invariant: an id is given out once until it is freed. Ids go round, so that one is not used again at
-once: a late answer to its last use then finds nothing.
+Invariant: an id is given out once until it is freed. Ids are given in turn, so an id is not reused
+at once, and a late answer to its last use finds no message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKET_ID_MAX: Final = 65_535
 
 
 class PacketIds:
-    """The ids of one session, from `first` on."""
+    """The packet ids of one session, starting at `first`."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = first
@@ -25,7 +25,7 @@ class PacketIds:
         return len(self._used)
 
     def take(self, count: int) -> list[int]:
-        """Return ids that are not in use. Raises: OverloadedError when there are too few."""
+        """Return ids that are not in use. Raises: OverloadedError if there are too few."""
         if count > PACKET_ID_MAX - len(self._used):
             raise OverloadedError(f"too many packet ids are in use: in_use={len(self._used)}")
         run = range(self._next, self._next + count)
@@ -45,5 +45,5 @@ class PacketIds:
         return found
 
     def free(self, ids: Iterable[int]) -> None:
-        """Let ids be used again."""
+        """Make ids available again."""
         self._used.difference_update(ids)

@@ -1,8 +1,8 @@
-"""One connection of a client: bytes in, messages and bytes out; told the time, without I/O.
+"""One connection of a client, without I/O and clock: bytes in, messages and bytes out.
 
-The owner feeds `receive` and hands each batch to its receiver before it asks for the next, so that
-`accept` says what may be acknowledged; then it writes what `take` returns, until that is nothing.
-It calls `tick` when `tick_at` has come.
+The owner calls `receive` and delivers each batch before it asks for the next one, so that `accept`
+can say which messages may be acknowledged. Then it writes what `take` returns, until that is empty.
+It calls `tick` at the time `tick_at`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NEVER: Final = float("inf")
 
 
 class State(Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     CONNECTING = auto()
     CONNECTED = auto()
@@ -50,7 +50,7 @@ class State(Enum):
 
 
 class ClientProtocol:
-    """The client's end of one connection, over a session that may outlive it."""
+    """The client side of one connection; its session may outlive it."""
 
     def __init__(self, settings: ClientSettings, session: ClientSession, *, now: float) -> None:
         self.state = State.CONNECTING
@@ -68,7 +68,7 @@ class ClientProtocol:
         self._pinged_at = _NEVER
 
     def receive(self, data: bytes, now: float) -> Iterator[PublishBatch]:
-        """Take bytes of the server; yield the messages in them, each new to the session.
+        """Take bytes from the server; yield the messages in them that are new to the session.
 
         Raises: RefusedError, PeerError.
         """
@@ -89,9 +89,9 @@ class ClientProtocol:
         self._session.incoming.accept(batch, count)
 
     def take(self, now: float) -> bytes:
-        """Return what is to be sent now; after the last of it the state is OVER.
+        """Return the bytes to send now; after the last of them the state is OVER.
 
-        Raises: UsageError for a message that this server does not take.
+        Raises: UsageError for a message that the server does not accept.
         """
         if self.state is State.CONNECTING and self._session.leaving:
             self.state = State.OVER
@@ -111,7 +111,7 @@ class ClientProtocol:
         return data
 
     def fail(self, error: Exception) -> bytes:
-        """End because of an error; return the last words, if any are due."""
+        """End because of an error; return the DISCONNECT to send, or b""."""
         if self.state is not State.CONNECTED:
             self.state = State.OVER
             return b""
@@ -122,16 +122,16 @@ class ClientProtocol:
         return self._end(self._settings.disconnect())
 
     def tick(self, now: float) -> None:
-        """Keep the connection alive [MQTT-3.1.2-22]; `take` returns the ping.
+        """Keep the connection alive [MQTT-3.1.2-22]; `take` returns the PINGREQ.
 
-        Raises: RetryError, OutcomeUnknownError when the server does not answer.
+        Raises: RetryError, OutcomeUnknownError if the server does not answer.
         """
         if self.state is State.CONNECTING:
             raise RetryError(f"no answer to CONNECT within {CONNECT_SECONDS:.0f} s")
         half = self._keep_alive / 2
         late = now - self.tick_at
         self.tick_at = now + half
-        # Whoever was held up for long has not read what may have come meanwhile.
+        # If this call is late, the process was blocked, and an answer may have arrived unread.
         waited = now - max(self._pinged_at, self._received_at)
         if late < half and waited >= self._keep_alive:
             raise OutcomeUnknownError(f"no answer to a ping within {self._keep_alive:.0f} s")
@@ -189,7 +189,7 @@ class ClientProtocol:
             self.state = State.OVER
             raise refused("the server refused the connection", answer.reason, answer.properties)
         self.state = State.CONNECTED
-        # [MQTT-3.2.2-21]: the server's keep alive stands instead of ours.
+        # [MQTT-3.2.2-21]: the keep alive of the server replaces that of the client.
         if answer.properties.server_keep_alive is not None:
             self._keep_alive = float(answer.properties.server_keep_alive)
         self.tick_at = now + self._keep_alive / 2 if self._keep_alive else _NEVER

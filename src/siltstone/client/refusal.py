@@ -1,4 +1,4 @@
-"""What a server refuses, in words, and whether it is worth asking again."""
+"""Errors for refusals of a server, their text, and whether to try again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.reason import Reason
 
-# Reasons that pass: the same client may be welcome a moment later.
+# Temporary reasons: the server may accept the same client later.
 _PASSING: Final = frozenset(
     {
         Reason.NORMAL_DISCONNECTION,
@@ -28,7 +28,7 @@ _PASSING: Final = frozenset(
 
 
 class RefusedError(SiltstoneError):
-    """The server said no; `reason` is its own, None where it had none to give."""
+    """The server refused a request; `reason` is its reason code, None if it gave none."""
 
     def __init__(self, message: str, *, reason: Reason | None = None) -> None:
         super().__init__(message)
@@ -36,12 +36,12 @@ class RefusedError(SiltstoneError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may be granted later."""
+        """Whether the server may accept the same request later."""
         return self.reason in _PASSING
 
 
 def refused(what: str, reason: Reason, properties: Properties = NO_PROPERTIES) -> RefusedError:
-    """Return the error of what a server refused, with all it told."""
+    """Return the error for a refusal, with all information from the server."""
     told = f", it says {properties.reason_string!r}" if properties.reason_string else ""
     if properties.server_reference:
         told += f", use {properties.server_reference!r} instead"
@@ -49,17 +49,17 @@ def refused(what: str, reason: Reason, properties: Properties = NO_PROPERTIES) -
 
 
 def reason_words(reason: Reason) -> str:
-    """Return a reason by name and number."""
+    """Return the name and the number of a reason code."""
     name = reason.name.lower().replace("_", " ").replace("qos", "QoS")
-    # Zero has many names; as a reason to end it means this one.
+    # Code 0 has several names; in a DISCONNECT it means this one.
     name = name if reason else "normal disconnection"
     return f"{name} ({reason:#04x})"
 
 
 def system_words(error: Exception) -> str:
-    """Return what the operating system or TLS says about a connection."""
+    """Return the text of an error from the operating system or from TLS."""
     if isinstance(error, ssl.SSLError):
-        # Those that Python makes itself lack these attributes.
+        # Errors that Python creates itself do not have these attributes.
         message = getattr(error, "verify_message", "") or getattr(error, "reason", None) or ""
         if message:
             return str(message).lower().replace("_", " ")

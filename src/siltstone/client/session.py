@@ -1,4 +1,4 @@
-"""What a client keeps from one connection to the next."""
+"""The state that a client keeps from one connection to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from siltstone.topic.grammar import TopicFilter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedSubscriptions:
-    """Which filters a client wants, and which it wants no longer."""
+    """The filters to subscribe to, and the filters to unsubscribe from."""
 
     subscriptions: tuple[Subscription, ...] = ()
     unsubscriptions: tuple[TopicFilter, ...] = ()
@@ -25,9 +25,9 @@ NO_WISHES: Final = WantedSubscriptions()
 
 
 class ClientSession:
-    """The client's half of a session: both directions, subscriptions, and how it is to end.
+    """The client side of a session: both directions, subscriptions, and how it ends.
 
-    `finish` ends it when all that was asked of the server is answered, `leave` at once.
+    `finish` ends it after all requests and messages were answered, `leave` ends it at once.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ClientSession:
         self.ids = PacketIds(first_packet_id)
         self.outgoing = Outgoing(settings.version, self.ids, window=settings.window)
         self.incoming = Incoming()
-        # Whether the server has accepted us once, so that there may be a session to come back to.
+        # Whether the server has accepted the client once, so that it may have kept a session.
         self.met = False
         # Whether the server has granted the subscriptions in this session.
         self.subscribed = False
@@ -51,7 +51,7 @@ class ClientSession:
         self._finishing = False
 
     def begin(self, answer: ConnAck) -> list[Subscribe | Unsubscribe]:
-        """Start on a connection that the server accepted; return what to ask it for."""
+        """Start on a connection that the server accepted; return the requests to send."""
         self.met = True
         self.client_id = answer.properties.assigned_client_identifier or self.client_id
         limits = ServerLimits.told_by(answer.properties)
@@ -75,12 +75,12 @@ class ClientSession:
         return wanted
 
     def answered(self, packet_id: int) -> Subscribe | Unsubscribe | None:
-        """Return the request with this id, and forget it."""
+        """Return the request with this packet id, and forget it."""
         self.ids.free([packet_id] if packet_id in self.requests else [])
         return self.requests.pop(packet_id, None)
 
     def finish(self) -> None:
-        """End when everything is answered: nothing more will be published."""
+        """End when everything is answered; nothing more will be published."""
         self._finishing = True
 
     def leave(self) -> None:
@@ -89,6 +89,6 @@ class ClientSession:
 
     @property
     def over(self) -> bool:
-        """Whether it may end now; a refused message ends it once the others are answered."""
+        """Whether the session may end now; after a refused message it ends when all is answered."""
         finishing = self._finishing or self.outgoing.refusal is not None
         return self.leaving or (finishing and self.outgoing.idle and not self.requests)

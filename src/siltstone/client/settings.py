@@ -1,4 +1,4 @@
-"""Who a client is and what it asks of its connection; and the CONNECT that says so."""
+"""The settings of a client, and the CONNECT and DISCONNECT packets that follow from them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from siltstone.mqtt.wire import Version
 
 SESSION_FOREVER: Final = 0xFFFF_FFFF
 WINDOW_DEFAULT: Final = 1000
-# 3.1.1 has no receive maximum, so a server cannot tell what it takes: Mosquitto 2.0 acknowledges
-# more messages of QoS 2 than this, and loses them. Its own clients send no more.
+# 3.1.1 has no receive maximum, so a server cannot announce its limit. Mosquitto 2.0 acknowledges
+# more QoS 2 messages than this, and loses them. Its own clients send no more.
 WINDOW_CAUTIOUS: Final = 20
-# How many topic aliases the server may use towards us.
+# How many topic aliases the server may use for this client.
 TOPIC_ALIAS_MAX: Final = 100
 
-# A client that comes back finds its session for so long, and takes it along when it leaves.
+# How long the server keeps the session of a client that reconnects; a clean DISCONNECT ends it.
 _RETURN_SECONDS: Final = 3600
 
 
 def default_window(version: Version, qos: int) -> int:
-    """Return how many messages may wait for their acknowledgement where nobody says so."""
+    """Return the default number of messages that may wait for their acknowledgement."""
     return WINDOW_CAUTIOUS if version is Version.V3_1_1 and qos == 2 else WINDOW_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What stays the same over all connections of a client.
+    """The settings for all connections of a client.
 
-    `keep_session` asks for the session of an earlier run and leaves it to a later one.
-    `reconnect` comes back after a loss, for `reconnect_seconds` at most, None being forever.
+    `keep_session` continues the session of an earlier run and keeps it for a later one. `reconnect`
+    connects again after a loss, for at most `reconnect_seconds`; None means without limit.
     """
 
     client_id: str
@@ -43,15 +43,16 @@ class ClientSettings:
     session_expiry_seconds: int = SESSION_FOREVER
     will: Will | None = None
     window: int = WINDOW_DEFAULT
-    # How many messages the server may send ahead of their acknowledgements; None: as it likes.
+    # How many unacknowledged messages the server may send; None means the default of the protocol.
     receive_max: int | None = None
     reconnect: bool = False
     reconnect_seconds: float | None = None
 
     def connect(self, client_id: str, *, returning: bool) -> Connect:
-        """Return the CONNECT of a first connection, or of one that comes back to its session.
+        """Return the CONNECT of a first connection, or of one that returns to its session.
 
-        3.1.1 cannot give up a session when it leaves, so there one is kept only when asked for.
+        A client of 3.1.1 cannot end its session when it disconnects, so it keeps one only with
+        `keep_session`.
         """
         is_v5 = self.version is Version.V5
         return Connect(
@@ -72,7 +73,7 @@ class ClientSettings:
         )
 
     def disconnect(self) -> Disconnect:
-        """Return the DISCONNECT of a client that does not come back."""
+        """Return the DISCONNECT of a client that does not return."""
         borrowed = self._expiry_seconds() and not self.keep_session
         if borrowed and self.version is Version.V5:
             return Disconnect(properties=Properties(session_expiry_interval=0))

@@ -1,4 +1,4 @@
-"""Where a server is: an address, a socket file, or a URL of both kinds of MQTT."""
+"""The address of a server: host and port, a socket file, or an mqtt:// or mqtts:// URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TcpTarget:
 
 @dataclass(frozen=True, slots=True)
 class UnixTarget:
-    """A socket file of this machine."""
+    """A Unix socket of this machine."""
 
     path: str
 
@@ -38,7 +38,7 @@ Target = TcpTarget | UnixTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUrl:
-    """What `mqtt://user:password@host:port/topic` says; None is absent."""
+    """The parts of `mqtt://user:password@host:port/topic`; None means absent."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class ServerUrl:
 
 
 def parse_url(text: str) -> ServerUrl:
-    """Read the URL of a server. Raises: UsageError."""
+    """Parse the URL of a server. Raises: UsageError."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -60,7 +60,7 @@ def parse_url(text: str) -> ServerUrl:
     if parts.query:
         raise UsageError(f"invalid URL {text!r}: write %3F for a '?' in the topic")
     tls = parts.scheme == "mqtts"
-    # urlsplit cuts off what follows '#', which is a filter here.
+    # urlsplit removes the part after '#', which belongs to a filter here.
     topic = parts.path[1:] + (f"#{parts.fragment}" if "#" in text else "")
     return ServerUrl(
         host=parts.hostname,

@@ -1,6 +1,6 @@
-"""Who may come in by Flight and what they may do: asked here, decided by whom the server serves.
+"""Access control of Flight: the interface that the server calls and its owner implements.
 
-Every method may be called from any thread and may wait.
+Every method may be called from any thread and may block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What a caller shows: a user and a password, or a token, none of which is part of a text."""
+    """The credentials of a caller: user and password, or a token. Its repr shows none of the
+    secrets.
+    """
 
     address: str
     username: str | None = None
@@ -21,38 +23,38 @@ class Caller:
 
 
 class FlightUser(Protocol):
-    """A caller that was let in."""
+    """A caller that was admitted."""
 
-    # Whether everything is allowed, so that nobody needs to ask.
+    # Whether everything is allowed. The methods then need not be called.
     unlimited: bool
 
     def may_read(self, filters: Sequence[str]) -> str | None:
-        """Return the first filter that it may not read; None: it may read them all."""
+        """Return the first filter that the user may not read; None if it may read all."""
         ...
 
     def unreadable(self, topics: Iterable[bytes]) -> set[bytes]:
-        """Return those of the topics that it may not read, though they match what it may."""
+        """Return the topics that the user may not read, although they match an allowed filter."""
         ...
 
     def unwritable(self, topics: Iterable[bytes]) -> set[bytes]:
-        """Return those of the topics that it may not write."""
+        """Return the topics that the user may not write."""
         ...
 
 
 class FlightAccess(Protocol):
-    """Lets callers in."""
+    """Admits callers."""
 
     def enter(self, caller: Caller) -> FlightUser | str:
-        """Let a caller in, or say why not."""
+        """Admit a caller, or return the reason why not."""
         ...
 
     def token_for(self, visitor: FlightUser) -> str:
-        """Return a token by which a visitor that was let in here comes in again."""
+        """Return a token with which an admitted user logs in again."""
         ...
 
 
 class AnyUser:
-    """A visitor that may do everything."""
+    """A user that may do everything."""
 
     unlimited = True
 
@@ -70,7 +72,7 @@ class AnyUser:
 
 
 class OpenAccess:
-    """Lets everybody in: for a socket that the system guards, and for tests."""
+    """Admits every caller: for a socket that the operating system protects, and for tests."""
 
     def enter(self, caller: Caller) -> FlightUser | str:
         del caller

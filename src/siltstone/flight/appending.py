@@ -1,4 +1,4 @@
-"""Rows that come in by Flight: appended to a database, and told to whom it concerns."""
+"""Rows that arrive over Flight: appended to a database and announced to subscribers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.writer.ticket import Ticket
 
-# Hears of rows that were stored: the name of the database, and the rows. Called from any thread.
+# Receives the name of the database and the rows that were stored. Called from any thread.
 Announce = Callable[[str, Columns], None]
 
 
@@ -28,9 +28,9 @@ def append_rows(
     durability: Durability = "synced",
     producer: tuple[str, int] | None = None,
 ) -> Ticket:
-    """Append rows of ROWS_SCHEMA, and announce those that were not there before.
+    """Append rows of ROWS_SCHEMA, and announce those that were not stored before.
 
-    Raises: UsageError for a topic that the visitor may not write; what `Database.append` raises.
+    Raises: UsageError for a topic that the user may not write; the errors of `Database.append`.
     """
     columns = store_columns(rows)
     check_writable(columns.topics, visitor)
@@ -47,7 +47,7 @@ def append_rows(
 
 
 def check_writable(topics: Iterable[bytes], visitor: FlightUser) -> None:
-    """Refuse topics that the visitor may not write. Raises: UsageError."""
+    """Check that the user may write to all topics. Raises: UsageError."""
     if visitor.unlimited:
         return
     refused = visitor.unwritable(set(topics))
@@ -57,7 +57,7 @@ def check_writable(topics: Iterable[bytes], visitor: FlightUser) -> None:
 
 
 def _fresh(columns: Columns, ticket: Ticket, producer: tuple[str, int] | None) -> Columns | None:
-    """Return the rows that this call has stored; None where an earlier one had stored them all."""
+    """Return the rows that this call stored; None if an earlier call had stored all of them."""
     if producer is None:
         return columns
     rows = [row for row, time in enumerate(ticket.timestamps()) if time]
@@ -78,7 +78,7 @@ def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
 
 
 class Commits:
-    """Commits staged rows, one batch after the other."""
+    """Commits batches of staged rows, one at a time."""
 
     def __init__(self, staging: Staging, announce: Announce) -> None:
         self.staging = staging

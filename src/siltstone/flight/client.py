@@ -1,4 +1,4 @@
-"""One connection to a node: calls with the login, answers as values, errors as our own."""
+"""One connection to a node: calls with a login; Flight errors become Siltstone errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from siltstone.scan.node import Node
 
 
 class NodeClient:
-    """Calls to a node; a connection is made by the first of them."""
+    """Calls to a node; the first call opens the connection."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -45,11 +45,11 @@ class NodeClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def log_in(self) -> str:
-        """Show user and password once; return a token that stands for them from then on."""
+        """Log in with user and password; return a token for later calls."""
         with _translated(self.node):
             _, value = self._client.authenticate_basic_token(
                 self.node.username.encode(), self.node.password.encode()
@@ -57,7 +57,7 @@ class NodeClient:
         return str(value.decode().partition(" ")[2])
 
     def act(self, name: str, request: object) -> dict[str, Any]:
-        """Let the node do something; return its answer."""
+        """Run an action on the node; return its answer."""
         with _translated(self.node):
             answers = list(
                 self._client.do_action(flight.Action(name, dump(request)), self._options)
@@ -65,12 +65,12 @@ class NodeClient:
         return load(answers[0].body.to_pybytes(), "answer")
 
     def flights(self, criteria: bytes = b"") -> list[flight.FlightInfo]:
-        """Return what there is: databases, or the streams of one."""
+        """Return the databases of the node, or the streams of one database."""
         with _translated(self.node):
             return [*self._client.list_flights(criteria, self._options)]
 
     def plan(self, request: object) -> flight.FlightInfo:
-        """Let the node plan a read."""
+        """Plan a read on the node."""
         descriptor = flight.FlightDescriptor.for_command(dump(request))
         with _translated(self.node):
             return self._client.get_flight_info(descriptor, self._options)
@@ -85,7 +85,7 @@ class NodeClient:
     def put(
         self, request: object, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> list[dict[str, Any]]:
-        """Send rows; return what the node answers, in order."""
+        """Send rows; return the answers of the node, in order."""
         descriptor = flight.FlightDescriptor.for_command(dump(request))
         with _translated(self.node):
             writer, answers = self._client.do_put(descriptor, schema, self._options)
@@ -100,7 +100,10 @@ class NodeClient:
 
 
 def _trust(node: Node) -> dict[str, Any]:
-    """Return whose certificates are believed, and which one is shown. Raises: NotFoundError."""
+    """Return the TLS arguments: CA certificates, and the client certificate and key.
+
+    Raises: NotFoundError.
+    """
     files = {
         "tls_root_certs": node.root_certificates,
         "cert_chain": node.certificate,
@@ -112,7 +115,7 @@ def _trust(node: Node) -> dict[str, Any]:
 
 @contextmanager
 def _translated(node: Node) -> Iterator[None]:
-    """Let errors of Flight leave as ours, with the sentence that the node gave."""
+    """Translate Flight errors into Siltstone errors, with the message of the node."""
     try:
         yield
     except flight.FlightError as exc:

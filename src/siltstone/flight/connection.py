@@ -1,4 +1,4 @@
-"""A store elsewhere, for Python: its databases, its rows as Arrow, pandas and Polars, and appends.
+"""Python client of a remote store: databases, rows as Arrow, pandas and Polars, and appends.
 
 with siltstone.connect("grpc+tcp://broker:8815") as node:
     table = node.read("plant/+/temp", since="2026-01-01").arrow()
@@ -28,7 +28,7 @@ Moment = datetime | str | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStream:
-    """A learned structure of topics, and how many rows have it."""
+    """A learned structure of topics, and the number of its rows."""
 
     pattern: str
     rows: int
@@ -36,14 +36,14 @@ class RemoteStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What an append has stored; `duplicate` says that it had been stored before."""
+    """The result of an append; `duplicate` means that all rows had been stored before."""
 
     rows: int
     duplicate: bool
 
 
 class RemoteRows:
-    """Rows that a node has planned; they are fetched as they are asked for, each time anew."""
+    """Rows of a read that a node has planned; each iteration fetches them again."""
 
     def __init__(self, client: NodeClient, tickets: Sequence[bytes], schema: pa.Schema) -> None:
         self._client = client
@@ -88,13 +88,13 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def log_in(self) -> str:
-        """Return a token that stands for the login of this connection, for an hour.
+        """Return a token that replaces the login of this connection for an hour.
 
-        A restart of the node, and a reload of its users, end it. Raises: UsageError.
+        The token becomes invalid when the node restarts or reloads its users. Raises: UsageError.
         """
         return self._client.log_in()
 
@@ -118,11 +118,11 @@ class Connection:
         until: Moment | None = None,
         columns: Sequence[str] = COLUMNS,
     ) -> RemoteRows:
-        """Plan a read of [since, until), up to where the database ends now.
+        """Plan a read of [since, until), up to the current end of the database.
 
-        A row that several filters match comes once. A number is µs since 1970.
+        A row that matches several filters is returned once. A number is µs since 1970.
 
-        Raises: UsageError, NotFoundError, RetryError when nobody answers.
+        Raises: UsageError, NotFoundError, RetryError when the node does not answer.
         """
         if unknown := [name for name in columns if name not in COLUMNS]:
             raise UsageError(f"unknown column {unknown[0]} (supported: {', '.join(COLUMNS)})")
@@ -149,11 +149,11 @@ class Connection:
         durability: Durability = "synced",
         producer: tuple[str, int] | None = None,
     ) -> Appended:
-        """Append rows with topic and payload; return when they are as durable as asked.
+        """Append rows with topic and payload; return when they have the requested durability.
 
-        A producer's call with a sequence that it has used before is acknowledged without being
-        stored again, so that a call whose outcome is unknown may be made again, with the same rows
-        in the same order. Subscribers of MQTT get the rows too.
+        If the producer has used the sequence before, the call is acknowledged and not stored again.
+        A call with unknown outcome may therefore be repeated, with the same rows in the same order.
+        MQTT subscribers receive the rows too.
 
         Raises: UsageError, InvalidTopicError; RetryError, OutcomeUnknownError.
         """
@@ -180,10 +180,10 @@ def connect(
 ) -> Connection:
     """Return a connection to a node that serves Flight, such as grpc+tcp://host:8815.
 
-    The login is one of the broker's; `Connection.log_in` gives a token that stands for it, and that
-    others may show in its place. With grpc+tls the node's certificate is checked by the
-    authorities of a PEM file, or by those of the system; a node that wants one gets a certificate
-    of ours. The first call connects.
+    The login is a user of the broker. `Connection.log_in` returns a token that other programs may
+    use instead of it. With grpc+tls, the certificate of the node is checked against the CA
+    certificates in a PEM file, or against those of the system. The client certificate is sent to a
+    node that requires one. The first call connects.
 
     Raises: UsageError.
     """
@@ -200,7 +200,7 @@ def connect(
 
 
 def _installed(name: str) -> Any:
-    """Import what not everybody has. Raises: UsageError."""
+    """Import an optional package. Raises: UsageError."""
     try:
         return import_module(name)
     except ImportError as exc:
@@ -218,7 +218,7 @@ def _table(rows: pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]) -> pa.
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Return rows that Python has as a table of the types that a node takes. Raises: UsageError."""
+    """Return Python rows as a table with the types of a node. Raises: UsageError."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if unknown := [name for name in names if name not in TAKEN]:
         raise UsageError(f"unknown column {unknown[0]} (supported: {', '.join(TAKEN)})")

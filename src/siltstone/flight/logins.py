@@ -1,7 +1,7 @@
-"""The login that a call over Flight shows in its header, and the handshake that gives a token.
+"""The login of a Flight call in its header, and the handshake that returns a token.
 
-authorization: Basic base64(user:password)      with any call; a handshake is answered by
-authorization: Bearer TOKEN                      which is then shown with the calls that follow
+authorization: Basic base64(user:password)      with any call; a handshake returns a token
+authorization: Bearer TOKEN                      with later calls, instead of user and password
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from siltstone.flight.wire import error_info
 
 LOGIN: Final = "login"
 _HEADER: Final = "authorization"
-# gRPC does not say who shakes hands, so that all of them count as one when they fail.
+# gRPC does not report the address of a handshake, so all failed handshakes count for one address.
 _SOMEWHERE: Final = "handshake"
 
 
 class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
-    """The login of one call, as its header has it, and the token that answers it, if one does."""
+    """The login in the header of one call, and the token of the response, if any."""
 
     def __init__(self, header: str, token: str = "") -> None:
         self.header = header
@@ -34,14 +34,14 @@ class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are ship
 
 
 class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
-    """Keeps the login of each call for whoever answers it; answers handshakes by itself."""
+    """Keeps the login of each call for its method; answers handshakes itself."""
 
     def __init__(self, gate: FlightAccess) -> None:
         super().__init__()
         self._gate = gate
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> Login:
-        """Take the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
+        """Read the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
         header = str(next(iter(headers.get(_HEADER, [])), ""))
         if info.method != flight.FlightMethod.HANDSHAKE:
             return Login(header)
@@ -53,19 +53,19 @@ class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types 
 
 
 class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types are shipped
-    """Lets a handshake be one: what it asks for is in its header."""
+    """Accepts handshakes: their login is in the header, where Logins checks it."""
 
     def authenticate(self, outgoing: Any, incoming: Any) -> None:
         """Do nothing."""
 
     def is_valid(self, token: bytes) -> bytes:
-        """Judge nothing: every call is judged by its own header."""
+        """Accept every call: the header of each call is checked instead."""
         del token
         return b""
 
 
 def enter(gate: FlightAccess, header: str, address: str) -> FlightUser:
-    """Let in who shows a header. Raises: FlightUnauthenticatedError with the reason."""
+    """Admit the caller with this header. Raises: FlightUnauthenticatedError with the reason."""
     caller = parse_caller(header, address)
     answer = caller if isinstance(caller, str) else gate.enter(caller)
     if isinstance(answer, str):
@@ -74,7 +74,7 @@ def enter(gate: FlightAccess, header: str, address: str) -> FlightUser:
 
 
 def parse_caller(header: str, address: str) -> Caller | str:
-    """Return what an authorization header shows, or why nobody can say."""
+    """Return the credentials of an authorization header, or why it is invalid."""
     scheme, _, shown = header.strip().partition(" ")
     match scheme.lower():
         case "":

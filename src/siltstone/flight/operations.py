@@ -1,4 +1,4 @@
-"""What a node does for those who call it over Flight, without the calls themselves."""
+"""The operations of a node that Flight clients call, without the Flight calls themselves."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ACTIONS: Final = {
     "extents": "The serials of every slab of a database.",
 }
 _UNDER_WAY_MAX: Final = 8
-# One put of a producer has one sequence; so many bits number its parts.
+# A put of a producer has one sequence; this number of low bits counts its parts.
 _PART_BITS: Final = 24
 
 Answer = dict[str, Any]
 
 
 class FlightOperations:
-    """One store, and who hears of what is appended to it."""
+    """The operations on one store; `announce` receives the rows that are appended."""
 
     def __init__(self, fs: FileSystem, store: Store, commits: Commits, announce: Announce) -> None:
         self._store = store
@@ -50,13 +50,13 @@ class FlightOperations:
         self.reads = Reads(fs, store)
 
     def flights(self, criteria: str, visitor: FlightUser) -> Iterator[flight.FlightInfo]:
-        """Yield the databases, or where the criteria name one its streams.
+        """Yield the databases, or the streams of the database that the criteria name.
 
         Raises: UsageError, NotFoundError.
         """
         if not criteria:
             for name in self._store.names():
-                # Of the broker's own databases nobody else needs to know.
+                # The internal databases of the broker are not listed.
                 if not name.startswith("_"):
                     yield _info([name], -1)
             return
@@ -68,7 +68,7 @@ class FlightOperations:
                 yield _info([criteria, pattern], count)
 
     def act(self, name: str, request: Answer, visitor: FlightUser) -> Answer:
-        """Do one of ACTIONS. Raises: SiltstoneError."""
+        """Run one of ACTIONS. Raises: SiltstoneError."""
         match name:
             case "extents":
                 database = self.reads.database(self.reads.options(request.get("options"), visitor))
@@ -105,7 +105,7 @@ class FlightOperations:
     def put(
         self, request: Answer, batches: Iterable[pa.RecordBatch], visitor: FlightUser
     ) -> Iterator[Answer]:
-        """Take rows in: append them, or stage them. Raises: SiltstoneError."""
+        """Append or stage rows. Raises: SiltstoneError."""
         match request:
             case {"append": dict(how)}:
                 return self._append(how, batches, visitor)
@@ -117,7 +117,9 @@ class FlightOperations:
     def _append(
         self, how: Answer, batches: Iterable[pa.RecordBatch], visitor: FlightUser
     ) -> Iterator[Answer]:
-        """Append each batch, some at a time; answer in order, when they are as durable as asked."""
+        """Append each batch, a few at a time; answer in order, once they are as durable as
+        requested.
+        """
         database = self._database(how)
         durability = how.get("durability", "synced")
         if durability not in DURABILITIES:

@@ -1,4 +1,4 @@
-"""The rows of a query that a node has: planned there, and fetched by ticket."""
+"""The source of the rows of a query on a node: the node plans, tickets fetch the rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 @dataclass(frozen=True, slots=True)
 class RemotePortion:
-    """The rows of one ticket; whoever reads it connects to the node that the options name."""
+    """The rows of one ticket; the reader connects to the node of the options."""
 
     ticket: bytes
 
     def batches(
         self, fs: FileSystem, options: ReadOptions, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        """Fetch the rows, and make of them here what the node leaves to its readers."""
+        """Fetch the rows, and add the columns that the node leaves to its readers."""
         del fs
         assert options.node is not None
         with NodeClient(options.node) as client:
@@ -38,7 +38,7 @@ class RemotePortion:
 
 
 class NodeOrigin:
-    """A database of a node; one connection is held until `close`."""
+    """A database of a node; it keeps one connection until `close`."""
 
     def __init__(self, node: Node, options: ReadOptions) -> None:
         self._node = node
@@ -58,7 +58,7 @@ class NodeOrigin:
         return self._identity
 
     def tiered_before(self) -> int:
-        """Return the time before which rows are in the lake of the node alone; 0: none are."""
+        """Return the time before which rows are only in the lake of the node; 0 if none are."""
         answer = self._act("extents", {"options": self._request})
         tiered = positions_in(answer.get("tiered", {}))
         first: dict[int, SlabExtent] = {}

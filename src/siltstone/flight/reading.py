@@ -1,4 +1,4 @@
-"""Reads that are asked for over Flight: options become a plan of tickets, tickets become rows."""
+"""Reads over Flight: options become a plan of tickets, and tickets become rows."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _NODE_ONLY: Final = ("path", "url")
 
 
 class Reads:
-    """Plans and answers reads of one store, for visitors that may have them."""
+    """Plans and runs reads of one store, with the rights of the user."""
 
     def __init__(self, fs: FileSystem, store: Store) -> None:
         self._fs = fs
         self._store = store
 
     def options(self, values: object, visitor: FlightUser) -> ReadOptions:
-        """Read the options of a request, and ask whether the visitor may. Raises: UsageError."""
+        """Parse the options of a request, and check the rights of the user. Raises: UsageError."""
         given = options_in(values)
         if named := [name for name in given if name.lower() in _NODE_ONLY]:
             raise UsageError(
@@ -67,17 +67,17 @@ class Reads:
         return options
 
     def database(self, options: ReadOptions) -> Database:
-        """Open the database that options name. Raises: NotFoundError, UsageError."""
+        """Open the database of the options. Raises: NotFoundError, UsageError."""
         return public_database(self._store, options.database)
 
     def tiered(self, database: str) -> dict[int, int]:
-        """Return up to which serial the rows of each shard are in the lake, too or alone."""
+        """Return the serial of each shard before which all rows were copied to the lake."""
         return read_tiered(self._fs, PurePath(self._store.path) / "data" / database) or {}
 
     def plan(
         self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: FlightUser
     ) -> flight.FlightInfo:
-        """Plan a read; its endpoints are what one reader each may take. Raises: SiltstoneError."""
+        """Plan a read; each endpoint is for one reader. Raises: SiltstoneError."""
         between = request.pop("between", None)
         options = self.options(request, visitor)
         database = self.database(options)
@@ -154,8 +154,8 @@ class Reads:
 
 
 def public_database(store: Store, name: str) -> Database:
-    """Open a database that callers may know of. Raises: NotFoundError, UsageError."""
-    # Those of the broker itself are none of them: who writes there changes its state.
+    """Open a database that clients may access. Raises: NotFoundError, UsageError."""
+    # The internal databases of the broker are hidden: a write to them would change its state.
     if name.startswith("_"):
         raise NotFoundError(f"database {name!r} does not exist")
     return find_database(store, name)
@@ -172,7 +172,7 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
 
 
 def _require_same(database: Database, identity: str, noun: str) -> None:
-    """Raise SlabDroppedError for serials of another database of this name."""
+    """Raise SlabDroppedError if the serials belong to another database of this name."""
     if identity not in ("", database.identity):
         raise SlabDroppedError(
             f"the {noun} belongs to an earlier database of this name, which was dropped; plan the "
@@ -181,7 +181,7 @@ def _require_same(database: Database, identity: str, noun: str) -> None:
 
 
 def _spans(portion: Portion) -> tuple[SerialSpan, ...]:
-    """Return the serials of a portion by slab; those between belong to it, or to nobody."""
+    """Return the range of serials of a portion in each slab; no other portion has rows in it."""
     bounds: dict[SlabId, range] = {}
     for run in portion.runs:
         first = bounds.get(run.slab, range(run.start_serial, run.start_serial)).start
@@ -192,7 +192,7 @@ def _spans(portion: Portion) -> tuple[SerialSpan, ...]:
 def _allowed(
     batch: pa.RecordBatch, visitor: FlightUser, known: dict[bytes, bool]
 ) -> pa.RecordBatch:
-    """Return the rows of a batch whose topics the visitor may read."""
+    """Return the rows of a batch whose topics the user may read."""
     topics = batch.column("topic")
     distinct = [topic.encode() for topic in topics.unique().to_pylist()]
     unknown = [topic for topic in distinct if topic not in known]

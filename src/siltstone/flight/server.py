@@ -1,7 +1,7 @@
-"""The Flight server: calls in, values out; what they mean is decided elsewhere.
+"""The Flight server: it decodes calls and encodes results; `operations` does the work.
 
-Calls come on threads of gRPC. A caller shows its login with every call, or the token that one of
-them was answered by. Errors leave with their class and sentence, so that clients raise the same.
+Calls run on threads of gRPC. A caller sends its login with every call, or the token that a login
+returned. Errors are sent with their class and message, so that clients raise the same error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _LOG: Final = logging.getLogger("siltstone.flight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """What a server that speaks TLS shows, as PEM, and whose clients it takes; b"" for all."""
+    """The certificate and key of a TLS server, and the CA of its clients, as PEM.
+
+    With an empty client_ca, clients need no certificate.
+    """
 
     certificate: bytes
     key: bytes
@@ -37,7 +40,7 @@ class Certificates:
 
 
 class FlightServer:
-    """Serves a desk at one address until it is closed."""
+    """Serves the operations at one address until it is closed."""
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class FlightServer:
         gate: FlightAccess,
         certificates: Certificates | None = None,
     ) -> None:
-        """Listen. Raises: UsageError when the address cannot be had."""
+        """Start listening. Raises: UsageError when the address is not available."""
         options: dict[str, Any] = {
             "auth_handler": Handshakes(),
             "middleware": {LOGIN: Logins(gate)},
@@ -61,23 +64,23 @@ class FlightServer:
         except (OSError, pa.ArrowException) as exc:
             raise UsageError(f"cannot serve Flight at {location}: {exc}") from exc
         self.port: int = self._calls.port
-        # Who does not read what it asked for would hold us up for ever.
+        # A client that does not read its results would block the shutdown for ever.
         self._ending = Thread(target=self._calls.shutdown, name="siltstone-flight-end", daemon=True)
 
     def end(self) -> None:
-        """Take no more calls; those that run go on. A second call does nothing."""
+        """Accept no more calls; running calls continue. A second call does nothing."""
         if self._ending.ident is None:
             self._ending.start()
 
     def close(self, timeout: float) -> bool:
-        """Take no more calls, and wait for those that run; tell whether all have ended."""
+        """Accept no more calls, and wait for the running ones; return whether all have ended."""
         self.end()
         self._ending.join(timeout)
         return not self._ending.is_alive()
 
 
 class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shipped
-    """The calls of Flight, each of them with the visitor that makes it."""
+    """The Flight methods, each with the user that calls it."""
 
     def __init__(
         self, location: str, desk: FlightOperations, gate: FlightAccess, options: Mapping[str, Any]
@@ -140,13 +143,13 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
             return [dump(self._desk.act(action.type, request, visitor))]
 
     def _visitor(self, context: flight.ServerCallContext) -> FlightUser:
-        """Let the caller in. Raises: FlightUnauthenticatedError."""
+        """Admit the caller. Raises: FlightUnauthenticatedError."""
         header = context.get_middleware(LOGIN).header
         return enter(self._gate, header, _address(context.peer()))
 
 
 def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
-    """Return what a descriptor asks for. Raises: UsageError."""
+    """Return the request in a descriptor. Raises: UsageError."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return load(descriptor.command, "command")
     path = [_text(part, "path") for part in descriptor.path or []]
@@ -163,14 +166,14 @@ def _text(data: bytes, what: str) -> str:
 
 
 def _address(peer: str) -> str:
-    """Return the host of what gRPC calls a peer, such as ipv4:127.0.0.1:4711."""
+    """Return the host of a gRPC peer, such as ipv4:127.0.0.1:4711."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else peer
 
 
 @contextmanager
 def _told(context: flight.ServerCallContext) -> Iterator[None]:
-    """Let errors of ours leave as Flight's, with what makes them ours again."""
+    """Translate Siltstone errors into Flight errors, from which the client restores them."""
     try:
         yield
     except SiltstoneError as exc:

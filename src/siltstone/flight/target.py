@@ -1,8 +1,8 @@
-"""Where rows are staged and committed: a data directory, or a node.
+"""Targets of staged rows: a data directory, or a node.
 
-A directory has one writer. Where nobody has it open, whoever commits opens it for that long; where
-a broker has, it is asked through the socket that it serves in the directory, so that subscribers
-get the rows too.
+A directory has one writer. If no process has it open, the committer opens it for the time of the
+commit. If a broker has it open, the commit goes through the socket of the broker in the directory,
+so that subscribers receive the rows too.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from siltstone.store.log.write.partition import Columns
 
 SOCKET: Final = "flight.sock"
 DATABASE: Final = "messages"
-# A node that restarts is back by then, and another writer has closed the directory.
+# Enough time for a node to restart, or for another writer to close the directory.
 _PATIENCE_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.1
 T = TypeVar("T")
 
 
 class Target(Protocol):
-    """Takes rows of ROWS_SCHEMA in two steps: many stage, one commits."""
+    """Accepts rows of ROWS_SCHEMA in two steps: many tasks stage, one commits."""
 
     def prepare(self) -> None:
-        """Make sure that rows can be staged; called once, before any are."""
+        """Make sure that rows can be staged; called once, before the first `stage`."""
         ...
 
     def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
-        """Write rows where they survive; return their name, None for no rows."""
+        """Write rows durably; return their name, None for no rows."""
         ...
 
     def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
-        """Append what was staged, exactly once. Raises: SiltstoneError; then commit again."""
+        """Append the staged rows, exactly once. Raises: SiltstoneError; then commit again."""
         ...
 
     def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
-        """Remove what was staged and will not be committed."""
+        """Remove staged rows that will not be committed."""
         ...
 
 
@@ -100,7 +100,7 @@ class NodeTarget:
 
 
 class DirectoryTarget:
-    """A data directory, created with its database where there is none."""
+    """A data directory; it and its database are created if they do not exist."""
 
     def __init__(self, fs: FileSystem, path: PurePath, database: str) -> None:
         self._fs = fs
@@ -109,7 +109,7 @@ class DirectoryTarget:
         self._staging = Staging(fs, path)
 
     def prepare(self) -> None:
-        """Create the data directory, unless it is there or somebody else does."""
+        """Create the data directory, unless it exists or another process creates it."""
         if not self._fs.exists(self._path / "VERSION"):
             with suppress(LockedError), Store(self._path, fs=self._fs) as store:
                 self._opened(store)
@@ -124,7 +124,7 @@ class DirectoryTarget:
         self._staging.discard(batch, names)
 
     def commit_once(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
-        """Commit without waiting for another writer to end. Raises: LockedError, RetryError."""
+        """Commit without waiting for another writer to close. Raises: LockedError, RetryError."""
         try:
             with Store(self._path, fs=self._fs) as store:
                 return Commits(self._staging, _unheard).commit(
@@ -148,16 +148,16 @@ class DirectoryTarget:
 
 
 def socket_node(data: PurePath) -> Node:
-    """Return the node that a broker serves in its data directory."""
+    """Return the node of the broker's socket in its data directory."""
     return Node(url=f"grpc+unix://{quote(str(data / SOCKET))}")
 
 
 def _unheard(database: str, rows: Columns) -> None:
-    """Tell nobody: where no broker runs there are no subscribers."""
+    """Do nothing: without a broker there are no subscribers."""
 
 
 def _patiently(commit: Callable[[], T]) -> T:
-    """Try again while it may help; committing twice is as committing once."""
+    """Retry a commit for a limited time; committing twice has the same result as once."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -1,7 +1,8 @@
-"""Tokens that stand for a login that was right: given once, shown with the calls that follow.
+"""Login tokens: issued after a successful login, and sent with later calls instead of it.
 
-A token is a random text that says nothing. Only its digest is kept, for a time that is counted from
-when it was given; of very many tokens the oldest are forgotten first. Any thread may ask.
+A token is a random text without information. Only its digest is kept. It expires a fixed time after
+it was issued. Above the limit of tokens, the oldest are removed first. All methods may be called
+from any thread.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ T = TypeVar("T")
 
 
 class Tokens(Generic[T]):
-    """Who holds which token."""
+    """The tokens and their holders."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mutex = Lock()
-        # In the order in which they were given, and so in which they end.
+        # In the order of issue, which is the order of expiry.
         self._holders: OrderedDict[bytes, tuple[float, T]] = OrderedDict()
 
     def issue(self, holder: T) -> str:
@@ -40,7 +41,7 @@ class Tokens(Generic[T]):
         return token
 
     def holder(self, token: str) -> T | None:
-        """Return whose token this is; None: nobody's, or not any more."""
+        """Return the holder of a token; None if it is unknown or has expired."""
         with self._mutex:
             known = self._holders.get(_digest(token))
         if known is None or known[0] <= self._clock.monotonic():
@@ -48,7 +49,7 @@ class Tokens(Generic[T]):
         return known[1]
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Revoke all tokens."""
         with self._mutex:
             self._holders.clear()
 

@@ -1,4 +1,4 @@
-"""What goes over Flight beside the rows: requests, tickets and errors, as JSON.
+"""The JSON messages of Flight: requests, tickets and errors.
 
     a read          descriptor command: the options of the Spark source, as {"filter": "plant/#"};
                     or descriptor path: database, or database and topic filter
@@ -8,11 +8,11 @@
     an append       descriptor command: {"append": {"database", "durability", "producer",
                     "sequence"}}; each batch is answered by {"rows", "duplicate"}
     rows to stage   {"stage": {"write", "batch"}}; answered by {"name"}
-    an error        extra info: {"error": class, "text": sentence}
+    an error        extra info: {"error": class, "text": message}
 
-A ticket names rows by their serials, so it means the same rows after a restart, and its holder
-gains nothing by it: rights are asked again when it is used. The identity is that of the database;
-an earlier version sends none.
+A ticket names rows by their serials, so it means the same rows after a restart. It grants no
+rights: they are checked again when it is used. The identity is that of the database; earlier
+versions of Siltstone send none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from siltstone.store.slab.manifest import SlabId
 VERSION: Final = 1
 _SPAN_FIELDS: Final = 4
 _SHARD_DIGITS_MAX: Final = 10
-# Those that take a sentence and nothing else: the others come as the class above them.
+# The errors whose constructor takes only a message. Other errors arrive as a base class.
 _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
     kind.__name__: kind
     for kind in (
@@ -53,7 +53,7 @@ _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialSpan:
-    """Serials of one slab that belong to a ticket."""
+    """The serials of one slab that belong to a ticket."""
 
     slab: SlabId
     serials: range
@@ -61,14 +61,14 @@ class SerialSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTicket:
-    """Which rows one endpoint of a plan has."""
+    """The rows of one endpoint of a plan."""
 
     options: Mapping[str, str]
     spans: tuple[SerialSpan, ...]
     identity: str = ""
 
     def encode(self) -> bytes:
-        """Return the ticket as it goes over the wire."""
+        """Return the encoded ticket."""
         spans = [
             [span.slab.shard, span.slab.generation, span.serials.start, span.serials.stop]
             for span in self.spans
@@ -78,7 +78,7 @@ class ReadTicket:
 
 
 def decode_ticket(encoded: bytes) -> ReadTicket:
-    """Read a ticket. Raises: UsageError."""
+    """Decode a ticket. Raises: UsageError."""
     values = load(encoded, "ticket")
     if values.get("version") != VERSION:
         raise UsageError(f"unknown version {values.get('version')!r} of a ticket")
@@ -96,7 +96,7 @@ def decode_ticket(encoded: bytes) -> ReadTicket:
 
 
 def identity_in(values: Mapping[str, Any]) -> str:
-    """Return the identity that a request names, empty for none. Raises: UsageError."""
+    """Return the identity in a request; empty if there is none. Raises: UsageError."""
     identity = values.get("identity", "")
     if not isinstance(identity, str):
         raise UsageError(f"identity must be text: identity={identity!r}")
@@ -104,12 +104,12 @@ def identity_in(values: Mapping[str, Any]) -> str:
 
 
 def identity_to_json(identity: DatabaseIdentity) -> dict[str, Any]:
-    """Return an identity as plain values, to stand beside others."""
+    """Return an identity as plain values, to be merged with others."""
     return {"identity": identity.text, "identified": identity.identified}
 
 
 def identity_from_json(values: Mapping[str, Any]) -> DatabaseIdentity:
-    """Read what `identity_to_json` wrote; a node of an earlier version says nothing."""
+    """Read the values of `identity_to_json`; nodes of earlier versions send none."""
     return DatabaseIdentity(identity_in(values), identified=values.get("identified") is True)
 
 
@@ -122,7 +122,7 @@ def _is_span(span: object) -> bool:
 
 
 def options_in(values: object) -> dict[str, str]:
-    """Return options as text, of JSON that may have numbers and lists. Raises: UsageError."""
+    """Return options as text, from JSON that may have numbers and lists. Raises: UsageError."""
     if not isinstance(values, dict):
         raise UsageError("the options of a read must be a JSON object")
     try:
@@ -137,7 +137,7 @@ def options_in(values: object) -> dict[str, str]:
 
 
 def positions_in(values: object) -> dict[int, int]:
-    """Return numbers by shard. Raises: UsageError."""
+    """Return serials by shard. Raises: UsageError."""
     if not isinstance(values, dict) or not all(
         name.isdecimal()
         and len(name) <= _SHARD_DIGITS_MAX
@@ -165,7 +165,7 @@ def extents_to_json(extents: Iterable[SlabExtent]) -> list[list[int | None]]:
 
 
 def extents_from_json(values: Iterable[list[Any]]) -> list[SlabExtent]:
-    """Read what `extents_to_json` wrote."""
+    """Read the values of `extents_to_json`."""
     return [
         SlabExtent(
             slab=SlabId(shard, generation),
@@ -178,7 +178,7 @@ def extents_from_json(values: Iterable[list[Any]]) -> list[SlabExtent]:
 
 
 def admitted_to_json(admitted: Admitted) -> dict[str, Any]:
-    """Return how far a step goes as plain values."""
+    """Return the end of a step as plain values."""
     return {"ends": {str(key): end for key, end in admitted.ends.items()}, "rows": admitted.rows}
 
 
@@ -201,12 +201,12 @@ def load(encoded: bytes, what: str) -> dict[str, Any]:
 
 
 def error_info(error: SiltstoneError) -> bytes:
-    """Return an error as it travels."""
+    """Return an encoded error."""
     return dump({"error": type(error).__name__, "text": str(error)})
 
 
 def error_from(info: bytes) -> SiltstoneError | None:
-    """Return the error that travelled here; None where there is none."""
+    """Return the decoded error; None if there is none."""
     try:
         values = json.loads(info)
         name, text = values["error"], values["text"]

@@ -1,15 +1,17 @@
-"""The one way to the disk: what a file system and an open file can do.
+"""The interface to the disk: the operations of a file system and of an open file.
 
 Invariants that every implementation keeps:
-- an error means that nothing visible changed, but for a write, which may have stored the first
-  part of its data, and for `sync` and `sync_directory`, after which nothing is known;
-- what was written is durable after `File.sync`; a name (created, renamed, linked, removed) after
-  `sync_directory` of the directory that holds it, of both directories when it moved;
-- OSError never leaves: it becomes StorageFullError, OverloadedError (no descriptor is left),
-  NotFoundError, ExistsError, LockedError, UsageError (not a regular file) or DiskError.
+- An error means that nothing visible changed. There are two exceptions: a write may have stored the
+  first part of its data, and after a failed `sync` or `sync_directory` the state on the disk is
+  unknown.
+- Written data is durable after `File.sync`. A name (created, renamed, linked, removed) is durable
+  after `sync_directory` of the directory that holds it, or of both directories if it moved.
+- No OSError reaches the caller. It becomes StorageFullError, OverloadedError (no descriptor is
+  left), NotFoundError, ExistsError, LockedError, UsageError (not a regular file) or DiskError.
 
-Any thread may call; two that use one range of a file, or one name, arrange it between them.
-Who calls decides the order; `publish.py` holds the orders that are used more than once.
+All methods may be called from any thread. Threads that use the same range of a file, or the same
+name, must synchronize between themselves. The caller decides the order of operations; `publish.py`
+has the orders that are used more than once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import NamedTuple, Protocol, Self
 
 
 class EntryKind(Enum):
-    """What a directory entry is, looked at without following it."""
+    """The kind of a directory entry; symbolic links are not followed."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -32,9 +34,9 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One name in a directory; both sizes are 0 for what is not a file.
+    """One name in a directory; both sizes are 0 unless it is a regular file.
 
-    allocated_bytes is what the file takes on the disk, which for a sparse one is little.
+    allocated_bytes is the space on the disk, which is less than size_bytes for a sparse file.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Entry:
 
 
 class Name(NamedTuple):
-    """One name in a directory, of a file that was not looked at."""
+    """One name in a directory, without the size of its file."""
 
     name: str
     kind: EntryKind
@@ -55,7 +57,7 @@ class File(Protocol):
 
     @property
     def path(self) -> PurePath:
-        """The name it was opened by, which may have changed since."""
+        """The name with which the file was opened; the file may have been renamed since."""
         ...
 
     def size(self) -> int: ...
@@ -65,7 +67,7 @@ class File(Protocol):
         ...
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of data at offset, growing the file if need be. Raises: StorageFullError."""
+        """Write all of data at offset; the file grows if necessary. Raises: StorageFullError."""
         ...
 
     def write(self, data: bytes | memoryview) -> None:
@@ -73,49 +75,54 @@ class File(Protocol):
         ...
 
     def truncate(self, size: int) -> None:
-        """Set the size; growing leaves a hole that takes no space. Never change a mapped file."""
+        """Set the size; growing leaves a hole without disk space.
+
+        Never call it on a mapped file.
+        """
         ...
 
     def allocate(self, offset: int, length: int) -> None:
-        """Take the disk space of a range now, so that no store to a map meets a full disk.
+        """Allocate the disk space of a range now, so that no store through a map finds a full disk.
 
-        The contents and the size stay.
+        The contents and the size do not change.
 
-        Raises: StorageFullError; UsageError for a range that reaches past the end of the file.
+        Raises: StorageFullError; UsageError for a range that extends past the end of the file.
         """
         ...
 
     def data_end(self, offset: int) -> int:
-        """Return where the last data at or behind offset ends, offset where there is none; from
-        there on the file is a hole. Data may be zeros too.
+        """Return the end of the last data at or after offset, or offset if there is none.
+
+        The rest of the file is a hole. Data may be zeros too.
         """
         ...
 
     def map(self, *, writable: bool) -> memoryview:
-        """Map the whole file, shared; stores are seen by every other map and by read_at.
+        """Map the whole file, shared; every other map and read_at see what is stored through it.
 
-        The map outlives close() and removal of the file, until the last view of it is gone.
+        The map outlives close() and removal of the file, until its last view is released.
 
         Raises: UsageError for an empty file.
         """
         ...
 
     def sync(self) -> None:
-        """Make contents and size durable, stores through maps included.
+        """Make contents and size durable, including what was stored through maps.
 
         After an error, never call it again.
         """
         ...
 
     def park(self, path: PurePath) -> None:
-        """Give the descriptor back until the file is used again; path is its name now. Maps stay.
+        """Close the descriptor until the file is used again; path is the current name. Maps stay
+        valid.
 
-        Only while no other thread uses the file.
+        Call it only while no other thread uses the file.
         """
         ...
 
     def close(self) -> None:
-        """Give the file back; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -129,10 +136,10 @@ class File(Protocol):
 
 
 class Lock(Protocol):
-    """An exclusive lock on a file, gone with the process that holds it."""
+    """An exclusive lock on a file, released when the process that holds it ends."""
 
     def release(self) -> None:
-        """Let others take it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         ...
 
 
@@ -144,18 +151,19 @@ class FileSystem(Protocol):
         ...
 
     def open(self, path: PurePath, *, writable: bool) -> File:
-        """Open a regular file, never waiting on a FIFO or device.
+        """Open a regular file; never wait on a FIFO or device.
 
-        Raises: NotFoundError; UsageError for a symbolic link and what else is not a regular file.
+        Raises: NotFoundError; UsageError for a symbolic link or anything else that is not a regular
+        file.
         """
         ...
 
     def read(self, path: PurePath) -> bytes:
-        """Return the contents of a regular file. Raises: what `open` raises."""
+        """Return the contents of a regular file. Raises: the errors of `open`."""
         ...
 
     def exists(self, path: PurePath) -> bool:
-        """Tell whether the name is taken, by whatever it is."""
+        """Return whether the name exists, for a file or anything else."""
         ...
 
     def list(self, path: PurePath) -> list[Entry]:
@@ -163,40 +171,40 @@ class FileSystem(Protocol):
         ...
 
     def scan_entries(self, path: PurePath) -> Iterator[Entry]:
-        """Yield the entries of a directory one by one, in any order; as `scan`, with sizes."""
+        """Yield the entries of a directory one by one, in any order: like `scan`, with sizes."""
         ...
 
     def scan(self, path: PurePath) -> Iterator[Name]:
-        """Yield the names in a directory one by one, in any order, without looking at the files.
+        """Yield the names in a directory one by one, in any order, without a stat of each file.
 
-        A name that comes or goes meanwhile may be yielded or not. Raises: NotFoundError, when the
-        first is asked for.
+        A name that is added or removed meanwhile may be yielded or not. Raises: NotFoundError, when
+        the first name is requested.
         """
         ...
 
     def make_directory(self, path: PurePath) -> None:
-        """Create one directory; its parent exists. Raises: ExistsError, NotFoundError."""
+        """Create one directory; its parent must exist. Raises: ExistsError, NotFoundError."""
         ...
 
     def rename(self, source: PurePath, target: PurePath) -> None:
-        """Give source the name target, replacing a file that had it. Raises: NotFoundError."""
+        """Rename source to target; a file with that name is replaced. Raises: NotFoundError."""
         ...
 
     def link(self, source: PurePath, target: PurePath) -> None:
-        """Give source a second name. Raises: NotFoundError, ExistsError when the name is taken."""
+        """Add a second name for source. Raises: NotFoundError, ExistsError when the name exists."""
         ...
 
     def symlink(self, target: PurePath, path: PurePath) -> None:
-        """Make path a symbolic link with this target, which need not exist and is not looked at.
+        """Create path as a symbolic link to target, which is not checked and need not exist.
 
-        Raises: ExistsError when the name is taken, NotFoundError.
+        Raises: ExistsError when the name exists, NotFoundError.
         """
         ...
 
     def readlink(self, path: PurePath) -> PurePath:
-        """Return the target of a symbolic link as it was given.
+        """Return the target of a symbolic link, unchanged.
 
-        Raises: NotFoundError; UsageError for what is no symbolic link.
+        Raises: NotFoundError; UsageError if path is not a symbolic link.
         """
         ...
 
@@ -213,16 +221,16 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, path: PurePath) -> Lock:
-        """Take the exclusive lock of this file, creating it.
+        """Take the exclusive lock of this file; create the file if it does not exist.
 
-        Raises: LockedError at once when it is held, by this process or another one.
+        Raises: LockedError at once when the lock is held, by this process or another one.
         """
         ...
 
     def free_bytes(self, path: PurePath) -> int:
-        """Return the space that an ordinary user may still take on the disk of this directory."""
+        """Return the space on the disk of this directory that an ordinary user may still use."""
         ...
 
     def disk_bytes(self, path: PurePath) -> int:
-        """Return the size of the disk of this directory, used or not."""
+        """Return the total size of the disk of this directory."""
         ...

@@ -1,8 +1,9 @@
-"""A file system that fails as scripted, over any other one.
+"""A file system over another one, with faults that a test scripts.
 
-A fault fires before its operation is done, so nothing of it happened, but for the first
-`keep_bytes` of a write. The error is what the machine's own file system would raise for that
-number. Faults are looked at in the order they were added; the first that fires wins.
+A fault occurs before its operation, so the operation has no effect, except for the first
+`keep_bytes` of a write. The error is the one that the file system of the machine would raise for
+the error number. Faults are checked in the order in which they were added; the first one that
+matches is used.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ _LOOKS: Final = frozenset(get_args(Look))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The nth matching operation from now on fails, or with repeat that one and all after it.
+    """Make the nth matching operation from now on fail; with repeat, all later ones too.
 
-    An operation matches by its name and, where path_suffix is given, by the end of its path; a
-    rename or link by the end of either path. keep_bytes is for writes.
+    An operation matches by its name and, if path_suffix is given, by the end of its path; a rename
+    or link matches by the end of either path. keep_bytes applies to writes.
     """
 
     operation: Operation
@@ -58,17 +59,17 @@ class Fault:
     repeat: bool = False
 
     def matches(self, operation: Operation, paths: tuple[PurePath, ...]) -> bool:
-        """Tell whether this fault counts the operation."""
+        """Return whether this fault counts the operation."""
         return operation == self.operation and any(
             str(path).endswith(self.path_suffix) for path in paths
         )
 
 
 class FaultyFileSystem:
-    """Hands every operation on to inner, unless a fault or the power cut says otherwise.
+    """A file system that passes every operation to inner, unless a fault or power cut prevents it.
 
-    operations_left counts the operations that change something; the next one after them raises
-    PowerCut, and so does everything later.
+    operations_left counts the operations that change something. The next such operation after them
+    raises PowerCut, and so does every later operation.
     """
 
     def __init__(self, inner: FileSystem, *faults: Fault) -> None:
@@ -79,17 +80,17 @@ class FaultyFileSystem:
         self._mutex = threading.Lock()
 
     def add(self, fault: Fault) -> None:
-        """Script one more fault; its count starts now."""
+        """Add a fault; its count starts now."""
         with self._mutex:
             self._seen[fault] = 0
 
     def clear(self) -> None:
-        """Forget all faults: the disk is well again."""
+        """Remove all faults."""
         with self._mutex:
             self._seen.clear()
 
     def fault(self, operation: Operation, *paths: PurePath) -> Fault | None:
-        """Count one operation and return the fault that it meets. Raises: PowerCut."""
+        """Count one operation and return the fault that applies to it. Raises: PowerCut."""
         with self._mutex:
             if operation not in _LOOKS and self.operations_left is not None:
                 if self.operations_left == 0:
@@ -108,7 +109,7 @@ class FaultyFileSystem:
             return met
 
     def check(self, operation: Operation, *paths: PurePath) -> None:
-        """Count one operation and raise its error, if it meets a fault."""
+        """Count one operation and raise the error of the fault that applies to it, if any."""
         fault = self.fault(operation, *paths)
         if fault is not None:
             raise scripted_error(fault, paths[0])
@@ -260,5 +261,5 @@ class FaultyFile:
 
 
 def scripted_error(fault: Fault, path: PurePath, *, needed_bytes: int = 0) -> SiltstoneError:
-    """Return the error that the machine's file system would raise for this fault."""
+    """Return the error that the file system of the machine would raise for this fault."""
     return failure(fault.errno, fault.operation, path, needed_bytes=needed_bytes)

@@ -1,8 +1,8 @@
-"""Shared maps of files that hold no descriptor.
+"""Shared maps of files without a descriptor.
 
-The standard library's maps keep a copy of the descriptor until the last view is gone: a store with
-many open segments would run out of them. Here the map is all that there is; it ends with the last
-view of it.
+The maps of the standard library keep a copy of the descriptor until the last view is released: a
+store with many open segments would run out of descriptors. A map of this module is only the mapped
+memory. It is unmapped when its last view is released.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def map_shared(descriptor: int, size: int, *, writable: bool) -> memoryview:
         raise OSError(number, "cannot map the file")
     array = (ctypes.c_ubyte * size).from_address(address)
     ending = weakref.finalize(array, _MUNMAP, address, size)
-    # Threads may still read when the interpreter ends; the system takes the map back then.
+    # Threads may still read while the interpreter exits. The operating system removes the map.
     ending.atexit = False
     view = memoryview(array).cast("B")
     return view if writable else view.toreadonly()

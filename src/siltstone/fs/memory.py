@@ -1,11 +1,12 @@
-"""A file system in memory that can lose its power.
+"""A file system in memory that simulates power cuts.
 
-It keeps the promises of `api.py` and no more: what was not synced is gone in `crash_clone()`, or
-there in part in `crash_clone(rng)`. It is stricter than most disks: a file that moved to another
-directory is lost when only the directory it left was synced. No path leads through a symbolic link.
+It keeps the promises of `api.py` and no more: unsynced data is lost in `crash_clone()`, and
+survives in part in `crash_clone(rng)`. It is stricter than most disks: a file that moved to another
+directory is lost if only the directory that it left was synced. No path may pass through a symbolic
+link.
 
-Space is counted in pages. `operations_left` cuts the power before a chosen operation; `operations`
-tells what was done, failures left out, for tests of order. One lock makes operations atomic.
+Space is counted in pages. `operations_left` cuts the power before a chosen operation. `operations`
+lists the successful operations, for tests of their order. One lock makes operations atomic.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from siltstone.fs.translate import failure, locked, not_a_link, not_regular
 
 
 class PowerCut(Exception):
-    """The power is gone: no operation does anything any more."""
+    """The power was cut: every later operation raises this error."""
 
 
 class MemoryFile:
@@ -171,9 +172,9 @@ class MemoryFileSystem:
     # What survives
 
     def crash_clone(self, rng: Random | None = None, *, in_order: bool = True) -> MemoryFileSystem:
-        """Return the file system that a power cut now would leave.
+        """Return the file system as it would be after a power cut now.
 
-        Without rng only what was synced survives. With it, a random part of the rest does too: of
+        Without rng only synced data survives. With rng a random part of the rest survives too: of
         the operations of each directory the first ones, or any of them when in_order is False.
         """
         with self._mutex:
@@ -182,7 +183,7 @@ class MemoryFileSystem:
     def kill_clone(self) -> MemoryFileSystem:
         """Return the file system that the next process finds when this one is killed.
 
-        All that was written is there; what was not synced may still be lost to a power cut.
+        All written data is there; a power cut may still remove what was not synced.
         """
         with self._mutex:
             return self._with_root(copy.deepcopy(self._root))
@@ -204,7 +205,7 @@ class MemoryFileSystem:
 
     @contextmanager
     def changing(self, operation: str, *paths: PurePath) -> Iterator[None]:
-        """Hold the lock for an operation that is counted and told. Raises: PowerCut."""
+        """Hold the lock for an operation that is counted and recorded. Raises: PowerCut."""
         with self.reading():
             if self.operations_left is not None:
                 if self.operations_left == 0:
@@ -215,7 +216,7 @@ class MemoryFileSystem:
             self.operations.append(" ".join((operation, *map(str, paths))))
 
     def take_space(self, node: FileNode, path: PurePath, offset: int, length: int) -> None:
-        """Back a range of a file with space, all of it or none. Raises: StorageFullError."""
+        """Allocate a range of a file, all of it or nothing. Raises: StorageFullError."""
         missing = node.missing_pages(offset, length)
         needed_bytes = len(missing) * self.page_bytes
         if needed_bytes > self._free_bytes():
@@ -251,7 +252,7 @@ class MemoryFileSystem:
         return node
 
     def _find(self, path: PurePath, operation: str) -> tuple[DirectoryNode, Node]:
-        """Return the directory that holds path, and what path is."""
+        """Return the directory that holds path, and the node at path."""
         parent = self._directory(path.parent, operation)
         if not path.name:
             return parent, parent
@@ -301,7 +302,7 @@ class MemoryFileSystem:
             _, node = self._find(source, "rename")
             replaced = target_parent.entries.get(target.name)
             if replaced is node:
-                return  # Two names of one file stay two names: rename(2).
+                return  # rename(2) does nothing if both are names of one file.
             if isinstance(node, DirectoryNode) and source in target.parents:
                 raise failure(errno.EINVAL, "rename", source)
             if target in source.parents:
@@ -392,7 +393,7 @@ def _entry(name: str, node: Node) -> Entry:
 
 
 def _check_replaceable(source: PurePath, node: Node, replaced: Node) -> None:
-    """Raise what rename(2) answers when node cannot take the name of replaced."""
+    """Raise the error of rename(2) if node cannot replace the node at the target."""
     if not isinstance(replaced, DirectoryNode):
         if isinstance(node, DirectoryNode):
             raise failure(errno.ENOTDIR, "rename", source)

@@ -1,12 +1,12 @@
-"""What a power cut can tell apart: files by page and size, directories by operation.
+"""The state that a power cut can change: files by page and size, directories by operation.
 
-A node has a current state, which every process sees, and a durable one, which is what the last
-sync left. Between the two a power cut chooses: without a generator of chance only the durable
-state survives; with one, each page that was not synced survives or not, the size is one that the
-file has had since, and the unsynced operations of a directory survive in part.
+A node has a current state, which every process sees, and a durable state, which the last sync left.
+A power cut leaves a state between the two. Without a random generator only the durable state
+survives. With one, each unsynced page survives or not, the size is one that the file has had since
+the sync, and some of the unsynced operations of a directory survive.
 
-Invariant: a page that was never taken holds only zeros. A store through a map that breaks this
-would have been a SIGBUS on a full disk, so it is an AssertionError here.
+Invariant: a page that was never allocated contains only zeros. On a full disk, a store through a
+map into this page would be a SIGBUS, so here it is an AssertionError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random
 
 
 class FileNode:
-    """The contents of a file and the pages it takes on the disk."""
+    """The contents of a file and the pages that it occupies on the disk."""
 
     def __init__(self, page_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -28,20 +28,20 @@ class FileNode:
         self._smallest_size = 0
 
     def missing_pages(self, offset: int, length: int) -> set[int]:
-        """Return the pages of a range that take no space yet."""
+        """Return the pages of a range that are not allocated yet."""
         if length == 0:
             return set()
         end_page = -(-(offset + length) // self.page_bytes)
         return set(range(offset // self.page_bytes, end_page)) - self.pages
 
     def take(self, pages: set[int]) -> None:
-        """Back these holes with space."""
+        """Allocate these pages."""
         if pages:
             self.check_holes()
             self.pages |= pages
 
     def resize(self, size: int) -> None:
-        """Set the size; pages past the end are given back, new ones are holes."""
+        """Set the size; pages past the end are freed, new pages are holes."""
         growth = size - len(self.contents)
         try:
             if growth > 0:
@@ -63,7 +63,7 @@ class FileNode:
         self._smallest_size = len(self.contents)
 
     def check_holes(self) -> None:
-        """Raise AssertionError when something was stored where no space was allocated."""
+        """Raise AssertionError if data was stored in a page that is not allocated."""
         holes = bytearray(self.contents)
         for page in self.pages:
             start = page * self.page_bytes
@@ -77,7 +77,7 @@ class FileNode:
             )
 
     def after_power_cut(self, rng: Random | None) -> FileNode:
-        """Return what is found when the power is back."""
+        """Return the file as it is after a power cut."""
         self.check_holes()
         node = FileNode(self.page_bytes)
         if rng is None:
@@ -92,7 +92,7 @@ class FileNode:
         between = rng.randint(self._smallest_size, len(self.contents))
         size = rng.choice((len(self._durable_contents), len(self.contents), between))
         node.contents = bytearray(size)
-        # Independent pages alone would almost never leave all of a large file, or nothing.
+        # With independent pages alone, a large file would almost never survive whole or not at all.
         chance = rng.choice((0.0, 0.5, 1.0))
         for start in range(0, size, self.page_bytes):
             end = min(start + self.page_bytes, size)
@@ -113,7 +113,7 @@ class DirectoryNode:
         self._unsynced: list[Mapping[str, Node | None]] = []
 
     def change(self, names: Mapping[str, Node | None]) -> None:
-        """Set or remove (None) these names, as one operation that survives whole or not at all."""
+        """Set or remove (None) these names as one operation, which survives whole or not at all."""
         _apply(self.entries, names)
         self._unsynced.append(names)
 
@@ -123,7 +123,7 @@ class DirectoryNode:
         self._unsynced.clear()
 
     def after_power_cut(self, rng: Random | None, *, in_order: bool) -> dict[str, Node]:
-        """Return the names that are found when the power is back."""
+        """Return the names that exist after a power cut."""
         entries = dict(self._durable_entries)
         if rng is not None:
             if in_order:
@@ -136,7 +136,7 @@ class DirectoryNode:
 
 
 class LinkNode:
-    """A symbolic link: never changed, so that it survives with its name or not at all."""
+    """A symbolic link. It never changes, so it survives with its name or not at all."""
 
     def __init__(self, target: PurePath) -> None:
         self.target = target
@@ -165,7 +165,7 @@ def files_below(directory: DirectoryNode) -> set[FileNode]:
 
 
 def surviving_tree(root: DirectoryNode, rng: Random | None, *, in_order: bool) -> DirectoryNode:
-    """Return a copy of what a power cut leaves of a tree; names of one file stay of one file."""
+    """Return a copy of the part of a tree that survives a power cut; hard links stay hard links."""
     files: dict[FileNode, FileNode] = {}
 
     def survive(directory: DirectoryNode) -> DirectoryNode:

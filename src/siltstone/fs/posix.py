@@ -1,12 +1,12 @@
 """The disk of the machine: the only module that calls os and fcntl.
 
-Invariants: no call waits on a FIFO or device, none follows a symbolic link in the last part of a
-name, and no descriptor is inherited by a child process. A map needs no descriptor. Files and
-directories are their owner's alone; in a directory with the set-group-ID bit, which new directories
-inherit, the group may read them. The umask still applies.
+Invariants: no call waits on a FIFO or device, no call follows a symbolic link in the last part of a
+name, and no child process inherits a descriptor. A map needs no descriptor. Only the owner can
+access files and directories, with one exception: in a directory with the set-group-ID bit, which
+new directories inherit, the group may read them. The umask still applies.
 
-A file system that keeps spare descriptors gives one of them up where the process has reached its
-limit (`ulimit -n`), so that an order of operations that has begun can be finished.
+A file system with spare descriptors closes one of them when the process has reached its limit
+(`ulimit -n`), so that a sequence of operations that has started can be completed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from siltstone.fs.api import Entry, EntryKind, Name
 from siltstone.fs.mapping import map_shared
 from siltstone.fs.translate import locked, not_a_link, not_regular, translate
 
-# O_NONBLOCK means nothing to a regular file; it keeps open(2) of a FIFO from waiting for a writer.
+# O_NONBLOCK has no effect on a regular file. It prevents open(2) of a FIFO from waiting for a
+# writer.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
@@ -53,12 +54,12 @@ def _translated(operation: str, path: PurePath, *, needed_bytes: int = 0) -> Ite
 
 
 def _is_shared(directory: PurePath) -> bool:
-    """Tell whether a directory shares what is made in it with its group."""
+    """Return whether the group of a directory may read what is created in it."""
     return bool(os.stat(directory).st_mode & stat.S_ISGID)
 
 
 class _Spare:
-    """Descriptors that are held for when none is left."""
+    """Spare descriptors for when the process has reached its limit."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -67,7 +68,7 @@ class _Spare:
         self._refill()
 
     def open(self, path: PurePath, flags: int, mode: int = 0) -> int:
-        """Open a file, at the cost of one of ours where the limit is reached."""
+        """Open a file; if the limit is reached, close a spare descriptor first."""
         try:
             descriptor = os.open(path, flags, mode)
         except OSError as exc:
@@ -79,7 +80,7 @@ class _Spare:
         return descriptor
 
     def scan(self, path: PurePath) -> os._ScandirIterator[str]:
-        """List a directory likewise."""
+        """List a directory; if the limit is reached, close a spare descriptor first."""
         try:
             return os.scandir(path)
         except OSError as exc:
@@ -105,7 +106,7 @@ class _Spare:
 
 
 def _open_regular(spare: _Spare, path: PurePath, flags: int) -> int:
-    """Open path and return the descriptor, which is of a regular file."""
+    """Open path and return the descriptor. Raises: UsageError if it is not a regular file."""
     mode = _FILE_MODE
     if flags & os.O_CREAT and _is_shared(path.parent):
         mode |= _GROUP_READS
@@ -124,7 +125,8 @@ class PosixFile:
         self._path = path
         self._open_descriptor: int | None = descriptor
         self._writable = writable
-        # Where a parked file is opened again, and what it must be.
+        # The path at which a parked file is opened again, and the device and inode that it must
+        # have.
         self._parked: tuple[PurePath, int, int] | None = None
         self._reopening = Lock()
 
@@ -150,7 +152,10 @@ class PosixFile:
                 os.close(descriptor)
 
     def _reopen(self) -> int:
-        """Open a parked file again. Raises: ClosedError, DiskError when the name has another."""
+        """Open a parked file again.
+
+        Raises: ClosedError; DiskError if the name is another file now.
+        """
         with self._reopening:
             if self._open_descriptor is not None:
                 return self._open_descriptor
@@ -200,10 +205,10 @@ class PosixFile:
             os.ftruncate(self._descriptor(to_write=True), size)
 
     def allocate(self, offset: int, length: int) -> None:
-        """Take the disk space of a range now; see `File.allocate`.
+        """Allocate the disk space of a range now; see `File.allocate`.
 
-        Refuses a range for which the free space cannot be enough: what the file takes already is
-        supposed to stand at its front, as it does unless a power cut left holes.
+        Refuse a range for which the free space cannot be enough. The estimate assumes that the
+        allocated space of the file is at its front, which is true unless a power cut left holes.
         """
         descriptor = self._descriptor(to_write=True)
         if offset + length > self.size():
@@ -214,7 +219,8 @@ class PosixFile:
         if length == 0:
             return
         with _translated("allocate", self._path, needed_bytes=length):
-            # A posix_fallocate that fails keeps all it got (ext4): the disk would be full then.
+            # On ext4, a posix_fallocate that fails keeps the space that it allocated, and the disk
+            # would be full.
             taken = os.fstat(descriptor).st_blocks * 512
             missing = min(length, max(0, offset + length - taken))
             status = os.fstatvfs(descriptor)
@@ -223,7 +229,7 @@ class PosixFile:
             os.posix_fallocate(descriptor, offset, length)
 
     def data_end(self, offset: int) -> int:
-        """Return where the last data at or behind offset ends; see `File.data_end`."""
+        """Return the end of the last data at or after offset; see `File.data_end`."""
         descriptor = self._descriptor()
         with _translated("data_end", self._path):
             while True:
@@ -244,13 +250,13 @@ class PosixFile:
             return map_shared(descriptor, size, writable=writable)
 
     def sync(self) -> None:
-        """Make contents and size durable, stores through maps included."""
-        # fdatasync writes the dirty pages of maps too, and unlike mmap.flush without the GIL.
+        """Make contents and size durable, including what was stored through maps."""
+        # fdatasync also writes the dirty pages of maps. Unlike mmap.flush, it releases the GIL.
         with _translated("sync", self._path):
             os.fdatasync(self._descriptor())
 
     def close(self) -> None:
-        # Whatever close(2) answers, the descriptor is gone: a second close may hit another file.
+        # The descriptor is closed even if close(2) fails. A second close could close another file.
         descriptor, self._open_descriptor = self._open_descriptor, None
         self._parked = None
         if descriptor is not None:
@@ -280,19 +286,20 @@ class PosixLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with _translated("release", self._path):
-                # Closing alone would leave it to a forked child, which shares the descriptor.
+                # After a close alone, a forked child that shares the descriptor would still hold
+                # the lock.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
 
 class PosixFileSystem:
-    """The file system of the machine; it may hold some descriptors for when none is left."""
+    """The file system of the machine, optionally with spare descriptors."""
 
     def __init__(self, *, spare: int = 0) -> None:
         self._spare = _Spare(spare)
 
     def __reduce__(self) -> tuple[type[PosixFileSystem], tuple[()]]:
-        """Go to another process as one that holds no descriptors: those of Spark read with it."""
+        """Pickle without spare descriptors: the worker processes of Spark only read."""
         return PosixFileSystem, ()
 
     def create(self, path: PurePath) -> PosixFile:
@@ -374,14 +381,15 @@ class PosixFileSystem:
             except OSError:
                 os.close(descriptor)
                 raise
-        # The number only helps who is refused; a full disk must not keep us from deleting.
+        # The process id is only for the error message of a refused process. On a full disk the lock
+        # must still succeed, so that data can be deleted.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         return PosixLock(path, descriptor)
 
     def is_socket(self, path: PurePath) -> bool:
-        """Tell whether a path is that of a socket; one that does not exist is none."""
+        """Return whether a path is a socket; False if it does not exist."""
         try:
             with _translated("is_socket", path):
                 return stat.S_ISSOCK(os.lstat(path).st_mode)
@@ -389,12 +397,12 @@ class PosixFileSystem:
             return False
 
     def set_mode(self, path: PurePath, mode: int) -> None:
-        """Set who may open a file."""
+        """Set the permission bits of a file."""
         with _translated("set_mode", path):
             os.chmod(path, mode)
 
     def is_open_to_others(self, path: PurePath) -> bool:
-        """Tell whether users who are neither the owner nor in the group may use a directory."""
+        """Return whether a directory is accessible to users other than its owner and group."""
         with _translated("is_open_to_others", path):
             return bool(os.stat(path).st_mode & _OTHERS)
 
@@ -414,7 +422,8 @@ class PosixFileSystem:
     def scan_entries(self, path: PurePath) -> Iterator[Entry]:
         with _translated("list", path), self._spare.scan(path) as found:
             for name in found:
-                # A name may go between the two calls: another process drops and we only read.
+                # Another process may remove a file between the two calls: a reader does not hold
+                # the lock.
                 try:
                     entry = _entry(name)
                 except FileNotFoundError:
@@ -442,19 +451,21 @@ def _entry(found: os.DirEntry[str]) -> Entry:
 
 
 def _kind(found: os.DirEntry[str]) -> EntryKind:
-    """Return what a name is, as the directory itself has it on every usual file system."""
+    """Return the kind of a name. Usual file systems store it in the directory, so no stat is
+    needed.
+    """
     if found.is_file(follow_symlinks=False):
         return EntryKind.FILE
     return EntryKind.DIRECTORY if found.is_dir(follow_symlinks=False) else EntryKind.OTHER
 
 
 def absolute_path(path: str | PurePath) -> PurePath:
-    """Return the path as it is from the root, without touching the disk."""
+    """Return the absolute form of a path, without access to the disk."""
     return PurePath(os.path.abspath(path))
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; return how many that is."""
+    """Raise the limit of open files of this process to its maximum; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -463,12 +474,12 @@ def raise_file_limit() -> int:
 
 
 def open_file_count() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of open descriptors of this process."""
     with _translated("list", PurePath("/proc/self/fd")):
         return len(os.listdir("/proc/self/fd"))
 
 
-# What a container may have, in the two ways in which Linux tells it.
+# The memory limit of a container, in version 2 and version 1 of cgroups.
 _MEMORY_LIMITS: Final = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -476,7 +487,7 @@ _MEMORY_LIMITS: Final = (
 
 
 def memory_bytes() -> int:
-    """Return how much memory this process may have: of the machine, its container, its limit."""
+    """Return the memory limit of this process: the least of machine, container and rlimit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
@@ -488,9 +499,9 @@ def memory_bytes() -> int:
 
 
 def boot_id() -> str:
-    """Return what tells this start of the machine from any other; empty where nothing does."""
+    """Return an id that is unique to this boot of the machine; empty if there is none."""
     try:
-        # As bytes: a process that has given its rights away cannot load a codec.
+        # Read bytes: a process that has dropped its privileges cannot load a codec.
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().decode().strip()
     except OSError:
@@ -498,12 +509,12 @@ def boot_id() -> str:
 
 
 def end_process(status: int) -> NoReturn:
-    """End at once, without waiting for threads of libraries that may never end."""
+    """Exit at once, without waiting for threads of libraries that may never end."""
     os._exit(status)
 
 
 def catches_signal(pid: int, number: int) -> bool:
-    """Tell whether a process does something of its own with a signal, and is not ended by it."""
+    """Return whether a process has a handler for a signal, so that the signal does not end it."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             caught = next(line for line in status if line.startswith("SigCgt:"))
@@ -513,6 +524,9 @@ def catches_signal(pid: int, number: int) -> bool:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process. Raises: DiskError when there is none, or it is another user's."""
+    """Send a signal to a process.
+
+    Raises: DiskError if the process does not exist or belongs to another user.
+    """
     with _translated("send_signal", PurePath(f"/proc/{pid}")):
         os.kill(pid, number)

@@ -1,7 +1,7 @@
-"""The orders of operations that are used more than once.
+"""Sequences of file operations that are used more than once.
 
-Each is safe at every step: a power cut leaves the old state or the new one, whole, and doing it
-again finishes it. Sweeping and removing belong to the process that holds the lock.
+Each sequence is safe at every step: a power cut leaves the whole old state or the whole new one,
+and repeating the sequence completes it. Only the process that holds the lock may sweep and remove.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FOREIGN_SUFFIX: Final = ".foreign"
 
 
 def replace_file(fs: FileSystem, path: PurePath, data: bytes) -> None:
-    """Give path these contents: durable when this returns, and never seen in part.
+    """Replace the contents of path: durable when this returns, and never visible in part.
 
-    Raises: StorageFullError, and then path is as it was.
+    Raises: StorageFullError; path is then unchanged.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     if fs.exists(temporary):
@@ -33,7 +33,8 @@ def replace_file(fs: FileSystem, path: PurePath, data: bytes) -> None:
             file.write(data)
             file.sync()
     except SiltstoneError:
-        # A full disk gets its space back at once; what cannot be removed now is swept later.
+        # Free the space at once if the disk is full. If the removal fails, a later sweep removes
+        # the file.
         with suppress(SiltstoneError):
             fs.remove(temporary)
         raise
@@ -42,43 +43,47 @@ def replace_file(fs: FileSystem, path: PurePath, data: bytes) -> None:
 
 
 def create_directories(fs: FileSystem, path: PurePath) -> None:
-    """Create path and the directories above it that are missing, and make their names durable."""
+    """Create path and its missing parent directories, and make their names durable."""
     missing = []
     while not fs.exists(path):
         missing.append(path)
         path = path.parent
-    # A killed process may have created this one and not synced its name; those above it were
-    # synced before it was created. Where we may not look, others created it.
+    # A killed process may have created this directory without syncing its name. The directories
+    # above it were synced before it was created. Without permission to open the parent, this
+    # process cannot have created it.
     try:
         fs.sync_directory(path.parent)
     except DiskError as exc:
         if exc.errno not in (errno.EACCES, errno.EPERM):
             raise
     for directory in reversed(missing):
-        # Two processes may start at once, and the lock is in the directory that both create.
+        # Two processes may start at the same time. The lock is in the directory that both create.
         with suppress(ExistsError):
             fs.make_directory(directory)
         fs.sync_directory(directory.parent)
 
 
 def move_aside(fs: FileSystem, path: PurePath) -> None:
-    """Give whatever stands under a name that we need another name beside it; nothing is lost. Who
-    then takes the name syncs the directory.
+    """Rename anything that exists at a path that this store needs, to a free name beside it.
+
+    Nothing is lost. The caller that then creates the path syncs the directory.
     """
     if fs.exists(path):
         fs.rename(path, free_name(fs, path.parent, path.name + FOREIGN_SUFFIX))
 
 
 def remove_file(fs: FileSystem, path: PurePath) -> None:
-    """Remove a file for good. Raises: NotFoundError."""
+    """Remove a file and sync its directory. Raises: NotFoundError."""
     fs.remove(path)
     fs.sync_directory(path.parent)
 
 
 def remove_tree(fs: FileSystem, path: PurePath) -> None:
-    """Remove a directory and all below it for good; needs no space. Raises: NotFoundError.
+    """Remove a directory and everything below it, durably; this needs no space.
 
-    A crash leaves some of the files, each whole; removing the tree again removes the rest.
+    A crash leaves some of the files, each whole. Removing the tree again removes the rest.
+
+    Raises: NotFoundError.
     """
     _remove_below(fs, path)
     fs.sync_directory(path.parent)
@@ -94,9 +99,10 @@ def _remove_below(fs: FileSystem, path: PurePath) -> None:
 
 
 def sweep_temporaries(fs: FileSystem, directory: PurePath) -> list[str]:
-    """Remove what a crashed `replace_file` left, and return the names.
+    """Remove the temporary files that a crashed `replace_file` left, and return their names.
 
-    What a killed process renamed here is durable afterwards, so that new data may build on it.
+    This also syncs the directory: files that a killed process renamed here are durable afterwards,
+    and new data may depend on them.
     """
     names = [
         entry.name
@@ -112,15 +118,16 @@ def sweep_temporaries(fs: FileSystem, directory: PurePath) -> list[str]:
 def quarantine_file(
     fs: FileSystem, path: PurePath, quarantine_dir: PurePath, reason: str
 ) -> PurePath:
-    """Move a file into quarantine, its reason beside it, and return its new path.
+    """Move a file into quarantine, with its reason beside it, and return its new path.
 
-    The file has one name or both at every moment: it is never lost. In quarantine it never
-    stands without its reason, so the reason is written first.
+    At every moment the file has its old name, its new name or both: it is never lost. The reason is
+    written first, so a file in quarantine always has one.
     """
     create_directories(fs, quarantine_dir)
     target = free_name(fs, quarantine_dir, path.name)
     replace_file(fs, target.with_name(target.name + REASON_SUFFIX), f"{reason}\n".encode())
-    # Link and remove, not rename: nothing promises that both directories keep a rename together.
+    # Link and remove instead of rename: after a power cut, the two directories may not agree about
+    # a rename.
     fs.link(path, target)
     fs.sync_directory(quarantine_dir)
     remove_file(fs, path)
@@ -128,7 +135,7 @@ def quarantine_file(
 
 
 def free_name(fs: FileSystem, directory: PurePath, name: str) -> PurePath:
-    """Return name, or name.1, name.2, … : the first that has neither a file nor a reason."""
+    """Return the first of name, name.1, name.2, … that has neither a file nor a reason file."""
     paths = (directory / (f"{name}.{number}" if number else name) for number in count())
     return next(
         path

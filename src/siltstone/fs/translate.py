@@ -1,7 +1,7 @@
-"""What an error number of the operating system means to a caller.
+"""Translation of error numbers of the operating system into the errors of Siltstone.
 
-`posix.py` translates what really happened; the other file systems build the same errors from a
-number, so that code tested on them meets what a disk would have raised.
+`posix.py` translates real errors. The other file systems build the same errors from a number, so
+code that is tested on them sees the errors that a disk would raise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from siltstone.errors import (
     UsageError,
 )
 
-# What open(2) answers, by its flags, for a symbolic link, a directory, a FIFO and a socket.
+# The errors of open(2), depending on its flags, for a symbolic link, a directory, a FIFO and a
+# socket.
 _NOT_REGULAR: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
 
 
@@ -35,10 +36,12 @@ def translate(
             return NotFoundError(f"no such file or directory: path={path}")
         case errno.EEXIST:
             return ExistsError(f"the file exists already: path={path}")
-        # Of a name that could not be synced nothing is known: it must not pass for a clean refusal.
+        # After a failed sync of a directory the state of its names is unknown. StorageFullError
+        # would claim that nothing changed.
         case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
             return StorageFullError(path, needed_bytes=needed_bytes)
-        # Nothing was opened, so nothing happened; behind a rename that does not hold.
+        # No file was opened, so nothing changed. This is not true for a directory sync after a
+        # rename.
         case errno.EMFILE | errno.ENFILE if operation != "sync_directory":
             return OverloadedError(
                 "too many open files, raise the limit (ulimit -n, LimitNOFILE) or lower "
@@ -55,7 +58,7 @@ def translate(
 def failure(
     number: int, operation: str, path: PurePath, *, needed_bytes: int = 0
 ) -> SiltstoneError:
-    """Return the error that `translate` makes of this number."""
+    """Return the error that `translate` makes from this number."""
     name = errno.errorcode.get(number, "unknown reason")
     return translate(OSError(number, name), operation, path, needed_bytes=needed_bytes)
 
@@ -69,7 +72,7 @@ def locked(path: PurePath, *, holder: str = "") -> LockedError:
 
 
 def not_a_link(path: PurePath) -> UsageError:
-    """Return the error for a name that is no symbolic link."""
+    """Return the error for a name that is not a symbolic link."""
     return UsageError(f"not a symbolic link: path={path}")
 
 

@@ -1,8 +1,8 @@
-"""One connection as a server sees it: bytes in, the client's packets out, in their legal order.
+"""The server side of one connection: bytes in, the client's packets out, in a legal order.
 
-CONNECT comes first and once [MQTT-3.1.0-1], [MQTT-3.1.0-2]; the caller then says `begin`, and what
-was sent behind CONNECT is read. A packet that only a server sends ends the connection, as does
-anything that cannot be read; after DISCONNECT nothing is read any more.
+CONNECT comes first and only once [MQTT-3.1.0-1], [MQTT-3.1.0-2]. The caller then calls `begin`, and
+the packets after CONNECT are read. A packet that only a server may send ends the connection, and so
+does a packet that cannot be decoded. Nothing is read after DISCONNECT.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Event = PublishBatch | AckBatch | Packet | PeerError
 
 
 class State(Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     CONNECTING = auto()
     WAITING = auto()
@@ -75,7 +75,7 @@ class Connection:
         bounds: Bounds = NO_BOUNDS,
     ) -> None:
         self.state = State.CONNECTING
-        # Until CONNECT was read it is a guess, for answering one that cannot be read.
+        # Before CONNECT was decoded this is a guess, for the answer to an invalid CONNECT.
         self.version = Version.V3_1_1
         self._splitter = PacketSplitter(connect_size_max)
         self._splitter.topic_levels_max = topic_levels_max
@@ -86,14 +86,15 @@ class Connection:
     def begin(
         self, topic_alias_max: int, packet_size_max: int, control_size_max: int = 0
     ) -> Iterator[Event]:
-        """Go on after CONNECT was accepted; yield the events of what was sent behind it."""
+        """Continue after CONNECT was accepted; yield the events of the bytes that followed it."""
         self.state = State.CONNECTED
         self._splitter.packet_size_max = packet_size_max
         self._splitter.control_size_max = control_size_max
         return self._read(self._splitter.begin(self.version, topic_alias_max))
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Take the next bytes; yield what they complete, each packet decoded when it is asked for.
+        """Take the next bytes; yield the completed events. Each packet is decoded when it is
+        needed.
 
         An error is the last event.
         """
@@ -103,11 +104,11 @@ class Connection:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of a packet that has not arrived whole."""
+        """The number of bytes of an incomplete packet."""
         return self._splitter.held_bytes()
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Stop reading."""
         self.state = State.CLOSED
 
     def _read(self, raw: list[PublishBatch | AckBatch | RawPacket | PeerError]) -> Iterator[Event]:
@@ -117,7 +118,8 @@ class Connection:
                 try:
                     event = self._decode(item)
                 except PeerError as exc:
-                    # Its trace has this frame, which refers to it.
+                    # The traceback refers to this frame, and the frame to the error: a reference
+                    # cycle.
                     exc.__traceback__ = None
                     event = exc
             else:
@@ -132,13 +134,13 @@ class Connection:
         if self.state is State.CONNECTING:
             self.version = _version_of(raw.body)
         elif raw.first >> 4 == PacketType.CONNECT:
-            # [MQTT-3.1.0-2]: whatever it says.
+            # [MQTT-3.1.0-2]: a second CONNECT is an error, even if it cannot be decoded.
             raise ProtocolError("a client must send CONNECT once, got a second one")
         packet = decode(self.version, raw.first, raw.body, self._bounds)
         if not isinstance(packet, LEGAL[self.state]):
             raise ProtocolError(f"unexpected {type(packet).__name__} while {self.state.name}")
         if isinstance(packet, Auth):
-            # [MQTT-4.12.0-1]: no method was agreed on, for none is supported.
+            # [MQTT-4.12.0-1]: no authentication method is supported, so none was agreed on.
             raise ProtocolError("AUTH without an authentication method")
         if isinstance(packet, Connect):
             self.state = State.WAITING
@@ -146,15 +148,15 @@ class Connection:
 
 
 def _version_of(body: bytes) -> Version:
-    """Return the version in which to read and answer a CONNECT, even one that is not supported."""
+    """Return the version to decode and answer a CONNECT with, even if it is not supported."""
     try:
         return protocol_version(body)
     except MalformedPacketError:
         return Version.V3_1_1
     except ProtocolError:
-        # The level stands behind the name, whatever the name is.
+        # The level follows the name, whatever the name is.
         offset = 2 + int.from_bytes(body[:2], "big")
         level = body[offset : offset + 1]
-        # Bridges with the bit of Mosquitto know no reasons of MQTT 5, and try again without the bit
-        # when they get the return code of 3.1.1.
+        # Bridges that set the bit of Mosquitto do not know the reason codes of MQTT 5. They try
+        # again without the bit if they get the return code of 3.1.1.
         return Version.V5 if _LEVEL_5 <= level < _BRIDGE_LEVELS else Version.V3_1_1

@@ -1,10 +1,10 @@
-"""Control packets from bytes: every rule of MQTT 3.1.1 and 5.0 that one packet alone can break.
+"""Decoding of control packets, with every rule of MQTT 3.1.1 and 5.0 that concerns one packet.
 
-What needs the packets before it is left to the connection: the order of packets, packet ids in use,
-topic aliases, quotas, and who may send what. The length of a packet is the splitter's to check; so
-are runs of PUBLISH, which it reads by itself, to the same result.
+Rules that depend on earlier packets are left to the connection: the order of packets, packet ids in
+use, topic aliases, quotas, and which side may send a packet. The splitter checks the length of a
+packet. It also decodes runs of PUBLISH itself, with the same result.
 
-A rule of only one version is held for that version alone.
+A rule that only one version has is checked for that version only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROTOCOL_NAME: Final = b"MQTT"
 # Mosquitto sets this bit of the protocol level in the CONNECT of a bridge that speaks 3.1.1.
 BRIDGE_BIT: Final = 0x80
 
-# 2.1.3: what stands in the lower half of the first byte; PUBLISH has bits of its own there.
+# 2.1.3: the required lower half of the first byte. PUBLISH has its own flags there.
 FIXED_FLAGS: Final[Mapping[int, int]] = {
     packet_type: 2
     if packet_type in {PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE}
@@ -54,16 +54,16 @@ FIXED_FLAGS: Final[Mapping[int, int]] = {
 
 
 def decode(version: Version, first: int, body: bytes, bounds: Bounds = NO_BOUNDS) -> Packet:
-    """Read the packet with this first byte and body. CONNECT says its version itself.
+    """Decode the packet with this first byte and body. CONNECT contains its own version.
 
-    What goes beyond the bounds is refused before the rest is read.
+    A packet that exceeds the bounds is refused before the rest of it is read.
 
     Raises: MalformedPacketError, ProtocolError.
     """
     decoder = _DECODERS.get(first >> 4)
     if decoder is None or (first >> 4 == PacketType.AUTH and version is Version.V3_1_1):
         raise MalformedPacketError(f"packet type is reserved: first_byte={first:#04x}")
-    # [MQTT-2.1.3-1] ([MQTT-2.2.2-1] in 3.1.1): flags that are reserved must be as listed.
+    # [MQTT-2.1.3-1] ([MQTT-2.2.2-1] in 3.1.1): reserved flags must have the listed value.
     if first & 0x0F != FIXED_FLAGS.get(first >> 4, first & 0x0F):
         raise MalformedPacketError(f"reserved flags are set: first_byte={first:#04x}")
     reader = Reader(body, bounds)
@@ -73,7 +73,7 @@ def decode(version: Version, first: int, body: bytes, bounds: Bounds = NO_BOUNDS
 
 
 def protocol_version(body: bytes) -> Version:
-    """Return which version CONNECT asks for: all it takes to answer one that is wrong otherwise.
+    """Return the version of a CONNECT: enough to answer one that is otherwise invalid.
 
     Raises: MalformedPacketError, ProtocolError.
     """
@@ -81,7 +81,7 @@ def protocol_version(body: bytes) -> Version:
 
 
 def _read_version(reader: Reader) -> tuple[Version, bool]:
-    """Return the version that CONNECT asks for, and whether it says that it is a bridge."""
+    """Return the version of a CONNECT, and whether the client declares itself a bridge."""
     name = reader.binary()
     # [MQTT-3.1.2-1]: the protocol name must be "MQTT".
     if name != PROTOCOL_NAME:
@@ -111,7 +111,7 @@ def _connect(_version: Version, _first: int, reader: Reader) -> Connect:
     _check_authentication(properties)
     client_id = reader.string()
     clean_start = bool(flags & 0x02)
-    # [MQTT-3.1.3-7] and [MQTT-3.1.3-8] of 3.1.1: without an id there is no session to keep.
+    # [MQTT-3.1.3-7] and [MQTT-3.1.3-8] of 3.1.1: a session cannot be kept without a client id.
     if version is Version.V3_1_1 and not client_id and not clean_start:
         raise ProtocolError(
             "an empty client id needs clean session = 1",
@@ -166,7 +166,7 @@ def _connack(version: Version, _first: int, reader: Reader) -> ConnAck:
     # [MQTT-3.2.2-1]: bits 7 to 1 of the flags are reserved.
     if flags & 0xFE:
         raise MalformedPacketError(f"reserved flags of CONNACK are set: flags={flags:#04x}")
-    # [MQTT-3.2.2-6] ([MQTT-3.2.2-4] in 3.1.1): what is refused has no session.
+    # [MQTT-3.2.2-6] ([MQTT-3.2.2-4] in 3.1.1): a refused connection has no session.
     if flags and code:
         raise ProtocolError(f"a CONNACK that refuses must not have session present: code={code}")
     if version is Version.V5:
@@ -250,7 +250,7 @@ def _subscription(version: Version, topic_filter: TopicFilter, options: int) -> 
         raise ProtocolError(f"subscription has QoS 3: filter={topic_filter}")
     if subscription.retain_handling == 3:
         raise ProtocolError(f"subscription has retain handling 3: filter={topic_filter}")
-    # [MQTT-3.8.3-4]: no local makes no sense where the group chooses the receiver.
+    # [MQTT-3.8.3-4]: no local is not allowed for a shared subscription.
     if subscription.no_local and topic_filter.group is not None:
         raise ProtocolError(
             f"shared subscription must not have the option no local: filter={topic_filter}"
@@ -262,7 +262,7 @@ def _suback(version: Version, _first: int, reader: Reader) -> SubAck:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.SUBACK)
     codes = reader.rest()
-    # [MQTT-3.9.3-2] of 3.1.1: other codes than these are reserved.
+    # [MQTT-3.9.3-2] of 3.1.1: all other codes are reserved.
     if version is Version.V3_1_1 and set(codes) - {0, 1, 2, SUBACK_FAILURE}:
         raise ProtocolError(f"return code is reserved: packet_id={packet_id}")
     reasons = tuple(_reason(PacketType.SUBACK, code) for code in codes)
@@ -285,7 +285,7 @@ def _unsubscribe(version: Version, _first: int, reader: Reader) -> Unsubscribe:
 
 
 def _check_filter_count(reader: Reader, count: int) -> None:
-    """Refuse one filter more than a packet may have."""
+    """Refuse another filter if the packet already has the maximum."""
     if 0 < reader.bounds.filters_max <= count:
         raise ProtocolError(
             f"too many filters in one packet: max={reader.bounds.filters_max}",

@@ -1,8 +1,8 @@
-"""Control packets to bytes, per version.
+"""Encoding of control packets, for each version.
 
-What 3.1.1 has no bytes for is left out: properties, options of subscriptions, reasons that are
-successes. A failure is never left out: where 3.1.1 cannot say it, encoding raises, so that no
-acknowledgement goes out for what was refused.
+Fields that 3.1.1 cannot express are left out: properties, options of subscriptions, reason codes
+for success, and all reason codes of UNSUBACK. A failure in another packet is never left out: if
+3.1.1 cannot express it, encoding raises an error, so a refused request is never acknowledged.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _ACKNOWLEDGEMENTS: Final[Mapping[type[PubAck | PubRec | PubRel | PubComp], int]]
 
 
 def encode(version: Version, packet: Packet) -> bytes:  # noqa: C901, PLR0912 - a table of types
-    """Return the bytes of a packet. CONNECT says its version itself.
+    """Return the bytes of a packet. CONNECT contains its own version.
 
-    Raises: UsageError for what no packet of this version may hold.
+    Raises: UsageError for a field that this version does not allow in the packet.
     """
     match packet:
         case Publish():
@@ -84,9 +84,9 @@ def encode(version: Version, packet: Packet) -> bytes:  # noqa: C901, PLR0912 - 
 
 
 def encode_message_properties(properties: Properties) -> bytes:
-    """Return what a message takes over from its will, without a length.
+    """Return the encoded properties of a will message, without their length.
 
-    The delay is the server's business and no part of the message (3.1.3.2.2).
+    The will delay is for the server and not part of the message (3.1.3.2.2).
     """
     writer = Writer()
     encode_properties(writer, replace(properties, will_delay_interval=None), PacketType.PUBLISH)
@@ -168,7 +168,7 @@ def _publish(version: Version, packet: Publish) -> bytes:
             "only messages with QoS 1 and 2 have a packet id and DUP: "
             f"qos={packet.qos} packet_id={packet.packet_id} dup={packet.dup}"
         )
-    # MQTT 5 lets a topic alias stand for the topic.
+    # In MQTT 5 a topic alias may replace the topic.
     if packet.topic or version is Version.V3_1_1 or packet.properties.topic_alias is None:
         check_topic(packet.topic)
     writer = Writer()

@@ -1,7 +1,7 @@
-"""The receiving half of a connection: which messages are new, and what they are answered.
+"""The receiving part of a connection: which messages are new, and how they are acknowledged.
 
-Acknowledgements leave in the order of the messages [MQTT-4.6.0-2], [MQTT-4.6.0-3], whenever each
-outcome becomes known: a receipt that is settled early waits for those before it.
+Acknowledgements are sent in the order of the messages [MQTT-4.6.0-2], [MQTT-4.6.0-3], even if their
+outcomes become known in another order: a settled receipt waits for the receipts before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Received:
     def take_new(self, batch: PublishBatch) -> PublishBatch:
         """Return the messages that were not received before, and remember those of QoS 2.
 
-        [MQTT-4.3.3-10]: a message whose packet id awaits its PUBREL is not delivered again.
+        [MQTT-4.3.3-10]: a message whose packet id waits for PUBREL is not delivered again.
         """
         repeated: list[int] = []
         known = self.packet_ids
@@ -50,7 +50,7 @@ class Received:
         return without(batch, repeated) if repeated else batch
 
     def release(self, packet_ids: list[int], version: int) -> bytes:
-        """Take PUBREL; return the PUBCOMP for each."""
+        """Process PUBREL packets; return a PUBCOMP for each."""
         known = self.packet_ids
         if version != 5 or known.issuperset(packet_ids):
             known.difference_update(packet_ids)
@@ -65,21 +65,21 @@ class Received:
 
 @mypyc_attr(acyclic=True)
 class Receipt:
-    """What is owed for the messages of one batch; `reasons` is empty where all succeed."""
+    """The pending acknowledgements of one batch; `reasons` is empty if all messages succeed."""
 
     def __init__(self, flags: list[int], packet_ids: list[int], first: int) -> None:
         self.flags = flags
         self.packet_ids = packet_ids
-        # How many of them have QoS 1.
+        # The number of messages with QoS 1.
         self.first = first
-        # How many outcomes are not known yet.
+        # The number of outcomes that are not known yet.
         self.waits = 1
         self.reasons: list[int] = []
-        # The packet ids of messages that were taken before, and succeed whatever becomes of others.
+        # The packet ids of messages that were accepted before. They succeed even if others fail.
         self.repeated: set[int] = set()
 
     def fail(self, reason: int) -> None:
-        """Answer all messages that have no failure yet with this reason."""
+        """Set this reason code for all messages that have no failure yet."""
         if not self.reasons:
             self.reasons = [0] * len(self.packet_ids)
         for index in range(len(self.reasons)):
@@ -87,14 +87,14 @@ class Receipt:
                 self.reasons[index] = reason
 
     def refuse(self, indexes: list[int], reason: int) -> None:
-        """Answer some messages with this reason."""
+        """Set this reason code for some messages."""
         if not self.reasons:
             self.reasons = [0] * len(self.packet_ids)
         for index in indexes:
             self.reasons[index] = reason
 
     def refused(self) -> list[int]:
-        """Return the packet ids of QoS 2 messages that were not taken."""
+        """Return the packet ids of the QoS 2 messages that were refused."""
         return [
             self.packet_ids[index]
             for index in range(len(self.reasons))
@@ -102,7 +102,7 @@ class Receipt:
         ]
 
     def encode(self) -> bytes:
-        """Return the acknowledgements. With reasons, for MQTT 5 alone."""
+        """Return the acknowledgements. Reason codes are valid in MQTT 5 only."""
         if not self.reasons:
             return encode_receipts(self.flags, self.packet_ids)
         out: list[bytes] = []
@@ -115,7 +115,7 @@ class Receipt:
 
 
 class Receipts:
-    """What one connection is owed, in order."""
+    """The pending acknowledgements of one connection, in order."""
 
     def __init__(self) -> None:
         self._owed: deque[Receipt] = deque()
@@ -127,7 +127,7 @@ class Receipts:
         return self._first + len(self._second)
 
     def add(self, batch: PublishBatch) -> Receipt | None:
-        """Owe the acknowledgements of a batch; None where none of it wants any."""
+        """Add the acknowledgements of a batch; None if no message needs one."""
         first = 0
         second = 0
         for index in range(len(batch.flags)):
@@ -145,11 +145,11 @@ class Receipts:
         return receipt
 
     def complete(self, packet_ids: list[int]) -> None:
-        """Take note of messages of QoS 2 that ended."""
+        """Record that QoS 2 messages are complete."""
         self._second.difference_update(packet_ids)
 
     def take_settled(self) -> list[Receipt]:
-        """Return the receipts whose outcome, and that of all before them, is known."""
+        """Return the receipts whose outcome is known, up to the first one that is not."""
         settled: list[Receipt] = []
         while self._owed and self._owed[0].waits == 0:
             receipt = self._owed.popleft()
@@ -159,7 +159,7 @@ class Receipts:
 
 
 def without(batch: PublishBatch, indexes: list[int]) -> PublishBatch:
-    """Return a batch that leaves some messages out."""
+    """Return a batch without some messages."""
     left_out = set(indexes)
     kept = PublishBatch()
     for index in range(len(batch.topics)):
@@ -169,7 +169,7 @@ def without(batch: PublishBatch, indexes: list[int]) -> PublishBatch:
 
 
 def pick(batch: PublishBatch, indexes: list[int]) -> PublishBatch:
-    """Return a batch of some messages, in their order."""
+    """Return a batch of the messages at these indexes, in the order of the indexes."""
     picked = PublishBatch()
     for index in indexes:
         _copy(batch, picked, index)
@@ -193,7 +193,7 @@ def find_flags(flags: list[int], mask: int) -> list[int]:
 
 
 def find_reserved(topics: list[bytes]) -> list[int]:
-    """Return the indexes of the topics that are the server's own (4.7.2)."""
+    """Return the indexes of the topics that are reserved for the server (4.7.2)."""
     return [
         index
         for index in range(len(topics))
@@ -202,15 +202,16 @@ def find_reserved(topics: list[bytes]) -> list[int]:
 
 
 def is_reserved(topic: bytes) -> bool:
-    """Tell whether a topic starts with $, and is not the one on which a bridge tells its state.
+    """Tell whether a topic starts with $ and is not the state topic of a bridge.
 
-    That one, `$SYS/broker/connection/NAME/state`, is the will of every bridge of Mosquitto.
+    Every bridge of Mosquitto publishes its state, as its will, to
+    `$SYS/broker/connection/NAME/state`.
     """
     if topic[0] != _DOLLAR:
         return False
     if not topic.startswith(_STATE_START) or not topic.endswith(_STATE_END):
         return True
-    # In two steps: both may hold the same slash, and mypyc fails on a slice that ends before it
-    # begins.
+    # In two steps, because both parts may share a slash, and mypyc fails on a slice whose end is
+    # before its start.
     name = topic[: -len(_STATE_END)][len(_STATE_START) :]
     return not name or b"/" in name

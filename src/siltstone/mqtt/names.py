@@ -1,7 +1,7 @@
-"""Topics and filters as packets bring them: what the grammar refuses, as the peer must hear it.
+"""Checks of topics and filters in packets, with the errors that MQTT requires.
 
-A string that is none of MQTT's is malformed; a string that is no topic or filter has a reason of
-its own.
+A string that is not valid in MQTT makes the packet malformed. A valid string that is not a topic or
+filter has its own reason code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from siltstone.topic.grammar import TopicFilter, check_topic
 
 
 def check_topic_name(topic: bytes) -> None:
-    """Refuse what cannot be the topic of a message.
+    """Refuse bytes that are not a valid topic of a message.
 
     Raises: MalformedPacketError, ProtocolError.
     """

@@ -1,8 +1,8 @@
-"""Every control packet as a value, one class for both versions (MQTT 3.1 to 3.15).
+"""All control packets as values, one class for both versions (MQTT 3.1 to 3.15).
 
-What 3.1.1 has no bytes for keeps its default there: properties, and the reasons of acknowledgements
-that can only succeed. Reasons are those of MQTT 5. A topic is bytes as on the wire; a filter is
-parsed. The classes hold values and check none: `decode` and `encode` do.
+Fields that 3.1.1 cannot express keep their default there: properties, and the reason codes of
+acknowledgements that can only succeed. Reason codes are those of MQTT 5. A topic is bytes as on the
+wire; a filter is parsed. The classes do not check their values: `decode` and `encode` do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from siltstone.topic.grammar import TopicFilter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Will:
-    """What the server publishes when the client goes without a word (3.1.2.5)."""
+    """The message that the server publishes when the client disconnects abnormally (3.1.2.5)."""
 
     topic: bytes
     payload: bytes
@@ -28,9 +28,9 @@ class Will:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """3.1: a client asks for a connection. `clean_start` is 3.1.1's clean session.
+    """3.1: a client requests a connection. `clean_start` is called clean session in 3.1.1.
 
-    `is_bridge` is no part of the standard: Mosquitto's bridges say it in the protocol level.
+    `is_bridge` is not part of the standard: bridges of Mosquitto set it in the protocol level.
     """
 
     version: Version
@@ -55,7 +55,7 @@ class ConnAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """3.3: one message. QoS 0 has packet id 0; the empty topic stands for a topic alias."""
+    """3.3: one message. QoS 0 has packet id 0; an empty topic means that an alias is used."""
 
     topic: bytes
     payload: bytes
@@ -68,7 +68,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PubAck:
-    """3.4: the receiver has taken a QoS 1 message, or says why not."""
+    """3.4: the receiver has accepted a QoS 1 message, or gives the reason for a refusal."""
 
     packet_id: int
     reason: Reason = Reason.SUCCESS
@@ -77,7 +77,7 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PubRec:
-    """3.5: the receiver has taken a QoS 2 message, or says why not."""
+    """3.5: the receiver has accepted a QoS 2 message, or gives the reason for a refusal."""
 
     packet_id: int
     reason: Reason = Reason.SUCCESS
@@ -115,7 +115,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribe:
-    """3.8: a client asks for messages."""
+    """3.8: a client requests messages."""
 
     packet_id: int
     subscriptions: tuple[Subscription, ...]
@@ -124,7 +124,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubAck:
-    """3.9: one reason for each subscription, in their order."""
+    """3.9: one reason code for each subscription, in their order."""
 
     packet_id: int
     reasons: tuple[Reason, ...]
@@ -133,7 +133,7 @@ class SubAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribe:
-    """3.10: a client asks for no more messages."""
+    """3.10: a client removes subscriptions."""
 
     packet_id: int
     filters: tuple[TopicFilter, ...]
@@ -142,7 +142,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsubAck:
-    """3.11: one reason for each filter, in their order; 3.1.1 has none."""
+    """3.11: one reason code for each filter, in their order; 3.1.1 has none."""
 
     packet_id: int
     reasons: tuple[Reason, ...] = ()
@@ -151,7 +151,7 @@ class UnsubAck:
 
 @dataclass(frozen=True, slots=True)
 class PingReq:
-    """3.12: a client shows that it lives."""
+    """3.12: a client shows that it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    """3.15: a step of enhanced authentication; 3.1.1 has none."""
+    """3.15: a step of enhanced authentication; it does not exist in 3.1.1."""
 
     reason: Reason = Reason.SUCCESS
     properties: Properties = NO_PROPERTIES

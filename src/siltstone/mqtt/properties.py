@@ -1,11 +1,11 @@
-"""The properties of MQTT 5 (2.2.2): which there are, where they may stand, how they read.
+"""The properties of MQTT 5 (2.2.2): their names, the packets that may have them, their encoding.
 
-    variable byte integer   length of what follows
+    variable byte integer   length of the properties
     variable byte integer   identifier, all of them below 0x80   } for each property
-    value                   as its kind says                     }
+    value                   encoded by its kind                  }
 
-RULES is the whole of 2.2.2.2. A property stands once, but for user properties, and subscription
-identifiers in PUBLISH. User properties keep their order.
+RULES is the complete table of 2.2.2.2. A property occurs at most once, except user properties, and
+subscription identifiers in PUBLISH. User properties keep their order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Allowed(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Properties:
-    """What a packet has beside its own fields; None is absent."""
+    """The properties of a packet; None means absent."""
 
     payload_format_indicator: int | None = None
     message_expiry_interval: int | None = None
@@ -79,7 +79,7 @@ NO_PROPERTIES: Final = Properties()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One line of the table: a property's field, kind, values, and the packets that may have it."""
+    """One row of the table: field, kind, values, and the packets that may have the property."""
 
     id: int
     name: str
@@ -189,7 +189,7 @@ _WRITERS: Final[Mapping[Kind, Callable[[Writer, Any], None]]] = {
 
 
 def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
-    """Read the properties at the reader's place.
+    """Decode the properties at the position of the reader.
 
     Raises: MalformedPacketError, ProtocolError.
     """
@@ -203,7 +203,7 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
             reason=Reason.QUOTA_EXCEEDED,
         )
     part = reader.part(size)
-    # The values of a dataclass's fields by name: this is where they are typed again.
+    # The fields of Properties by name. The dataclass restores their types.
     values: dict[str, Any] = {}
     while part.remaining:
         identifier = part.variable()
@@ -235,7 +235,7 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
 def encode_properties(writer: Writer, properties: Properties, packet_type: PacketType) -> None:
     """Write the properties with their length.
 
-    Raises: UsageError for what this packet may not have.
+    Raises: UsageError for a property that this packet must not have.
     """
     if properties is NO_PROPERTIES:
         writer.byte(0)
@@ -268,11 +268,11 @@ def _decode_value(part: Reader, rule: Rule) -> object:
 
 
 def _check_value(rule: Rule, value: object) -> None:
-    """Hold what the text of each property adds to its kind."""
+    """Check the values that the specification allows for a property."""
     if rule.kind is Kind.FLAG and value not in {0, 1}:
         raise ProtocolError(f"property must be 0 or 1: property={rule.name} value={value}")
     if rule.allowed is Allowed.NOT_ZERO and value == 0:
-        # [MQTT-3.3.2-8]: a topic alias of zero has a reason of its own.
+        # [MQTT-3.3.2-8]: a topic alias of zero has its own reason code.
         reason = Reason.PROTOCOL_ERROR
         if rule.name == "topic_alias":
             reason = Reason.TOPIC_ALIAS_INVALID

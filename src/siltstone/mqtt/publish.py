@@ -1,7 +1,7 @@
-"""Batches of publishes and acknowledgements, and batches to bytes.
+"""Batches of publishes and acknowledgements, and their encoding.
 
-The other way, from bytes, is the splitter's. Flags are those of a stored row: QoS in bits 0 and 1,
-retain in 2, DUP in 3.
+The splitter decodes batches. Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP
+in 3.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ NO_EXPIRY: Final = -1
 
 _V5: Final = 5
 _SECOND_US: Final = 1_000_000
-# A packet without topic, properties and payload is never larger, and with them never than this.
+# The largest header without topic, properties and payload; and the largest packet.
 _HEADER_SIZE_MAX: Final = 13
 _PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
-# What a topic alias takes: the property, and a byte that it may add to each of two lengths.
+# The bytes that a topic alias adds: the property, and up to one byte for each of two lengths.
 _ALIAS_SIZE_MAX: Final = 5
 
 
 @mypyc_attr(acyclic=True)
 class PublishBatch:
-    """Messages as parallel lists. Topics are whole: aliases are resolved.
+    """Messages as parallel lists. Topics are complete: aliases are resolved.
 
-    A packet id of QoS 0 is 0. `properties` are as received, but for the topic alias, which means
-    nothing beyond its connection; `expiries` are message expiry intervals in seconds. These two
-    are empty where no message has any; else a message without has b"" and -1.
+    The packet id of a QoS 0 message is 0. `properties` are as received, without the topic alias,
+    which is valid only on its connection. `expiries` are message expiry intervals in seconds. These
+    two lists are empty if no message has a value; otherwise a message without a value has b"" and
+    -1.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class PublishBatch:
 
 @mypyc_attr(acyclic=True)
 class AckBatch:
-    """Acknowledgements with one first byte, all of them successes without properties."""
+    """Acknowledgements with the same first byte, all with success and without properties."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -66,11 +67,11 @@ def encode_publishes(
     packet_ids: list[int],
     properties: list[bytes],
 ) -> bytes:
-    """Return the PUBLISH packets of one receiver, in order.
+    """Return the PUBLISH packets for one receiver, in order.
 
-    `properties` are encoded, without their length; the list is empty where no message has any.
-    3.1.1 leaves them out. Topics, packet ids and properties are taken as valid.
-    Raises: UsageError for a packet that MQTT cannot hold.
+    `properties` are encoded, without their length; the list is empty if no message has any. They
+    are left out for 3.1.1. Topics, packet ids and properties are not checked.
+    Raises: UsageError for a packet that exceeds the maximum size of MQTT.
     """
     out = BytesWriter()
     extended = len(properties) > 0
@@ -96,9 +97,9 @@ def write_publish(
     packet_id: int,
     properties: bytes,
 ) -> None:
-    """Write one PUBLISH packet; a packet id of QoS 0 is left out.
+    """Write one PUBLISH packet; the packet id is left out for QoS 0.
 
-    Raises: UsageError for a packet that MQTT cannot hold.
+    Raises: UsageError for a packet that exceeds the maximum size of MQTT.
     """
     flag: i64 = flags
     size: i64 = 2 + len(topic) + len(payload)
@@ -131,21 +132,21 @@ def publish_size(version: int, topic: bytes, payload: bytes, flags: int, propert
 
 
 class PublishWriter:
-    """How one receiver gets its messages: version, largest packet, topic aliases.
+    """Writes messages for one receiver, with its version, largest packet and topic aliases.
 
-    A limit on packets of 0 is MQTT's own. Aliases go to the topics that are written first, and are
-    for MQTT 5 alone.
+    A packet size limit of 0 means that of MQTT. The topics that are written first get aliases, in
+    MQTT 5 only.
     """
 
     def __init__(self, version: int, packet_size_max: int, alias_max: int) -> None:
         self._version = version
         self._size_max = packet_size_max if packet_size_max > 0 else _PACKET_SIZE_MAX
         self._alias_max = alias_max
-        # The property that tells the alias of a topic.
+        # The topic alias property of each topic that has an alias.
         self._aliases: dict[bytes, bytes] = {}
 
     def fits(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
-        """Tell whether the receiver takes a packet with this message."""
+        """Tell whether the receiver accepts a packet with this message."""
         if len(topic) + len(payload) + len(properties) + _HEADER_SIZE_MAX <= self._size_max:
             return True
         return publish_size(self._version, topic, payload, flags, properties) <= self._size_max
@@ -159,12 +160,12 @@ class PublishWriter:
         packet_id: int,
         properties: bytes,
     ) -> None:
-        """Write a message that fits, with an alias in place of its topic where there is one."""
+        """Write a message that fits, with an alias instead of its topic if there is one."""
         if self._alias_max > 0:
             alias = self._aliases.get(topic)
             if alias is not None:
                 aliased = alias + properties
-                # In place of a short topic, an alias may make a packet larger.
+                # Instead of a short topic, an alias may make the packet larger.
                 if len(topic) >= _ALIAS_SIZE_MAX or self.fits(b"", payload, flags, aliased):
                     topic = b""
                     properties = aliased
@@ -178,9 +179,9 @@ class PublishWriter:
 
 
 def with_expiry(properties: bytes, seconds: int) -> bytes:
-    """Return the valid properties of a message with another message expiry interval.
+    """Return valid properties of a message with another message expiry interval.
 
-    As in a batch, they have no topic alias.
+    They must not contain a topic alias, as in a batch.
     """
     position: i64 = 0
     end: i64 = len(properties)
@@ -194,10 +195,10 @@ def with_expiry(properties: bytes, seconds: int) -> bytes:
 
 
 def with_time_left(properties: bytes, left_us: int) -> bytes:
-    """Return the valid properties of a message with what is left of its message expiry interval.
+    """Return valid properties of a message with the rest of its message expiry interval.
 
-    [MQTT-3.3.2-6]: less the time that it has waited. A second is taken when it has passed whole, so
-    that one is left at least; none is added where a clock went back.
+    [MQTT-3.3.2-6]: less the time that the message has waited. Only complete seconds are subtracted,
+    and at least one second is left. The interval does not grow if a clock went back.
     """
     seconds = expiry_of(properties)
     left = min(seconds, max(1, -(-left_us // _SECOND_US)))
@@ -205,7 +206,7 @@ def with_time_left(properties: bytes, left_us: int) -> bytes:
 
 
 def expiry_of(properties: bytes) -> int:
-    """Return the message expiry interval among the valid properties of a message, or NO_EXPIRY."""
+    """Return the message expiry interval in valid properties of a message, or NO_EXPIRY."""
     position: i64 = 0
     end: i64 = len(properties)
     while position < end:
@@ -217,15 +218,15 @@ def expiry_of(properties: bytes) -> int:
 
 
 def stored_properties(properties: bytes) -> bytes:
-    """Return the properties of a stored message as its receivers may have them.
+    """Return the properties of a stored message, as receivers may get them.
 
-    Valid properties are returned as they are. Topic aliases, which version 0.1.0 could store, are
-    left out, and so is a property that repeats another. Bytes that are not the properties of a
-    message become none.
+    Valid properties are returned unchanged. Topic aliases, which version 0.1.0 could store, are
+    removed, and so is a property that repeats another one. If the bytes are not the properties of a
+    message, the result is empty.
     """
     position: i64 = 0
     end: i64 = len(properties)
-    # A number of Python: mypyc shifts a literal by an i64 in the 32 bits of C's int.
+    # A Python int: mypyc shifts a literal by an i64 in the 32 bits of a C int.
     seen: int = 0
     while position < end:
         identifier: i64 = properties[position]
@@ -256,7 +257,7 @@ def _mended(properties: bytes) -> bytes:
 
 
 def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
-    """Return where a property of a message ends; 0 if it has no end here, or is none."""
+    """Return the end of a property of a message; 0 if it is cut short or unknown."""
     after: i64 = start
     if identifier == 0x01:
         after += 1
@@ -278,12 +279,12 @@ def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
 
 
 def _sized_end(data: bytes, start: i64, end: i64) -> i64:
-    """Return where bytes with their length end; past the end if they are cut short."""
+    """Return the end of bytes with a length prefix; past `end` if they are cut short."""
     return start + 2 + _length_at(data, start) if start + 2 <= end else end + 1
 
 
 def _property_end(data: bytes, identifier: i64, start: i64) -> i64:
-    """Return where a valid property of a message ends."""
+    """Return the end of a valid property of a message."""
     if identifier == 0x01:
         return start + 1
     if identifier == 0x0B:
@@ -303,9 +304,9 @@ def _length_at(data: bytes, start: i64) -> i64:
 
 
 def encode_acks(first: int, packet_ids: list[int], reason: int) -> bytes:
-    """Return one acknowledgement for each packet id, all with one first byte and reason.
+    """Return one acknowledgement for each packet id, all with the same first byte and reason code.
 
-    Any reason but success is for MQTT 5 alone.
+    Reason codes other than success are valid in MQTT 5 only.
     """
     out = BytesWriter()
     if reason == 0:
@@ -339,7 +340,7 @@ def _write_two(out: BytesWriter, value: i64) -> None:
 
 
 def encode_receipts(flags: list[int], packet_ids: list[int]) -> bytes:
-    """Return PUBACK or PUBREC for each message of QoS 1 or 2, all successes, in order."""
+    """Return PUBACK or PUBREC, with success, for each message of QoS 1 or 2, in order."""
     out = BytesWriter()
     for index in range(len(packet_ids)):
         qos = flags[index] & 3

@@ -1,6 +1,6 @@
-"""Reason codes of MQTT 5 (2.4), and the return codes of 3.1.1 that stand for them.
+"""The reason codes of MQTT 5 (2.4), and the corresponding return codes of 3.1.1.
 
-Packets hold reasons of MQTT 5 whatever their version; only their bytes differ.
+Packets of both versions hold reason codes of MQTT 5; only their bytes differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ERROR: Final = 0x80
 
 
 class Reason(IntEnum):
-    """What became of a request; 0x80 and above are failures. Zero has a name for each use."""
+    """The result of a request; 0x80 and above are failures. Zero has a name for each use."""
 
     SUCCESS = 0x00
     NORMAL_DISCONNECTION = 0x00
@@ -65,7 +65,7 @@ class Reason(IntEnum):
 
 
 class ReturnCode(IntEnum):
-    """What CONNACK of 3.1.1 says."""
+    """The return codes of CONNACK in 3.1.1."""
 
     ACCEPTED = 0
     UNACCEPTABLE_PROTOCOL_VERSION = 1
@@ -75,7 +75,7 @@ class ReturnCode(IntEnum):
     NOT_AUTHORIZED = 5
 
 
-# The one failure that SUBACK of 3.1.1 knows.
+# The only failure code of SUBACK in 3.1.1.
 SUBACK_FAILURE: Final = 0x80
 
 _PUBLISH_ACKS: Final = (PacketType.PUBACK, PacketType.PUBREC)
@@ -137,14 +137,14 @@ PACKETS_WITH: Final[Mapping[Reason, tuple[PacketType, ...]]] = {
     Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: (PacketType.SUBACK, PacketType.DISCONNECT),
 }
 
-# By code, for a look-up an acknowledgement: (packet type, code) -> reason.
+# For one lookup by acknowledgement: (packet type, code) -> reason.
 ALLOWED: Final[Mapping[tuple[int, int], Reason]] = {
     (packet_type, reason): reason
     for reason, packet_types in PACKETS_WITH.items()
     for packet_type in packet_types
 }
 
-# How a return code of 3.1.1 reads in MQTT 5.
+# The reason codes of MQTT 5 for the return codes of 3.1.1.
 OF_RETURN_CODE: Final[Mapping[int, Reason]] = {
     ReturnCode.ACCEPTED: Reason.SUCCESS,
     ReturnCode.UNACCEPTABLE_PROTOCOL_VERSION: Reason.UNSUPPORTED_PROTOCOL_VERSION,
@@ -167,8 +167,8 @@ _RETURN_CODES: Final[Mapping[Reason, ReturnCode]] = {
 
 
 def return_code(reason: Reason) -> ReturnCode | None:
-    """Return what CONNACK of 3.1.1 says for a reason.
+    """Return the return code of CONNACK in 3.1.1 for a reason.
 
-    None where no code applies: the connection is then closed without CONNACK [MQTT-3.2.2-6].
+    None if no code applies: the connection is then closed without CONNACK [MQTT-3.2.2-6].
     """
     return _RETURN_CODES.get(reason)

@@ -1,13 +1,13 @@
-"""Chunks of bytes to batches of publishes and acknowledgements, and other packets between them.
+"""Splits the received bytes into batches of publishes, acknowledgements, and other packets.
 
-A splitter is fed what the socket gave, in any pieces. It returns, in the order of the wire: each
-run of PUBLISH as one batch of parallel lists; each run of plain acknowledgements of one kind as a
-list of packet ids; any other packet raw, for `decode`; and, as the last event of the connection,
-the error that ends it. How the bytes were cut changes where runs end, and nothing else.
+A splitter receives the bytes of the socket, in pieces of any size. It returns, in the order of the
+wire: each run of PUBLISH as one batch of parallel lists; each run of plain acknowledgements of one
+kind as a list of packet ids; any other packet undecoded, for `decode`; and, as the last event of
+the connection, the error that ends it. The sizes of the pieces change only where runs end.
 
-Invariants: a packet beyond the limit, or one that cannot be legal by its first byte, is refused
-before it is kept; each byte is copied a bounded number of times, however large its packet and
-however small the pieces; a batch holds only what `decode` would accept.
+Invariants: a packet that exceeds the limit, or whose first byte is illegal, is refused before it is
+buffered; each byte is copied a bounded number of times, whatever the size of its packet and of the
+pieces; a batch contains only messages that `decode` would accept.
 
 Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP in 3.
 """
@@ -41,22 +41,23 @@ _TOPIC_ALIAS_INVALID: Final = 0x94
 _PACKET_TOO_LARGE: Final = 0x95
 _QUOTA_EXCEEDED: Final = 0x97
 
-# What the topics known to one connection may take, with the cost of their objects.
+# The memory limit for the known topics of one connection, and the overhead for each of them.
 _KNOWN_BYTES_MAX: Final = 262_144
 _KNOWN_OVERHEAD: Final = 100
 _PLAIN_MAX: Final = 64
 
-# From so many bytes of one packet on the rest is not kept with them but in parts, so that it is
-# copied once, into its payload. Topic and properties are within them but for unusual limits.
+# After this many bytes of one packet, the rest is buffered in separate parts, so that it is copied
+# only once, into the payload. The topic and the properties are before this limit, except with
+# unusual settings.
 LARGE_BYTES: Final = 524_288
-# Smaller pieces are put together.
+# Smaller pieces are joined up to this size.
 _PART_BYTES: Final = 65_536
 
 _STRICT: Final = True
 
 
 class RawPacket:
-    """Any other packet, whole and unread."""
+    """Any other packet, complete and not decoded."""
 
     def __init__(self, first: int, body: bytes) -> None:
         self.first = first
@@ -67,12 +68,13 @@ Event = PublishBatch | AckBatch | RawPacket | PeerError
 
 
 class PacketSplitter:
-    """The receiving end of one connection, from its first byte on.
+    """The receiving side of one connection, from its first byte on.
 
-    Until `begin` says which version was agreed on, it takes CONNECT and holds all that follows: the
-    caller stops reading meanwhile. `packet_size_max` counts the whole packet and may be changed, as
-    may the other limits, of which 0 is none; `control_size_max` is for all packets but PUBLISH.
-    Only a server sends subscription identifiers with a message, so only `from_server` takes them.
+    Before `begin` sets the version, it accepts CONNECT and buffers all bytes after it; the caller
+    stops reading in this time. `packet_size_max` limits the whole packet and may be changed. The
+    other limits may be changed too; 0 means none. `control_size_max` applies to all packets except
+    PUBLISH. Only a server sends subscription identifiers with a message, so they are accepted only
+    with `from_server`.
     """
 
     def __init__(self, packet_size_max: int, from_server: bool = False) -> None:
@@ -86,7 +88,8 @@ class PacketSplitter:
         self._held = False
         self._failed = False
         self._pending = bytearray()
-        # What follows the first bytes of a large packet: its parts, the last of them open.
+        # The bytes after the first ones of a large packet, in parts; the last part is still
+        # growing.
         self.large_bytes = LARGE_BYTES
         self._parts: list[bytes] = []
         self._parts_bytes: i64 = 0
@@ -99,24 +102,24 @@ class PacketSplitter:
         self._known_bytes = 0
         self._alias_max = 0
         self._aliases: dict[int, bytes] = {}
-        # What the properties of the message at hand say.
+        # The property values of the current message.
         self._alias = 0
         self._expiry = NO_EXPIRY
         self._properties = b""
 
     def begin(self, version: int, topic_alias_max: int) -> list[Event]:
-        """Go on after CONNECT; return the events of what was held."""
+        """Continue after CONNECT; return the events of the bytes that were held back."""
         self._version = version
         self._alias_max = topic_alias_max
         self._held = False
         return self.feed(b"")
 
     def held_bytes(self) -> int:
-        """Return how many bytes of an unfinished packet are kept."""
+        """Return how many bytes of an incomplete packet are buffered."""
         return int(self._pending_bytes())
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Take the next bytes; return what they complete. After an error there is no more."""
+        """Take the next bytes; return the completed events. After an error there are none."""
         if self._failed:
             return []
         data = chunk
@@ -135,7 +138,7 @@ class PacketSplitter:
         except PeerError as exc:
             self._failed = True
             self._end_runs()
-            # Its trace has frames that refer to it.
+            # The traceback has frames that refer to the error: a reference cycle.
             exc.__traceback__ = None
             self._events.append(exc)
         self._end_runs()
@@ -147,7 +150,7 @@ class PacketSplitter:
         return len(self._pending) + self._parts_bytes
 
     def _keep(self, chunk: bytes) -> None:
-        """Keep a piece of a packet that is not whole."""
+        """Buffer a piece of an incomplete packet."""
         if self._held or len(self._pending) < self.large_bytes:
             self._pending += chunk
             return
@@ -166,8 +169,8 @@ class PacketSplitter:
             self._last_part = bytearray()
 
     def _take_large(self, chunk: bytes) -> bytes:
-        """Take a packet that the chunk completes and that was kept in parts; return what is to be
-        split from here on.
+        """Process a packet that was buffered in parts and that the chunk completes; return the
+        bytes that are still to be split.
         """
         self._close_part()
         head = bytes(self._pending)
@@ -188,7 +191,7 @@ class PacketSplitter:
         return chunk[rest:]
 
     def _has_head(self, head: bytes, first: i64, start: i64) -> bool:
-        """Tell whether the first bytes of a message have all that stands before its payload."""
+        """Tell whether the first bytes of a message include everything before its payload."""
         end: i64 = len(head)
         try:
             position = start + 2 + _two(head, start, end) + (2 if first >> 1 & 3 else 0)
@@ -196,12 +199,13 @@ class PacketSplitter:
                 return position <= end
             after: i64 = _variable_end(head, position, end, _STRICT)
         except MalformedPacketError:
-            # Refused when all of it is read, for what is wrong with it first.
+            # It is refused when the whole packet is read, so that the first error in it is
+            # reported.
             return False
         return after > 0 and after + _variable(head, position, after) <= end
 
     def _split(self, data: bytes) -> i64:
-        """Take the whole packets off the front; return how many bytes they have."""
+        """Process the complete packets at the start; return the number of their bytes."""
         start: i64 = 0
         end: i64 = len(data)
         self._needed = 2
@@ -244,7 +248,7 @@ class PacketSplitter:
         return start
 
     def _check_first(self, first: i64) -> None:
-        """Refuse at once what would otherwise be kept until it is whole."""
+        """Refuse an illegal packet by its first byte, before it is buffered."""
         if self._version == 0:
             # [MQTT-3.1.0-1]: the first packet of a client must be CONNECT.
             if first != _CONNECT:
@@ -286,7 +290,7 @@ class PacketSplitter:
         batch.packet_ids.append(int(packet_id))
 
     def _new_topic(self, topic: bytes, extended: bool) -> bytes:
-        """Check a topic when it is first seen, and keep it, so that it is checked once."""
+        """Check a topic when it is first seen, and remember it, so that it is checked once."""
         if not topic and self._version == _V5:
             if not extended or self._alias == 0:
                 raise ProtocolError("message has neither a topic nor a topic alias")
@@ -334,7 +338,7 @@ class PacketSplitter:
         self._acks = None
 
     def _add_properties(self, batch: PublishBatch, topic: bytes) -> None:
-        """Add what `_read_properties` found to the row that follows."""
+        """Add the values that `_read_properties` found to the next row of the batch."""
         if self._alias > 0:
             self._aliases[self._alias] = topic
         if self._properties:
@@ -345,7 +349,7 @@ class PacketSplitter:
             batch.expiries.append(self._expiry)
 
     def _read_properties(self, data: bytes, start: i64, stop: i64) -> i64:
-        """Check the properties of a message; return where they end."""
+        """Check the properties of a message; return the offset of their end."""
         first = _variable_end(data, start, stop, _STRICT)
         if first == 0:
             raise _cut_short(start, stop)
@@ -362,7 +366,7 @@ class PacketSplitter:
         self._expiry = NO_EXPIRY
         users: i64 = 0
         alias_start: i64 = -1
-        # A number of Python: mypyc shifts a literal by an i64 in the 32 bits of C's int.
+        # A Python int: mypyc shifts a literal by an i64 in the 32 bits of a C int.
         seen: int = 0
         position = first
         while position < end:
@@ -372,7 +376,7 @@ class PacketSplitter:
             if identifier == 0x23:
                 alias_start = position
             position = self._read_property(data, identifier, position + 1, end)
-            # User properties and subscription identifiers may stand more than once.
+            # User properties and subscription identifiers may be repeated.
             if identifier == 0x26:
                 users += 1
                 if 0 < self.user_properties_max < users:
@@ -388,7 +392,7 @@ class PacketSplitter:
         return end
 
     def _read_property(self, data: bytes, identifier: i64, start: i64, end: i64) -> i64:
-        """Check one property of a message as `properties` would; return where it ends."""
+        """Check one property, like the module `properties`; return the offset of its end."""
         if identifier == 0x26:
             return _string_end(data, _string_end(data, start, end), end)
         if identifier == 0x03:
@@ -415,7 +419,7 @@ class PacketSplitter:
 
     def _read_alias(self, data: bytes, start: i64, end: i64) -> i64:
         self._alias = int(_two(data, start, end))
-        # [MQTT-3.3.2-8], [MQTT-3.3.2-9]: not zero, and not above what the receiver allows.
+        # [MQTT-3.3.2-8], [MQTT-3.3.2-9]: not zero, and not above the maximum of the receiver.
         if not 0 < self._alias <= self._alias_max:
             raise ProtocolError(
                 f"topic alias is out of range: topic_alias={self._alias} max={self._alias_max}",
@@ -446,7 +450,7 @@ def _packet_id(data: bytes, start: i64, stop: i64) -> i64:
 
 
 def _is_plain_ack(data: bytes, first: i64, start: i64, stop: i64, version: int) -> bool:
-    """Tell whether this acknowledges a packet id and says no more; all else is for `decode`."""
+    """Tell whether this is an acknowledgement with success and no properties."""
     if first not in (PUBACK, PUBREC, PUBREL, PUBCOMP):
         return False
     size = stop - start
@@ -456,9 +460,9 @@ def _is_plain_ack(data: bytes, first: i64, start: i64, stop: i64, version: int) 
 
 
 def _is_plain_topic(data: bytes, start: i64, end: i64, levels_max: int) -> bool:
-    """Tell whether a topic is surely one: short, and of characters that every topic may have.
+    """Tell whether a topic is certainly valid: short, and with characters that any topic may have.
 
-    To look at each byte takes less time than to find it among all topics that are known.
+    A check of each byte takes less time than a lookup among all known topics.
     """
     if end - start > _PLAIN_MAX or end == start:
         return False
@@ -466,7 +470,7 @@ def _is_plain_topic(data: bytes, start: i64, end: i64, levels_max: int) -> bool:
     position = start
     while position < end:
         byte: i64 = data[position]
-        # Printable ASCII but for the wildcards.
+        # Printable ASCII without the wildcards.
         if byte < 0x20 or byte > 0x7E or byte in (0x23, 0x2B):
             return False
         if byte == 0x2F:
@@ -476,7 +480,7 @@ def _is_plain_topic(data: bytes, start: i64, end: i64, levels_max: int) -> bool:
 
 
 def _variable_end(data: bytes, start: i64, stop: i64, strict: bool) -> i64:
-    """Return where the variable byte integer that starts here ends; 0 if that is past stop."""
+    """Return the end of the variable byte integer at `start`; 0 if it is past `stop`."""
     position = start
     while position < start + 4:
         if position >= stop:
@@ -484,7 +488,7 @@ def _variable_end(data: bytes, start: i64, stop: i64, strict: bool) -> i64:
         byte: i64 = data[position]
         position += 1
         if byte < 0x80:
-            # [MQTT-1.5.5-1], which 3.1.1 does not have: as few bytes as the value needs.
+            # [MQTT-1.5.5-1], which 3.1.1 does not have: the encoding must be as short as possible.
             if strict and byte == 0 and position > start + 1:
                 raise MalformedPacketError("variable byte integer has more bytes than it needs")
             return position
@@ -492,7 +496,7 @@ def _variable_end(data: bytes, start: i64, stop: i64, strict: bool) -> i64:
 
 
 def _variable(data: bytes, start: i64, end: i64) -> i64:
-    """Return the value of a variable byte integer that is known to end there."""
+    """Return the value of a variable byte integer with a known end."""
     value: i64 = 0
     position = end
     while position > start:

@@ -1,12 +1,12 @@
-"""The smallest parts of a packet, MQTT 1.5: integers, strings, binary data.
+"""The basic data types of packets, MQTT 1.5: integers, strings, binary data.
 
     byte, two, four     unsigned, big endian
-    variable            seven bits a byte, the lowest first; the high bit says that more follow
+    variable            seven bits in each byte, lowest first; the high bit: more bytes follow
     string              two bytes of length, then UTF-8 without U+0000
     binary              two bytes of length, then bytes
 
-A Reader never reads past its end: what is cut short is malformed. What a Writer is given comes from
-our own code, so that what does not fit is an error of the call.
+A Reader never reads past its end: a packet that is cut short is malformed. A Writer gets its values
+from this program, so a value that does not fit is a UsageError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Version(IntEnum):
 class PacketType(IntEnum):
     """The upper half of a packet's first byte.
 
-    Zero is reserved on the wire; WILL uses it to name the place of the will's own properties.
+    Zero is reserved on the wire. WILL uses it, as the packet type of the will properties.
     """
 
     WILL = 0
@@ -56,7 +56,7 @@ class PacketType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of one packet is read before it is refused; 0 is no limit."""
+    """The limits of one packet; a packet beyond them is refused. 0 means no limit."""
 
     filters_max: int = 0
     user_properties_max: int = 0
@@ -67,7 +67,7 @@ NO_BOUNDS: Final = Bounds()
 
 
 def check_string(data: bytes) -> None:
-    """Refuse what is no UTF-8 string of MQTT.
+    """Refuse bytes that are not a valid UTF-8 string of MQTT.
 
     Raises: MalformedPacketError.
     """
@@ -86,15 +86,15 @@ def decode_string(data: bytes) -> str:
     if 0 in data:
         raise MalformedPacketError("string has the character U+0000")
     try:
-        # Strict decoding refuses surrogates, as [MQTT-1.5.4-1] asks, and keeps U+FEFF wherever it
-        # stands, as [MQTT-1.5.4-3] asks.
+        # Strict decoding refuses surrogates, as [MQTT-1.5.4-1] requires, and keeps U+FEFF at any
+        # position, as [MQTT-1.5.4-3] requires.
         return data.decode()
     except UnicodeDecodeError as exc:
         raise MalformedPacketError(f"string is not valid UTF-8: offset={exc.start}") from exc
 
 
 class Reader:
-    """A place in the body of a packet, moved on by each read."""
+    """A read position in the body of a packet; each read moves it forward."""
 
     __slots__ = ("bounds", "data", "end", "offset")
 
@@ -109,7 +109,7 @@ class Reader:
         return self.end - self.offset
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes, so many of them.
+        """Return the next `size` bytes.
 
         Raises: MalformedPacketError, as all reads do.
         """
@@ -136,7 +136,7 @@ class Reader:
             byte = self.byte()
             value |= (byte & 0x7F) << 7 * index
             if byte < 0x80:
-                # [MQTT-1.5.5-1]: the encoding must use as few bytes as the value needs.
+                # [MQTT-1.5.5-1]: the encoding must be as short as possible.
                 if byte == 0 and index > 0:
                     raise MalformedPacketError(
                         f"variable byte integer has more bytes than it needs: value={value}"
@@ -151,14 +151,14 @@ class Reader:
         return decode_string(self.binary())
 
     def part(self, size: int) -> Reader:
-        """Return a reader of the next bytes alone, and move past them."""
+        """Return a reader of the next `size` bytes only, and skip them."""
         return Reader(self.take(size), self.bounds)
 
     def rest(self) -> bytes:
         return self.take(self.end - self.offset)
 
     def finish(self) -> None:
-        """Refuse bytes that nothing has read."""
+        """Refuse bytes that were not read."""
         if self.offset != self.end:
             raise MalformedPacketError(
                 f"bytes follow the end of the packet: offset={self.offset} size={self.end}"
@@ -166,7 +166,7 @@ class Reader:
 
 
 class Writer:
-    """The body of a packet in the making. Raises UsageError for what does not fit."""
+    """The body of a packet that is being written. Raises UsageError for values that do not fit."""
 
     __slots__ = ("data",)
 

@@ -1,4 +1,4 @@
-"""The store as a Spark table: the public names, and nothing else."""
+"""The store as a Spark table: only the public names."""
 
 from siltstone.pipeline.answers import count, explain
 from siltstone.pipeline.source.source import SiltstoneSource, register

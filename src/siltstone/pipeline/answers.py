@@ -1,6 +1,4 @@
-"""What can be said of a query without Spark: what it would read, how many rows it has; and in one
-sentence what Spark says of one that failed.
-"""
+"""Plans and counts of queries without Spark, and Spark errors in one sentence."""
 
 from __future__ import annotations
 
@@ -20,28 +18,28 @@ from siltstone.scan.options import ReadOptions, parse_options
 from siltstone.scan.survey import PlanReport, opened, plan_batch
 from siltstone.store.log.read.scan import Span
 
-# An error of ours that a task raised stands at the end of the trace of its worker.
+# A Siltstone error of a task is at the end of the traceback of its worker.
 _OURS: Final = re.compile(r"^siltstone\.errors\.\w+: (.+)$", re.MULTILINE)
-# How an error that only Java knows begins: the call it came from, and the class it is of.
+# The start of a Java error: the call that raised it, and its class.
 _CALL: Final = "An error occurred while calling "
 _CLASS: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+:? *")
 
 
 def explain(path: str, **options: str) -> PlanReport:
-    """Return what a batch query with these options reads, and of how much. Raises: UsageError."""
+    """Return how much a batch query with these options reads. Raises: UsageError."""
     return explain_read(PosixFileSystem(), parse_options(options | {"path": path}))
 
 
 def count(path: str, **options: str) -> int:
-    """Return how many rows a batch query with these options has. Raises: UsageError.
+    """Return the number of rows of a batch query with these options. Raises: UsageError.
 
-    One filter is counted by the index wherever whole frames match it; no row is read.
+    For one filter, whole frames that match are counted by the index; no row is read.
     """
     return count_read(PosixFileSystem(), parse_options(options | {"path": path}))
 
 
 def explain_read(fs: FileSystem, options: ReadOptions) -> PlanReport:
-    """Plan a batch query and return what it would read."""
+    """Plan a batch query and return how much it would read."""
     with opened(fs, options) as database:
         return plan_batch(database, options).report
 
@@ -65,7 +63,7 @@ def count_read(fs: FileSystem, options: ReadOptions) -> int:
 
 @contextmanager
 def plain_errors(kind: type[SiltstoneError] = UsageError) -> Iterator[None]:
-    """Turn what Spark raises into an error of ours, with what Spark says of it in one line."""
+    """Translate Spark errors into a Siltstone error with a one-line message."""
     try:
         yield
     except (PySparkException, Py4JError) as exc:
@@ -73,7 +71,7 @@ def plain_errors(kind: type[SiltstoneError] = UsageError) -> Iterator[None]:
 
 
 def spark_sentence(error: BaseException) -> str:
-    """Return the first line of what Spark says of an error, without plan and trace; never none."""
+    """Return the first line of a Spark error, without plan and trace; never empty."""
     text = str(error)
     if ours := _OURS.search(text):
         return ours[1]

@@ -1,4 +1,4 @@
-"""The type of JSON payloads, seen from some of them."""
+"""Inference of the type of JSON payloads from a sample."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from pyspark.sql.types import (
 from siltstone.errors import UsageError
 
 _INT64: Final = range(-(1 << 63), 1 << 63)
-# What is deeper is passed over: Spark's own types are compared and shown by recursion.
+# Deeper payloads are skipped: Spark compares and prints its types by recursion.
 _DEPTH_MAX: Final = 100
 
 
 def infer_type(payloads: Iterable[bytes]) -> StructType:
-    """Return the type of JSON objects, seen from some of them; what Python cannot read, or is too
-    deep, is passed over. Raises: UsageError.
+    """Return the type of JSON objects, inferred from a sample.
+
+    Payloads that Python cannot read, or that are too deep, are skipped.
+
+    Raises: UsageError.
     """
     found: DataType = NullType()
     for payload in payloads:
@@ -71,7 +74,7 @@ def _type_of(value: Any, name: str, depth: int) -> DataType:
 
 
 def _merged(one: DataType, other: DataType, name: str) -> DataType:
-    """Return a type that holds values of both. Raises: UsageError."""
+    """Return a type that can hold values of both. Raises: UsageError."""
     if isinstance(other, NullType) or one == other:
         return one
     match one, other:
@@ -95,7 +98,7 @@ def _merged(one: DataType, other: DataType, name: str) -> DataType:
 
 
 def _settled(kind: DataType) -> DataType:
-    """Return a type without unknown parts: what was always null is read as text."""
+    """Return a type without unknown parts: a field that was always null becomes a string."""
     match kind:
         case NullType():
             return StringType()

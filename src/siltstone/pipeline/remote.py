@@ -1,7 +1,8 @@
-"""The store of a node as a DataFrame, by url: what the store has, without the lake beside it.
+"""The store of a node as a DataFrame, by url, without the lake of the node.
 
-A lake is files, which are where the data directory is. So rows that are in the lake alone cannot be
-had by url; who asks for them is told, and not given a part for the whole.
+A lake consists of files on the machine of the data directory. Rows that are only in the lake can
+therefore not be read by url. A query for these rows raises an error and does not return a partial
+result.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from siltstone.scan.options import parse_options
 
 
 def find_node(path: str, given: Mapping[str, str]) -> Node | None:
-    """Return the node that options name in place of a path; None: there are none.
+    """Return the node of options that replace a path; None if there are none.
 
-    Raises: UsageError for other options, and where both are given.
+    Raises: UsageError for other options, or if both are given.
     """
     if unknown := [name for name in given if name not in NODE_OPTIONS]:
         raise UsageError(f"unknown option {unknown[0]} (supported: {', '.join(NODE_OPTIONS)})")
@@ -31,9 +32,9 @@ def find_node(path: str, given: Mapping[str, str]) -> Node | None:
 
 
 def node_rows(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
-    """Return the rows of options that name a node, up to now.
+    """Return the current rows of a node, for these options.
 
-    Raises: UsageError, also where some are in the node's lake alone; RetryError.
+    Raises: UsageError, also if some rows are only in the lake of the node; RetryError.
     """
     options = parse_options(given)
     assert options.node is not None, "options name a node"
@@ -49,7 +50,7 @@ def node_rows(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 
 
 def node_database(node: Node, database: str) -> str:
-    """Return the name of the database that is meant: the only one, unless one is named.
+    """Return the name of the database: the given one, or the only one.
 
     Raises: UsageError.
     """

@@ -1,4 +1,4 @@
-"""SQL over a store: its rows and the tables of its lake as temporary views."""
+"""SQL on a store: its rows and the tables of its lake as temporary views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from siltstone.scan.options import ReadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The rows of a statement; whether there were more, and which columns are numbers."""
+    """The rows of a statement, whether there were more, and which columns are numbers."""
 
     columns: Sequence[str]
     numbers: Sequence[bool]
@@ -34,10 +34,11 @@ def make_views(
     since: Moment | None = None,
     **node: str,
 ) -> list[str]:
-    """Make a view for all rows, by the database's name, and one for each table of the lake.
+    """Create a view of all rows with the name of the database, and one for each lake table.
 
-    Where a table has the name of the database, the rows have it, and the table is left out. By the
-    `url` of a node there are no tables, for a lake is read where the data directory is.
+    If a table has the name of the database, the view has the rows, and the table gets no view. With
+    the `url` of a node there are no tables: a lake can be read only on the machine of the data
+    directory.
 
     Raises: UsageError.
     """
@@ -58,7 +59,7 @@ def make_views(
 
 
 def run(spark: SparkSession, statement: str, *, rows_max: int) -> Answer:
-    """Run a statement. Raises: UsageError with what Spark says of it."""
+    """Run a statement. Raises: UsageError with the message of Spark."""
     with plain_errors():
         frame = spark.sql(statement)
         rows = frame.limit(rows_max + 1).collect()

@@ -1,8 +1,9 @@
-"""The store and its lake as one DataFrame: what is tiered as plain Parquet, the rest live.
+"""The store and its lake as one DataFrame: tiered rows from Parquet, the rest from the store.
 
-The seam is the position of the ledger, read first. Before it rows come from the lake, and what a
-batch that is under way has committed behind it is left out; from it on they come from the store, up
-to where that ends now. So each row comes once, whatever is tiered meanwhile.
+The seam is the position of the ledger, which is read first. Rows before it come from the lake; rows
+after it that an open batch has already committed to the lake are left out. Rows from the seam on
+come from the store, up to its current end. Each row is therefore returned once, whatever is tiered
+meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ Moment = str | int | datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """Where the lake ends and the live rows begin and end, by shard; and what the lake has."""
+    """The end of the lake, and the range of live rows, by shard; and the ledger of the lake."""
 
     database: str
     lake: PurePath
@@ -65,7 +66,7 @@ class Seam:
 
     @property
     def position(self) -> Mapping[int, int]:
-        """Rows before these serials come from the lake."""
+        """The serials before which rows come from the lake."""
         return self.ledger.position
 
 
@@ -80,12 +81,12 @@ def table(
     database: str = "",
     **node: str,
 ) -> DataFrame:
-    """Return rows of a store and its lake, with the columns of the source, up to now.
+    """Return the current rows of a store and its lake, with the columns of the source.
 
-    Times are from, and up to but not including. In place of a path, `url` and the other options of
-    the source that go with it name a node; its lake is not read by url.
+    `since` is inclusive, `until` exclusive. Instead of a path, `url` and the other options of the
+    source can name a node; the lake of a node is not read.
 
-    Raises: UsageError, also where rows that are asked for are in the lake of a node alone.
+    Raises: UsageError, also if requested rows are only in the lake of a node.
     """
     fs = PosixFileSystem()
     given = _given(path, filter, since, until, columns, database) | node
@@ -110,7 +111,7 @@ def table(
 
 
 def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "") -> DataFrame:
-    """Return a table of the lake with all its columns, as of now. Raises: NotFoundError."""
+    """Return a table of the lake with all columns, as it is now. Raises: NotFoundError."""
     fs = PosixFileSystem()
     seam = find_seam(fs, ReadOptions(path=path, database=database))
     place = seam.lake / name
@@ -122,7 +123,7 @@ def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "")
     reader = spark.read.schema(schema).option("basePath", str(place))
     files = list_files(place)
     whole, partly = files, list[LakeFile]()
-    # A table of other rows, such as a rollup, has no batches to be told apart by.
+    # A table of other data, such as a rollup, has no tier batches.
     if last_batch(fs, place, seam.ledger.application):
         whole, partly = split_files(files, seam.ledger.batch, still=is_still(fs, seam))
     parts = [reader.parquet(*_paths(whole))] if whole else []
@@ -140,14 +141,15 @@ def lake_tables(path: str, *, database: str = "") -> list[str]:
 
 
 def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
-    """Look where the lake ends, and only then where the store does. Raises: UsageError."""
+    """Find the end of the lake first, and then the end of the store. Raises: UsageError."""
     path = absolute_path(options.path)
     with Store(path, read_only=True, fs=fs) as store:
         database = find_database(store, options.database)
         lake = lake_directory(path, database.name)
         ledger = read_ledger(fs, lake, database.identity)
         while True:
-            # What was dropped between these two looks was in the lake by the first one.
+            # If the position did not change between the two reads, rows that were dropped meanwhile
+            # were already in the lake.
             bounds = bounds_of(database.extents())
             before, ledger = ledger, read_ledger(fs, lake, database.identity)
             if before.position == ledger.position:
@@ -162,7 +164,7 @@ def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
 def tiered_rows(
     spark: SparkSession, pruned: Pruned, condition: Column, columns: Sequence[str]
 ) -> list[DataFrame]:
-    """Return the rows of files: of some as they are, of others those that are wanted."""
+    """Return the rows of files: all rows of whole files, and the wanted rows of the others."""
     stored = spark_schema(FILE_COLUMNS)
     parts: list[DataFrame] = []
     reader = spark.read.schema(stored).option("recursiveFileLookup", "true")
@@ -176,13 +178,13 @@ def tiered_rows(
 def split_files(
     files: Sequence[LakeFile], batch: int, *, still: bool
 ) -> tuple[list[LakeFile], list[LakeFile]]:
-    """Return the files whose rows are all of batches that have ended, and those with maybe some."""
+    """Return the files with only rows of ended batches, and those that may have other rows too."""
     whole = [file for file in files if (still if file.batch is None else file.batch <= batch)]
     return whole, [file for file in files if file.batch is None and not still]
 
 
 def tiered_files(spark: SparkSession, fs: FileSystem, seam: Seam) -> DataFrame:
-    """Return all rows that the lake has of batches that have ended, whatever their topics."""
+    """Return all rows in the lake of batches that have ended, for all topics."""
     tables = list_row_files(fs, seam.lake, seam.ledger.application)
     files = [file for found in tables.values() for file in found]
     whole, partly = split_files(files, seam.ledger.batch, still=is_still(fs, seam))
@@ -193,7 +195,7 @@ def tiered_files(spark: SparkSession, fs: FileSystem, seam: Seam) -> DataFrame:
 
 
 def is_still(fs: FileSystem, seam: Seam) -> bool:
-    """Say whether no batch has ended since the seam was found."""
+    """Return whether no batch has ended since the seam was found."""
     return read_ledger(fs, seam.lake, seam.ledger.identity).batch == seam.ledger.batch
 
 
@@ -214,7 +216,7 @@ def _given(
 
 
 def time_of(moment: Moment, name: str) -> int:
-    """Return a time in µs, as the options of the source read it. Raises: UsageError."""
+    """Return a time in µs, parsed as an option of the source. Raises: UsageError."""
     return parse_time(_time_text(moment), name)
 
 
@@ -229,15 +231,15 @@ def _paths(files: Sequence[LakeFile]) -> list[str]:
 def _column(name: str) -> Column:
     if name != "levels":
         return F.col(name)
-    # A file of an older version may be without.
+    # Files of an older version may lack this column.
     return F.coalesce(name, F.split("topic", "/", -1)).alias(name)
 
 
 def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: Seam) -> DataFrame:
-    """Return the rows behind the seam, planned here and now.
+    """Return the rows after the seam, planned in this process.
 
-    Spark copies every row of a Python source once more than those of a map over Arrow batches, and
-    asks two other processes to plan it.
+    A map over Arrow batches is used instead of the Python source: Spark copies every row of a
+    Python source once more, and plans it in two other processes.
     """
     starts = {shard: serials.start for shard, serials in seam.live.items()}
     stops = {shard: serials.stop for shard, serials in seam.live.items()}
@@ -261,7 +263,7 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
             for number in task.column("id").to_pylist():
                 yield from portions[number].batches(PosixFileSystem(), asked, wanted)
 
-    # As many numbers as partitions: each task gets one, and no rows are moved for it.
+    # One number for each partition, so that each task gets one without a shuffle.
     return spark.range(0, len(portions), 1, len(portions)).mapInArrow(read, schema)
 
 
@@ -270,7 +272,7 @@ def _moment(time_us: int) -> datetime:
 
 
 def _condition(scope: Scope, position: Mapping[int, int]) -> Column:
-    """Return what rows of the lake must be to be wanted."""
+    """Return the condition for wanted rows of the lake."""
     conditions = [reduce(Column.__or__, map(matches, scope.filters))]
     if not scope.is_still:
         conditions.append(_is_tiered(position))
@@ -282,18 +284,18 @@ def _condition(scope: Scope, position: Mapping[int, int]) -> Column:
 
 
 def matches(topic_filter: str, topic: str = "topic") -> Column:
-    """Return whether the topic in a column matches an MQTT filter."""
+    """Return a condition: the topic in a column matches an MQTT filter."""
     column = F.col(topic)
     literal = literal_prefix(topic_filter)
     if literal == topic_filter:
         return column == F.lit(topic_filter)
     matching = column.rlike(topic_pattern(topic_filter))
-    # What Parquet can decide by its statistics; the parent's own topic lacks the last slash.
+    # Parquet can check the prefix with its statistics. The parent topic lacks the last slash.
     return matching & column.startswith(literal.removesuffix("/")) if literal else matching
 
 
 def _is_tiered(position: Mapping[int, int]) -> Column:
-    """Return whether a row is of a batch that has ended."""
+    """Return a condition: the row belongs to a batch that has ended."""
     ended = [
         (F.col("shard") == shard) & (F.col("serial") < serial)
         for shard, serial in sorted(position.items())

@@ -1,4 +1,4 @@
-"""How to reach a node that serves Arrow Flight: its address, and what it is shown."""
+"""The address of a node that serves Arrow Flight, and the credentials for it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node; password and token are never part of a text."""
+    """A node; password and token are never part of its repr."""
 
     url: str
     username: str = ""
     password: str = field(default="", repr=False)
-    # In place of user and password.
+    # Instead of user and password.
     token: str = field(default="", repr=False)
-    # File with the authorities that its certificate is checked by; else those of the system.
+    # File with the CA certificates that the node's certificate is checked against; default: the
+    # system's.
     root_certificates: str = ""
-    # Files with a certificate of ours and its key, for a node that wants one.
+    # Files with a client certificate and its key, for a node that requires one.
     certificate: str = ""
     key: str = ""
 
@@ -48,9 +49,9 @@ def parse_node(
     certificate: str = "",
     key: str = "",
 ) -> Node:
-    """Check an address like grpc+tcp://host:port, and what goes with it. Raises: UsageError."""
+    """Check an address like grpc+tcp://host:port, and its credentials. Raises: UsageError."""
     parts = urlsplit(url.strip())
-    # Before any sentence that repeats the url.
+    # Check this before any error message that contains the url.
     if "@" in url and parts.scheme != "grpc+unix":
         raise UsageError(
             "url must not contain a login, which logs would show: set username and password"
@@ -92,7 +93,7 @@ def parse_node(
 
 
 def node_from(given: Mapping[str, str]) -> Node | None:
-    """Return the node that options name, which are in lower case; None: they name none.
+    """Return the node of these options, whose names are in lower case; None if they have no url.
 
     Raises: UsageError.
     """

@@ -2,13 +2,14 @@
 
     {"version": 2, "identity": "9f…", "shards": {"0": 1200, "1": 1187}}
 
-This is what Spark keeps in a checkpoint. The identity is that of the database: a later one of the
-same name has another, and its serials begin anew. Version 1 has none; a checkpoint has it where an
-earlier version wrote it, and a user who means the database as it is.
+Spark keeps this text in a checkpoint. The identity is that of the database: a later database of the
+same name has another identity, and its serials start at 0 again. Version 1 has no identity. It is
+found in checkpoints of earlier versions of Siltstone, and in options of users who mean the current
+database.
 
-Users write it too, as startingOffsets and endingOffsets, where -2 stands for the earliest and -1
-for the latest row, as Kafka's users know them. A shard that a position does not name is at its
-earliest row: shards may appear while a query runs.
+Users write this text too, as startingOffsets and endingOffsets. As in Kafka's options, -2 means the
+earliest and -1 the latest row. A shard that a position does not name is at its earliest row: shards
+may be added while a query runs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SHOWN_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Serials by shard; shards that are not named stand at `default`.
+    """Serials by shard; shards that are not named are at `default`.
 
-    The identity is that of the database. It is None where a user names none, and empty in a
-    checkpoint that an earlier version wrote.
+    The identity is that of the database. It is None if a user gave none, and empty in a checkpoint
+    of an earlier version.
     """
 
     serials: Mapping[int, int]
@@ -44,14 +45,14 @@ class Offsets:
     identity: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, in the order of the shards: Spark compares positions as text."""
+        """Return plain values, sorted by shard: Spark compares positions as text."""
         shards = {str(shard): serial for shard, serial in sorted(self.serials.items())}
         if not self.identity:
             return {"version": _WITHOUT_IDENTITY, "shards": shards}
         return {"version": VERSION, "identity": self.identity, "shards": shards}
 
     def to_text(self) -> str:
-        """Return them as an option that `parse_offsets` reads again."""
+        """Return the text of an option that `parse_offsets` reads."""
         if not self.serials:
             return "latest" if self.default == LATEST else "earliest"
         return json.dumps(self.to_json())
@@ -62,12 +63,12 @@ AT_LATEST: Final = Offsets({}, LATEST)
 
 
 def shortened(text: str) -> str:
-    """Return a text as a sentence shows it, of a long one its beginning."""
+    """Return a text for an error message; a long text is cut."""
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…")
 
 
 def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
-    """Read what a user wrote as an option. Raises: UsageError."""
+    """Parse the option of a user. Raises: UsageError."""
     word = text.strip()
     if word.lower() == "earliest":
         return AT_EARLIEST
@@ -84,12 +85,12 @@ def parse_offsets(text: str, name: str, *, default: int) -> Offsets:
 
 
 def read_offsets(values: object, name: str) -> Offsets:
-    """Read plain values, as they are in a checkpoint. Raises: UsageError."""
+    """Read the plain values of a checkpoint. Raises: UsageError."""
     return _offsets_of(values, name, EARLIEST, unnamed=UNIDENTIFIED)
 
 
 def _offsets_of(values: object, name: str, default: int, *, unnamed: str | None) -> Offsets:
-    """Read plain values; `unnamed` is the identity of those that have none."""
+    """Read plain values; `unnamed` is the identity of values without one."""
     if not isinstance(values, dict) or "version" not in values or "shards" not in values:
         raise UsageError(f"{name} must have version and shards: {values!r}")
     if values["version"] not in (VERSION, _WITHOUT_IDENTITY):
@@ -121,7 +122,7 @@ def _offsets_of(values: object, name: str, default: int, *, unnamed: str | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Serials that were asked for and that no slab has any more, or not yet."""
+    """Requested serials that no slab has any more, or has not yet."""
 
     shard: int
     serials: range
@@ -131,7 +132,7 @@ class Loss:
 
 
 def bounds_of(extents: Sequence[SlabExtent]) -> dict[int, range]:
-    """Return for each shard the serials from its oldest row to behind its newest."""
+    """Return for each shard the range from its oldest serial to the one after its newest."""
     bounds: dict[int, range] = {}
     for extent in extents:
         shard, serials = extent.slab.shard, extent.serials
@@ -141,7 +142,7 @@ def bounds_of(extents: Sequence[SlabExtent]) -> dict[int, range]:
 
 
 def resolve(offsets: Offsets, extents: Sequence[SlabExtent]) -> dict[int, int]:
-    """Return the serial of each shard that offsets stand for, given what there is now.
+    """Return the serial of each shard for these offsets and the current extents.
 
     Raises: UsageError for a shard that does not exist.
     """
@@ -164,7 +165,7 @@ def resolve(offsets: Offsets, extents: Sequence[SlabExtent]) -> dict[int, int]:
 def find_losses(
     start: Mapping[int, int], end: Mapping[int, int], extents: Sequence[SlabExtent]
 ) -> list[Loss]:
-    """Return what lies between two positions and in no slab: dropped, or never there."""
+    """Return the serials between two positions that are in no slab: dropped, or never written."""
     losses: list[Loss] = []
     for shard, stop in sorted(end.items()):
         reached = start.get(shard, stop)

@@ -1,7 +1,7 @@
-"""The options of the source: read once, checked with a sentence each, frozen from then on.
+"""The options of the source: parsed and checked once, then frozen.
 
-Spark hands options over as text, their names in any case. Times are absolute: a relative one would
-mean something else each time that a query is planned again.
+Spark passes options as text, with names in any case. Times are absolute: a relative time would
+change each time that a query is planned again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from siltstone.topic.grammar import TopicFilter
 Decode = Literal["raw", "utf8", "json"]
 DECODES: Final[tuple[Decode, ...]] = ("raw", "utf8", "json")
 ROWS_PER_BATCH_MAX: Final = 65_536
-# What Spark says of a table in its catalog, beside the options that the user gave it.
+# Options that Spark adds for a table in its catalog, besides those of the user.
 _OF_CATALOG: Final = frozenset(
     {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
 )
@@ -48,7 +48,7 @@ _DURATIONS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read of which store, and how."""
+    """What to read, from which store, and how."""
 
     path: str = ""
     node: Node | None = None
@@ -72,11 +72,11 @@ class ReadOptions:
 
     @property
     def place(self) -> str:
-        """Where the store is, as people name it."""
+        """The path or URL of the store, for messages."""
         return self.path if self.node is None else self.node.url
 
     def batch_start(self) -> Offsets:
-        """Return where a batch query begins. Raises: UsageError."""
+        """Return the start of a batch query. Raises: UsageError."""
         if self.starting == AT_LATEST:
             raise UsageError(
                 "startingOffsets of a batch query must not be latest: no rows would follow"
@@ -86,18 +86,18 @@ class ReadOptions:
         return self.starting
 
     def stream_start(self) -> Offsets:
-        """Return where a streaming query begins that has no checkpoint. Raises: UsageError."""
+        """Return the start of a streaming query without a checkpoint. Raises: UsageError."""
         if self.ending != AT_LATEST:
             raise UsageError("endingOffsets is for batch queries only: a stream does not end")
         return self.starting
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """Read and check the options. Raises: UsageError."""
+    """Parse and check the options. Raises: UsageError."""
     given = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(given)
     if not given:
-        # Seen with CREATE TABLE … USING siltstone OPTIONS (…), when the table is read.
+        # This happens when a table made with CREATE TABLE … USING siltstone OPTIONS (…) is read.
         raise UsageError(
             "Spark does not pass the options of this table: use a temporary view or spark.read"
         )
@@ -128,14 +128,14 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def plain_path(path: str) -> str:
-    """Return a path as files have it, of one that Spark may have made a URI."""
+    """Return the path of a file; Spark may have made a file: URI of it."""
     return re.sub("^file:/+", "/", path)
 
 
 def request_options(options: ReadOptions) -> dict[str, str]:
-    """Return the options that say what to read, as text that `parse_options` reads again.
+    """Return the options that say what to read, as text for `parse_options`.
 
-    Where the store is, and what the reader makes of the rows, stays here.
+    The place of the store, and the options that the reader itself applies, are left out.
     """
     request = {
         "filter": json.dumps(options.filters),
@@ -170,9 +170,11 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
 
 
 def parse_filters(text: str, name: str) -> tuple[str, ...]:
-    """Read topic filters: a JSON list, or separated by commas or lines. Raises: UsageError.
+    """Parse topic filters: a JSON list, or text separated by commas or lines.
 
-    A filter that has a comma itself must stand in a list.
+    A filter that contains a comma must be in a JSON list.
+
+    Raises: UsageError.
     """
     if text.lstrip().startswith("["):
         try:
@@ -198,7 +200,7 @@ def parse_filters(text: str, name: str) -> tuple[str, ...]:
 
 
 def parse_time(text: str, name: str) -> int:
-    """Read a time in µs: ISO 8601, UTC where it has no zone, or a number since 1970."""
+    """Parse a time and return µs: ISO 8601 (UTC if it has no zone), or a number since 1970."""
     word = text.strip()
     if word.isdecimal():
         number = int(word)

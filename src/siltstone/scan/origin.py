@@ -1,4 +1,4 @@
-"""Where the rows of a query come from, as its planning sees it: a directory here, or a node."""
+"""The source of the rows of a query, for its planner: a local directory, or a node."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 
 class Origin(Protocol):
-    """A database, and the options of a query over it."""
+    """A database, and the options of a query on it."""
 
     def extents(self) -> list[SlabExtent]:
-        """Return the serials of every slab as of now."""
+        """Return the current serials of every slab."""
         ...
 
     def identity(self) -> DatabaseIdentity:
-        """Return which database it is whose extents were asked for last."""
+        """Return the identity of the database of the last call of `extents`."""
         ...
 
     def plan_batch(self) -> Plan[Readable]:
-        """Plan a batch query: up to one end for each shard, taken now. Raises: SiltstoneError."""
+        """Plan a batch query up to the current end of each shard. Raises: SiltstoneError."""
         ...
 
     def plan_micro_batch(self, start: Mapping[int, int], end: Mapping[int, int]) -> Plan[Readable]:
-        """Plan what lies between two positions. Raises: SlabDroppedError."""
+        """Plan a read of the rows between two positions. Raises: SlabDroppedError."""
         ...
 
     def admit(
         self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
     ) -> Admitted:
-        """Say how far a step of a stream goes that may read these serials of each shard."""
+        """Return the end of the next step of a stream, within these serials of each shard."""
         ...
 
     def close(self) -> None:
-        """Let go of what is open; a later call opens it again."""
+        """Close what is open; a later call opens it again."""
         ...
 
 
 class DatabaseOrigin:
-    """A database that somebody has open."""
+    """A database that the caller has opened."""
 
     def __init__(self, database: Database, options: ReadOptions) -> None:
         self._database = database
@@ -84,7 +84,7 @@ class DatabaseOrigin:
 
 
 class DirectoryOrigin:
-    """A data directory, opened for reading when it is first needed; nobody is locked out by it."""
+    """A data directory, opened for reading on first use; this takes no lock."""
 
     def __init__(self, fs: FileSystem, options: ReadOptions) -> None:
         self._fs = fs

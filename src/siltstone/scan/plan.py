@@ -1,7 +1,8 @@
-"""Frames to partitions, and backlogs to micro-batches: pure, so that a replayed plan is the same.
+"""Packing of frames into partitions, and of backlogs into micro-batches.
 
-Partitions follow the order of slabs and serials, and are of about one size. Frames that stand
-beside each other become one run; a frame that is too large for a partition is cut by its serials.
+These functions are pure, so a replayed plan is the same plan. Partitions follow the order of slabs
+and serials, and have about the same size. Adjacent frames become one run. A frame that is too large
+for a partition is split by its serials.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from siltstone.scan.portion import Portion
 from siltstone.store.log.read.selection import FramePlace, FrameRun, Wanted, run_of
 from siltstone.store.slab.manifest import SlabId
 
-# Less than this is not worth a task of its own, however many could run.
+# A smaller partition is not worth a task of its own.
 PARTITION_BYTES_MIN: Final = 8 * 1024 * 1024
 PARTITIONS_WANTED: Final = 8
 # Small frames are joined up to this size before partitions are balanced.
@@ -24,9 +25,9 @@ _GRAIN_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabFrames:
-    """Frames of one slab in order, what is wanted of them, and between which serials.
+    """Frames of one slab in order, the wanted rows, and the range of serials.
 
-    `weight` is what reading a byte of them costs, beside reading one of a frame wanted whole.
+    `weight` is the cost of reading a byte, relative to a byte of a frame that is read whole.
     """
 
     slab: SlabId
@@ -38,7 +39,7 @@ class SlabFrames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large a partition may be; bytes are a measure of work and not exact."""
+    """The maximum size of a partition; bytes are an estimate of the work."""
 
     bytes_max: int
     rows_max: int | None = None
@@ -52,7 +53,7 @@ class _Grain(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Partitions, and how many frames and bytes they cover."""
+    """Partitions, and the numbers of frames and bytes in them."""
 
     partitions: list[Portion]
     frames: int
@@ -60,7 +61,7 @@ class Packed:
 
 
 def pack(slabs: Sequence[SlabFrames], limits: Limits, directory: str) -> Packed:
-    """Cut frames of the database in a directory into partitions of about one size."""
+    """Pack frames of the database in a directory into partitions of about the same size."""
     tally = _Tally()
     grains = [grain for slab in slabs for grain in _grains(slab, limits, tally)]
     total = sum(grain.size_bytes for grain in grains)
@@ -82,7 +83,7 @@ class _Tally:
 
 
 def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]:
-    """Yield the frames of a slab, small ones joined with their neighbours, large ones cut."""
+    """Yield the frames of a slab; join small ones with their neighbours, split large ones."""
     grain_bytes = min(_GRAIN_BYTES, limits.bytes_max)
     rows_max = limits.rows_max or 1 << 62
     held: _Grain | None = None
@@ -106,7 +107,7 @@ def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]
 
 
 def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain]:
-    """Yield the wanted serials of a frame, in more than one part where they are too many."""
+    """Yield the wanted serials of a frame, in several parts if there are too many."""
     start = max(place.first_serial, slab.serials.start)
     stop = min(place.stop_serial, slab.serials.stop)
     rows = stop - start
@@ -120,7 +121,7 @@ def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain
 
 
 def _adjoin(before: FrameRun, after: FrameRun) -> bool:
-    """Say whether two runs can be read as one."""
+    """Return whether two runs can be read as one."""
     return (
         (before.slab, before.base_serial, before.complete)
         == (after.slab, after.base_serial, after.complete)
@@ -137,12 +138,12 @@ def _join(before: _Grain, after: _Grain) -> _Grain:
 def _balanced(
     grains: Sequence[_Grain], target: float, rows_max: int | None
 ) -> Iterator[list[_Grain]]:
-    """Yield grains in groups that end where the total passes a multiple of the target."""
+    """Yield grains in groups that end where the total exceeds a multiple of the target."""
     part: list[_Grain] = []
     rows, passed = 0, 0.0
     goal = target
     for grain in grains:
-        # A grain belongs where its middle lies, so that rounding does not add up.
+        # The middle of a grain decides its group, so that rounding errors do not add up.
         full = passed + grain.size_bytes / 2 > goal
         if part and (full or (rows_max is not None and rows + grain.rows > rows_max)):
             yield part
@@ -171,8 +172,9 @@ def _partition(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a shard has between where a query stands and where the shard ends; `find` returns the
-    serials of a frame that are wanted, within a range.
+    """The serials of a shard from the position of a query to the end of the shard.
+
+    `find` returns the wanted serials of a frame within a range.
     """
 
     serials: range
@@ -182,7 +184,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Where each shard is to be read up to, and how many rows that is, at most."""
+    """The end of the read in each shard, and the maximum number of rows up to there."""
 
     ends: dict[int, int]
     rows: int
@@ -195,11 +197,11 @@ def admit(
     bytes_max: int | None,
     counts: bool = False,
 ) -> Admitted:
-    """Take frames from the shards, in proportion to their backlogs, until a limit is met.
+    """Take frames from the shards, in proportion to their backlogs, until a limit is reached.
 
-    Rows are never more than rows_max; at least one frame with rows is taken, however large it is.
-    Frames without any that is wanted are passed over. Once there is one, frames are taken for
-    whole, unless rows have a limit or are counted.
+    The number of rows never exceeds rows_max. At least one frame with wanted rows is taken, however
+    large it is. Frames without wanted rows are skipped. After the first wanted row, all rows of a
+    frame are assumed to be wanted, unless rows have a limit or are counted.
     """
     counts = counts or rows_max is not None
     rows_left = 1 << 62 if rows_max is None else rows_max
@@ -230,7 +232,7 @@ def admit(
             ends[shard] = found[taken]
         else:
             waiting[shard] = following = next(backlogs[shard].frames, None)
-            # What lies between has nothing that is wanted, and is passed over with it.
+            # There are no wanted rows between the two frames, so these serials are skipped.
             ends[shard] = serials.stop if following is None else following.first_serial
     return Admitted(ends=ends, rows=rows)
 
@@ -240,7 +242,7 @@ def _least_served(
     waiting: Mapping[int, FramePlace | None],
     ends: Mapping[int, int],
 ) -> int | None:
-    """Return the shard of which the smallest part was taken, of those that have more."""
+    """Return the shard of which the smallest part was taken, among those with more frames."""
     open_shards = [shard for shard, place in waiting.items() if place is not None]
     return min(
         open_shards,

@@ -1,4 +1,4 @@
-"""What one reader of many takes: frames of segments by their place, and nothing that is open."""
+"""The part of a plan that one reader reads: places of frames in segments, and no open file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from siltstone.store.slab.manifest import SlabId
 
 
 class Readable(Protocol):
-    """A part of a plan that can go elsewhere and be read there."""
+    """A part of a plan that can be sent to another process and read there."""
 
     def batches(
         self, fs: FileSystem, options: ReadOptions, schema: pa.Schema
@@ -31,7 +31,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Runs in order, and what is wanted of the streams of each of their slabs."""
+    """Runs in order, and the wanted rows of the streams of each slab."""
 
     directory: str
     runs: tuple[FrameRun, ...]
@@ -40,8 +40,8 @@ class Portion:
     def pieces(self, fs: FileSystem, span: Span, *, fails_on_loss: bool) -> Iterator[Piece]:
         """Yield the rows of all runs.
 
-        Raises: SlabDroppedError when a slab has gone since the query was planned, unless its rows
-        may be lost; CorruptionError.
+        Raises: SlabDroppedError when a slab was dropped after the query was planned, if
+        fails_on_loss is set; CorruptionError.
         """
         directory = PurePath(self.directory)
         readers = {slab: RunReader(fs, directory, wanted, span) for slab, wanted in self.wanted}

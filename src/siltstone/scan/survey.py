@@ -1,4 +1,4 @@
-"""From a store to a plan: which slabs, frames and streams a query needs, and what it skips."""
+"""Planning of a query on a store: the slabs, frames and streams that it reads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
 
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
-# Looking for rows in a frame costs about this part of reading all of them; less where one topic of
-# a stream is given by its name, which is found by one search.
+# The cost of a search in a frame, relative to reading all of its rows. It is lower if the filter
+# names one topic of a stream, which needs a single search.
 _SEARCH_WEIGHT: Final = 1 / 8
 _NAMED_WEIGHT: Final = 1 / 32
 _NAMED_MAX: Final = 8
@@ -31,7 +31,7 @@ _NAMED_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What a query reads, and of how much; streams are counted in each slab."""
+    """The amounts that a query reads, and the totals; streams are counted in each slab."""
 
     slabs: int
     slabs_read: int
@@ -54,7 +54,7 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[R_co]):
-    """What each reader takes, and what was left out of it."""
+    """The part of each reader, and a report of what is read and skipped."""
 
     partitions: Sequence[R_co]
     report: PlanReport
@@ -62,16 +62,19 @@ class Plan(Generic[R_co]):
 
 @contextmanager
 def opened(fs: FileSystem, options: ReadOptions) -> Iterator[Database]:
-    """Open the database of a query for reading; nobody is locked out by it."""
+    """Open the database of a query for reading; this takes no lock."""
     with Store(absolute_path(options.path), read_only=True, fs=fs) as store:
         yield find_database(store, options.database)
 
 
 def find_database(store: Store, name: str) -> Database:
-    """Open a database by its name, or the only one. Raises: NotFoundError, UsageError."""
+    """Open a database by its name, or the only one if name is empty.
+
+    Raises: NotFoundError, UsageError.
+    """
     if name:
         return store.database(name)
-    # Names that begin so are of the broker's own databases.
+    # A leading underscore marks the internal databases of the broker.
     names = [known for known in store.names() if not known.startswith("_")]
     if len(names) != 1:
         raise UsageError(
@@ -82,20 +85,20 @@ def find_database(store: Store, name: str) -> Database:
 
 
 def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
-    """Plan a batch query: up to one end for each shard, taken now."""
+    """Plan a batch query up to the current end of each shard."""
     extents = database.extents()
     starting = own_offsets(options.batch_start(), database.origin, options) or AT_EARLIEST
     ending = own_offsets(options.ending, database.origin, options) or AT_LATEST
     start = resolve(starting, extents)
     end = resolve(ending, extents)
-    # Who asks for all there is gets all there is; who names a serial gets it or hears of it.
+    # A query from "earliest" reads the rows that exist. A query from a given serial must find it.
     if any(serial >= 0 for serial in starting.serials.values()):
         refuse_losses(find_losses(start, end, extents), options)
     return plan_between(database, options, start, end, extents)
 
 
 def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
-    """Raise SlabDroppedError when rows are gone that a query needs, unless it may lose them."""
+    """Raise SlabDroppedError if rows of a query are lost, unless the query accepts losses."""
     if losses and options.fails_on_loss:
         gone = "; ".join(str(loss) for loss in losses)
         raise SlabDroppedError(
@@ -105,10 +108,11 @@ def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
 
 
 def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions) -> Offsets | None:
-    """Return offsets of this database; None for those of another one of its name, where the query
-    may lose rows.
+    """Return the offsets if they belong to this database; otherwise None.
 
-    Raises: SlabDroppedError where it may not.
+    Offsets of an earlier database of the same name give None if the query accepts losses.
+
+    Raises: SlabDroppedError if it does not.
     """
     identity = offsets.identity
     if not offsets.serials or identity is None or origin.owns(identity):
@@ -129,7 +133,7 @@ def plan_between(
     end: Mapping[int, int],
     extents: Sequence[SlabExtent],
 ) -> Plan[Portion]:
-    """Plan what lies between two positions."""
+    """Plan a read of the rows between two positions."""
     chosen: list[SlabFrames] = []
     choices: list[Choice] = []
     skipped = 0
@@ -169,7 +173,7 @@ def plan_between(
 
 
 def _names_one(wanted: Wanted) -> bool:
-    """Say whether of streams that are not wanted whole one topic each is, by its name."""
+    """Return whether only a few streams are not wanted whole, each by one named topic."""
     return len(wanted.bound) <= _NAMED_MAX and all(
         len(stream.constraints) == 1 and None not in stream.constraints[0]
         for stream in wanted.bound
@@ -179,7 +183,7 @@ def _names_one(wanted: Wanted) -> bool:
 def plan_micro_batch(
     database: Database, options: ReadOptions, start: Mapping[int, int], end: Mapping[int, int]
 ) -> Plan[Portion]:
-    """Plan a step of a stream; all of its rows must be there. Raises: SlabDroppedError."""
+    """Plan a step of a stream; all of its rows must exist. Raises: SlabDroppedError."""
     extents = database.extents()
     refuse_losses(find_losses(start, end, extents), options)
     return plan_between(database, options, start, end, extents)
@@ -193,7 +197,7 @@ def admit_from(
     rows_max: int | None,
     bytes_max: int | None,
 ) -> Admitted:
-    """Say how far a step of a stream goes that may read these serials of each shard."""
+    """Return the end of the next step of a stream, within these serials of each shard."""
     extents = database.extents()
     backlogs = {
         shard: _backlog(database, options, shard, serials, extents)
@@ -210,7 +214,7 @@ def _backlog(
     sought: range,
     extents: Sequence[SlabExtent],
 ) -> Backlog:
-    """Return the frames of a shard that may hold what is wanted, slab after slab."""
+    """Return the frames of a shard that may have wanted rows, slab after slab."""
     choices: dict[SlabId, Choice] = {}
 
     def frames() -> Iterator[FramePlace]:
@@ -233,7 +237,7 @@ def _backlog(
 def wanted_serials(
     extent: SlabExtent, options: ReadOptions, start: Mapping[int, int], end: Mapping[int, int]
 ) -> range:
-    """Return the serials of a slab that a query wants; none where its times lie elsewhere."""
+    """Return the wanted serials of a slab; an empty range if its times do not overlap the query."""
     shard, serials = extent.slab.shard, extent.serials
     early = extent.until_us is not None and extent.until_us <= options.since_us
     late = options.until_us is not None and extent.since_us >= options.until_us
@@ -248,8 +252,10 @@ def wanted_serials(
 def choose(
     database: Database, options: ReadOptions, extent: SlabExtent, serials: range
 ) -> Choice | None:
-    """Choose the frames of a slab; None for one that was dropped and may be, or whose shard has no
-    rows of the filters.
+    """Choose the frames of a slab that a query reads.
+
+    Return None if the slab was dropped and the query accepts losses, or if its shard has no rows
+    that match the filters.
 
     Raises: SlabDroppedError.
     """

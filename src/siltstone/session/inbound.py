@@ -1,8 +1,8 @@
-"""QoS 2 messages from the client of a durable session: each stored once, whatever crashes.
+"""QoS 2 messages from the client of a durable session: each is stored once, even after a crash.
 
-Before a message is appended it is saved under which sequence of which producer that will be. Where
-the broker stopped before it was known to be stored, the store is asked when the client sends the
-message again: either it has that sequence, or the message is new.
+Before a message is appended, the session saves the producer and the sequence of the append. If the
+broker stops before it knows that the message is stored, the broker asks the store when the client
+sends the message again: either the store has that sequence, or the message is new.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from siltstone.session.archive.records import SavedReceived
 
 
 class Inbound:
-    """The messages that are received and not released."""
+    """The messages that the client has sent and not released."""
 
     def __init__(self, client_id: str, received: Iterable[SavedReceived]) -> None:
         self._client_id = client_id
         self._records = {record.packet_id: record for record in received}
-        # Nobody knows yet whether these were stored.
+        # It is not known yet whether these messages were stored.
         self._doubtful = {
             packet_id for packet_id, record in self._records.items() if record.sequence
         }
-        # Under which name its messages are appended; 0 before the first.
+        # The producer name for the appends of this session; 0 before the first append.
         self._token = 0
         self._sequence = 0
-        # Whether the outcome of an append may never be heard of.
+        # Whether the outcome of an append may stay unknown.
         self._is_in_doubt = False
 
     def certain(self) -> set[int]:
@@ -34,10 +34,10 @@ class Inbound:
         return set(self._records) - self._doubtful
 
     def doubt_of(self, packet_id: int) -> tuple[str, int] | None:
-        """Return by whom and as what a doubtful message was to be stored; None if it is none.
+        """Return the producer and the sequence of a doubtful message; None if it is not doubtful.
 
-        It stays doubtful until the caller has found out and says `confirm`, or `release` if it was
-        not stored.
+        The message stays doubtful until the caller has asked the store. The caller then calls
+        `confirm`, or `release` if the message was not stored.
         """
         if packet_id not in self._doubtful:
             return None
@@ -45,19 +45,17 @@ class Inbound:
         return self._name(record.producer), record.sequence
 
     def confirm(self, packet_ids: Iterable[int]) -> None:
-        """Take note of doubtful messages that are stored; those that were released meanwhile have
-        ended.
-        """
+        """Record that doubtful messages are stored; those released meanwhile are ignored."""
         for packet_id in self._doubtful.intersection(packet_ids):
             self._doubtful.discard(packet_id)
             self.keep(packet_id)
 
     def keep(self, packet_id: int) -> None:
-        """Take note of a message that nobody stores."""
+        """Record a received message that needs no append."""
         self._records[packet_id] = SavedReceived(packet_id)
 
     def expect(self, packet_ids: Iterable[int]) -> tuple[str, int]:
-        """Take note of messages that will be appended together; return by whom and as what."""
+        """Record messages that will be appended together; return their producer and sequence."""
         if self._token == 0:
             self._token = secrets.randbits(64)
         self._sequence += 1
@@ -66,27 +64,31 @@ class Inbound:
         return self._name(self._token), self._sequence
 
     def trust(self, packet_ids: Iterable[int]) -> set[int]:
-        """Return those that are doubtful: who releases a message was told that it is stored."""
+        """Return the doubtful ones of these messages, which the client releases.
+
+        A client sends PUBREL only after PUBREC, so these messages are stored.
+        """
         return self._doubtful.intersection(packet_ids)
 
     def release(self, packet_ids: Iterable[int]) -> None:
-        """Forget messages that ended, or were not taken."""
+        """Forget messages that were released, or that were not accepted."""
         for packet_id in packet_ids:
             self._records.pop(packet_id, None)
             self._doubtful.discard(packet_id)
 
     def renew(self) -> None:
-        """Append under another name, after a failure: what failed under the former one would be
-        taken for stored.
+        """Use a new producer name after a failed append.
+
+        Under the former name, the store would report the failed sequences as stored.
         """
         self._token = 0
 
     def doubt(self) -> None:
-        """Let the store be asked of every message that comes again: not every outcome is heard."""
+        """Ask the store about every message that is sent again: some outcomes may stay unknown."""
         self._is_in_doubt = True
 
     def records(self, *, settled: bool = False) -> tuple[SavedReceived, ...]:
-        """Return what is to be saved; settled where the outcome of every append is known."""
+        """Return the records to save; `settled` says that the outcome of every append is known."""
         is_certain = settled and not self._is_in_doubt
         return tuple(
             SavedReceived(packet_id) if is_certain and packet_id not in self._doubtful else record

@@ -1,17 +1,19 @@
-"""The rows of a share group, lent to its members: each to one of them, until it is acknowledged.
+"""Distribution of the rows of a share group: each row is lent to one member at a time.
 
-All members of a group share one place in the store. A row is lent to a member that can take it;
-what a member leaves unacknowledged is lent to the others, in order, as sent again. So a row is done
-once whoever it was lent to last has acknowledged it, and none is ever forgotten. A delivery of
-QoS 2 that has begun ends where it began: a durable member's is its own once it is saved with it.
+All members of a group share one position in the store. A row is lent to a member that can take it.
+Rows that a member leaves unacknowledged are lent to other members, in order and with the DUP flag
+if they were sent. A row is done when the member that it was lent to last has acknowledged it, so no
+row is lost. A QoS 2 delivery that has begun ends with the member where it began: once a durable
+session has saved the delivery, it belongs to that session.
 
-Strategies: the member with the least to do, in parts of a batch; each in turn, row by row; at
-random; or always the same member for the rows of a publisher, or of a topic, which keeps those of
-a publisher and topic in order.
+Strategies: the least loaded member, in parts of a batch; each member in turn, row by row; a random
+member; or always the same member for all rows of one publisher, or of one topic. The last two keep
+the rows of one publisher and topic in order.
 
-By the first strategy a member is lent what it acknowledges in a moment, and no more: it begins with
-a few rows, then twice as many each time, until more rows take it longer. So one that is slow has
-little of a backlog when the others are done. Among members that have as little to do, turns rotate.
+With the first strategy, a member is lent only as many rows as it acknowledges in a short time. It
+begins with a few rows. The number doubles each time until more rows take the member longer. A slow
+member therefore holds few rows of a backlog when the others are done. Members with the same load
+take turns.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ STICKY: Final = "sticky"
 STICKY_TOPIC: Final = "sticky-topic"
 
 _US: Final = 1_000_000
-# A member begins with so many rows, and is then lent what it acknowledges in so many seconds beside
-# the time that the first of them takes there and back, but at least so many.
+# A member begins with _CREDIT_FIRST rows. Then it is lent as many rows as it acknowledges in
+# _HORIZON_SECONDS plus the round trip of the first of them, but at least _CREDIT_MIN.
 _CREDIT_FIRST: Final = 4
 _CREDIT_MIN: Final = 2
 _HORIZON_SECONDS: Final = 0.05
-# What is not acknowledged by then tells nothing: it may have been taken back, or have no answer.
+# A measurement that takes longer is abandoned: rows may have been taken back or have no answer.
 _PROBE_SECONDS: Final = 2.0
 _KEYS_MAX: Final = 100_000
 _RIGHTS_MAX: Final = 10_000
 
 
 class Member:
-    """One session in a group, by its subscription."""
+    """One session in a group, with the options of its subscription."""
 
     def __init__(
         self,
@@ -60,39 +62,39 @@ class Member:
         self.outbox = outbox
         self.qos = qos
         self.keeps_retain = keeps_retain
-        # The encoded property, or nothing.
+        # The encoded subscription identifier, or empty.
         self.identifier = identifier
         self._guard = guard
         self._rights: dict[bytes, bool] = {}
-        # How many rows may be on their way to it, and how many at most.
+        # The number of rows that this member may hold now; the limit is _credit_max.
         self.credit = credit
         self._credit_max = credit
-        # What is being measured: how many rows it had, how many it had acknowledged before, and
-        # since when; how many it acknowledged at first, and when.
+        # The running measurement: the rows that the member held, the acknowledgements before it,
+        # and its start time. Then the number and the time of the first acknowledgements.
         self._probe_rows = 0
         self._probe_acks = 0
         self._probe_at = 0.0
         self._first_acks = 0
         self._first_at = 0.0
-        # It has taken nothing for so long that others get its rows.
+        # Whether the member has acknowledged nothing for so long that other members get its rows.
         self.stalled = False
         self.seen_at = 0.0
         self.seen_acks = 0
 
     def load(self) -> int:
-        """Return how much it has to do."""
+        """Return how many messages the member has queued or in flight."""
         return self.outbox.queued + self.outbox.inflight
 
     def begin_slowly(self) -> None:
-        """Let few rows be on their way until it is known how fast it is."""
+        """Lend the member only a few rows until its speed is known."""
         self.credit = min(self.credit, _CREDIT_FIRST)
 
     def follow(self, former: Member) -> None:
-        """Take over what is known of how fast it is."""
+        """Take over the credit, and with it the known speed, of the former subscription."""
         self.credit = min(former.credit, self._credit_max)
 
     def measure(self, now: float) -> None:
-        """Begin to measure how long what it has takes, unless that is being done."""
+        """Begin to measure the speed of the member, unless a measurement is running."""
         if self._probe_rows == 0:
             self._probe_rows = self.load()
             self._probe_acks = self.outbox.completed
@@ -100,7 +102,7 @@ class Member:
             self._first_acks = 0
 
     def learn(self, now: float) -> int:
-        """Lend more or less from now on, by what was measured; return how many rows more."""
+        """Change the credit by what was measured; return how many rows more the member may hold."""
         if self._probe_rows == 0:
             return 0
         acks = self.outbox.completed - self._probe_acks
@@ -118,8 +120,9 @@ class Member:
         return self._lend_up_to(self._fitting(rows, acks, now))
 
     def insist(self) -> int:
-        """Lend more to one that has all it may have and acknowledges nothing: perhaps it does so
-        for many at once; return how many rows more.
+        """Raise the credit of a member that holds all it may and acknowledges nothing.
+
+        The member may acknowledge many rows at once. Return how many rows more it may hold.
         """
         return self._lend_up_to(self.credit * 2) if self.load() >= self.credit else 0
 
@@ -129,19 +132,20 @@ class Member:
         return self.credit - before
 
     def _fitting(self, rows: int, acks: int, now: float) -> int:
-        """Return how many rows fit a member that had some and has acknowledged so many by now."""
+        """Return the credit that fits a member which held `rows` and acknowledged `acks` by now."""
         took = now - self._first_at
         if acks == self._first_acks or took <= 0:
-            # All at once: it may be faster than this shows, if these were not few.
+            # All acknowledgements came at once. The member may be faster than this shows, unless it
+            # held few rows.
             return self.credit * 2 if rows > 1 and rows * 2 >= self.credit else self.credit
-        # The time between acknowledgements is the member's own; that to the first one has the way
-        # there and back in it.
+        # The time between acknowledgements depends on the member alone. The time to the first one
+        # includes the round trip.
         each = took / (acks - self._first_acks)
         fitting = int((_HORIZON_SECONDS + self._first_at - self._probe_at) / each)
         return max(self.credit // 2, min(self.credit * 2, fitting))
 
     def may_receive(self, topic: bytes) -> bool:
-        """Tell whether its session may read a topic."""
+        """Tell whether the session may read a topic."""
         guard = self._guard
         if guard is None:
             return True
@@ -154,36 +158,36 @@ class Member:
         return known
 
     def forget_rights(self) -> None:
-        """Ask anew what the session may read."""
+        """Clear the cached rights, so that they are checked again."""
         self._rights.clear()
 
 
 class Lending:
-    """The rows of one group and who has them."""
+    """The rows of one group, and the members that they are lent to."""
 
     def __init__(self, strategy: str, progress: Progress) -> None:
         self.strategy = strategy
         self.progress = progress
         self.members: list[Member] = []
         self._by_outbox: dict[Outbox, Member] = {}
-        # Who can be lent something; empty where that is to be found out anew.
+        # The members that can be lent rows; empty if the list must be computed again.
         self._able: list[Member] = []
-        # How many rows may be on their way to all members.
+        # The number of rows that all members together may hold.
         self._credit = 0
         self.expired = 0
-        # Rows that nobody may read.
+        # Rows that no member may read.
         self.unreadable = 0
-        # Credit of members that have gone, or have less now; what is freed pays for it first. It
-        # is below 0 where members have more.
+        # Credit of members that have left, or that have less credit now. Freed rows pay for it
+        # first. It is negative if members have gained credit.
         self._debt = 0
         self._turn = 0
-        # Who has the rows of a publisher or topic.
+        # The member that receives the rows of a publisher or topic.
         self._keys: dict[bytes, Member] = {}
-        # How many rows each member is to get of this batch yet.
+        # How many rows of this batch each member still gets.
         self._plan: list[tuple[Member, int]] = []
 
     def join(self, member: Member, now: float) -> None:
-        """Add a member, or put its new subscription in place of its former one."""
+        """Add a member, or replace its former subscription by a new one."""
         member.seen_at = now
         self._able = []
         known = self._by_outbox.get(member.outbox)
@@ -192,7 +196,8 @@ class Lending:
             self.members[self.members.index(known)] = member
             member.follow(known)
             self._credit += member.credit - known.credit
-            # What it has of a key is not acknowledged yet: what follows must follow it.
+            # The member has unacknowledged rows of these keys: later rows must go to the same
+            # member.
             for key in [key for key, keeper in self._keys.items() if keeper is known]:
                 self._keys[key] = member
             return
@@ -202,25 +207,26 @@ class Lending:
         self.members.append(member)
 
     def credit(self) -> int:
-        """Return how many rows may be on their way to all members."""
+        """Return how many rows all members together may hold."""
         return self._credit
 
     def begin(self) -> int:
-        """Return how many rows may come by beside those that are lent, to begin a feed with."""
+        """Return the credit to begin a feed with: all credit, less the rows that are lent."""
         self.progress.freed = 0
         self._debt = 0
         lent = sum([lane.open_count() for lane in self.progress.lanes.values()])
         return max(1, self.credit() - lent)
 
     def has_lent(self) -> bool:
-        """Tell whether anything is to be acknowledged yet."""
+        """Tell whether any row is lent and not acknowledged."""
         return any(lane.is_open() for lane in self.progress.lanes.values())
 
     def leave(self, outbox: Outbox, now: float) -> list[Delivery]:
-        """Take a member out and lend what it had to the others; return that where there are none.
+        """Remove a member and lend its rows to the others; return the rows if no member is left.
 
-        The deliveries of its outbox are its own from now on: their end means nothing here.
-        [MQTT-4.8.2-4], [MQTT-4.8.2-5]: one of QoS 2 that has begun goes to nobody else.
+        The deliveries that stay in its outbox belong to the outbox from now on: their end changes
+        nothing here. [MQTT-4.8.2-4], [MQTT-4.8.2-5]: a QoS 2 delivery that has begun goes to no
+        other member.
         """
         member = self._by_outbox.pop(outbox, None)
         if member is None:
@@ -240,19 +246,19 @@ class Lending:
             self._lend_again(revoked, now)
             return []
         for delivery in revoked:
-            # It stays open, and comes by again when somebody joins.
+            # The row stays open, and is read again when a member joins.
             delivery.lane = None
         return revoked
 
     def reset(self) -> None:
-        """Forget what was lent: the group begins elsewhere."""
+        """Forget all loans: the group continues at another position."""
         for member in self.members:
             for delivery in member.outbox.take_rows(self.progress):
                 delivery.lane = None
         self.progress.lanes.clear()
 
     def freed(self) -> int:
-        """Return how much credit the feed is owed, if it is worth telling; else 0."""
+        """Return the credit to give back to the feed; 0 while it is below an eighth of all."""
         owed = self.progress.freed - self._debt
         if owed <= 0 or owed * 8 < self.credit():
             return 0
@@ -261,25 +267,27 @@ class Lending:
         return owed
 
     def pace(self, now: float) -> None:
-        """Lend each member as much as fits it, by how fast it has acknowledged."""
+        """Adjust the credit of each member to its speed."""
         if self.strategy == LEAST_LOADED:
             for member in self.members:
                 self._lend_more(member.learn(now))
 
     def pace_one(self, outbox: Outbox, now: float) -> None:
-        """Do so for one member, which has acknowledged something."""
+        """Adjust the credit of one member, which has acknowledged something."""
         member = self._by_outbox.get(outbox)
         if member is not None and self.strategy == LEAST_LOADED:
             self._lend_more(member.learn(now))
 
     def _lend_more(self, rows: int) -> None:
-        """Take note that a member may have so many rows more."""
+        """Record that the members may hold `rows` more rows."""
         self._credit += rows
         self._debt -= rows
 
     def look_for_stalls(self, now: float, timeout: float) -> int:
-        """Lend on what members have had for too long without acknowledging anything; return how
-        many rows that were.
+        """Lend the rows of stalled members to others; return how many rows those were.
+
+        A member has stalled if it holds messages and acknowledged none of them for `timeout`
+        seconds.
         """
         count = 0
         for member in self.members:
@@ -303,10 +311,10 @@ class Lending:
         return count
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
-        """Lend the rows of a batch, all of them for None.
+        """Lend rows of a batch; None means all of them.
 
-        They are noted in the order of their serials, and lent in that of their times, in which
-        they came: in a batch, rows of one stream stand together.
+        The rows are recorded in the order of their serials and lent in the order of their
+        timestamps, because a batch groups its rows by stream.
         """
         lane = self.progress.lane(batch.shard)
         ordered = rows_by_time(batch, rows)
@@ -345,13 +353,15 @@ class Lending:
             lane.complete(serial)
             return
         loan = Loan(batch.flags[index] & 7, properties, batch.publishers[index])
-        # [MQTT-3.3.1-1]: somebody was sent it, or may have been.
+        # [MQTT-3.3.1-1]: the row was sent before, or may have been.
         is_again = serial < lane.doubtful_until
         _lend(member, topic, batch.values[index], loan, expires_at, lane, serial, is_again)
 
     def _shares(self, count: int) -> list[tuple[Member, int]]:
-        """Return how many rows of a batch each member gets, the last one first: more where less is
-        to do, and no more than fits, as far as that goes.
+        """Return how many rows of a batch each member gets, in reverse order of turns.
+
+        A member with a lower load gets more. No member gets more than its credit while others have
+        room.
         """
         takers = self._takers()
         if self.strategy != LEAST_LOADED or not takers:
@@ -359,7 +369,7 @@ class Lending:
         members = len(takers)
         loads = [(takers[(self._turn + step) % members].load(), step) for step in range(members)]
         loads.sort()
-        # In the order of their loads, those that are alike in turn.
+        # Sorted by load. Members with the same load take turns.
         takers = [takers[(self._turn + step) % members] for _, step in loads]
         self._turn = (self._turn + count) % members
         shares = _filled([load for load, _ in loads], [each.credit for each in takers], count)
@@ -368,7 +378,7 @@ class Lending:
         return plan
 
     def _choose(self, topic: bytes, publisher: bytes) -> Member | None:
-        """Return who gets the next row; None where nobody may read it."""
+        """Return the member for the next row; None if no member may read it."""
         member = self._preferred(topic, publisher)
         if member is not None and member.may_receive(topic):
             return member
@@ -397,7 +407,7 @@ class Lending:
         return takers[self._turn]
 
     def _keeper_of(self, key: bytes) -> Member | None:
-        """Return the member that has all rows of a key; a new key goes to who has least to do."""
+        """Return the member for all rows of a key; a new key goes to the least loaded member."""
         member = self._keys.get(key)
         if member is None:
             takers = self._takers()
@@ -410,7 +420,7 @@ class Lending:
         return member
 
     def _takers(self) -> list[Member]:
-        """Return who can be lent something: everybody, where all have stalled."""
+        """Return the members that can be lent rows: all members if all have stalled."""
         if not self._able:
             able = [member for member in self.members if not member.stalled]
             self._able = able or list(self.members)
@@ -420,7 +430,7 @@ class Lending:
         self._keys = {key: known for key, known in self._keys.items() if known is not member}
 
     def _revoke(self, outbox: Outbox) -> list[Delivery]:
-        """Take back what an outbox has of this group, in order, but for what must end there."""
+        """Take back this group's rows from an outbox, in order, except begun QoS 2 deliveries."""
         return [each for each in outbox.take_rows(self.progress) if not _has_begun(each)]
 
     def _lend_again(self, revoked: list[Delivery], now: float) -> None:
@@ -439,10 +449,11 @@ class Lending:
 
 
 def _filled(loads: list[int], credits_: list[int], count: int) -> list[int]:
-    """Return how to divide rows: so that all have as much, but none more than its credit.
+    """Return how many of `count` rows each member gets, so that all loads become equal.
 
-    What is beyond all credit is divided so that all have as much by their credit. What does not
-    come out even goes to the first.
+    No load exceeds its credit while another member has credit left. Rows beyond all credit are
+    divided so that all loads have the same ratio to their credit. A remainder goes to the first
+    members.
     """
     low, high = 0, max(loads) + count
     while low < high:
@@ -471,17 +482,17 @@ def _filled(loads: list[int], credits_: list[int], count: int) -> list[int]:
 
 
 def _below(loads: list[int], credits_: list[int], level: int) -> list[int]:
-    """Return what each lacks to a level, as far as its credit goes."""
+    """Return how many rows each member lacks to reach a level, limited by its credit."""
     return [max(0, min(level, credit) - load) for load, credit in zip(loads, credits_, strict=True)]
 
 
 def _has_begun(delivery: Delivery) -> bool:
-    """Tell whether it must end where it has begun: it has QoS 2, and was sent."""
+    """Tell whether a delivery must end where it began: it has QoS 2 and was sent."""
     return delivery.sent and delivery.flags & 3 == 2
 
 
 def _end_loan(delivery: Delivery) -> None:
-    """Let a row be done here, and the delivery go on by itself."""
+    """Mark the row of a delivery as done for the group; the delivery itself continues."""
     lane = delivery.lane
     assert lane is not None
     lane.complete(delivery.serial)
@@ -498,8 +509,8 @@ def _lend(
     serial: int,
     is_again: bool,
 ) -> None:
-    """Offer a row to a member as its subscription asks for it."""
-    # [MQTT-3.8.4-8]: the lower one of the message's and the subscription's.
+    """Offer a row to a member, with the options of the member's subscription."""
+    # [MQTT-3.8.4-8]: the lower QoS of the message and the subscription.
     qos = min(loan.flags & 3, member.qos)
     flags = qos | (loan.flags & 4 if member.keeps_retain else 0)
     properties = loan.properties + member.identifier

@@ -1,9 +1,10 @@
-"""What is written of a message, by policy: always, when somebody durable wants it, when somebody
-misses it, or never.
+"""The policies that decide whether a message is written to the store.
 
-`offline` writes what would be lost without it: a message of QoS 1 or 2 that a subscription of QoS 1
-or 2 matches whose session is away. Clients that are connected get it from memory, so what they have
-not acknowledged is lost with the broker.
+`always` writes every message, and `never` writes none. `subscribed` writes a message that a durable
+subscription matches. `offline` writes only messages that would be lost otherwise: a message of QoS
+1 or 2 that matches a subscription of QoS 1 or 2 whose session is not connected. Connected clients
+receive the message from memory, so a crash of the broker loses the messages that they have not
+acknowledged.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ Policy = Literal["always", "subscribed", "offline", "never"]
 
 
 def must_write(policy: Policy, *, qos: int, is_wanted: bool, is_missed: bool) -> bool:
-    """Tell whether a message is to be written.
+    """Tell whether a message must be written.
 
-    It is wanted where a durable subscription matches it, missed where one of QoS 1 or 2 does whose
-    session is away.
+    `is_wanted`: a durable subscription matches it. `is_missed`: a durable subscription of QoS 1 or
+    2 matches it, and the session of that subscription is not connected.
     """
     match policy:
         case "always":

@@ -1,12 +1,12 @@
-"""A data directory as records: one file that holds all of it, made while others write.
+"""The records of a backup: a whole data directory in one file, made while other processes write.
 
-Files are taken as they are, up to the position that readers may see: rows keep their serials and
-generations, so that every saved position stays right. `cut` notes where every database ends, all of
-them together, before anything is copied: what is stored later is left out of each. Key-value
-databases are opened first, which settles what is read of them, and rows are looked at after them,
-so that no session or reader is further than the rows that come with it. Nothing is stored between
-the two where a broker stands still meanwhile. A slab that is dropped before it is copied is left
-out whole, because the manifest that names the slabs comes behind all of them.
+Files are copied as they are, up to the position that readers may see. Rows keep their serials and
+generations, so every saved position stays valid. Before anything is copied, `cut` records where
+every database ends, for all of them together; rows that are stored later are left out. Key-value
+databases are opened first, which fixes what is read from them, and the ends of the rows are read
+after that. So no session or reader is further than the rows in the backup. Nothing is stored
+between the two if the broker pauses meanwhile. A slab that is dropped before it is copied is left
+out completely, because the manifest, which lists the slabs, comes after all of them.
 
 The order: key-value databases, databases with their files and then their manifest, the queues of
 the spool, and the state of a broker that only keeps snapshots.
@@ -59,14 +59,14 @@ SPOOL: Final = "spool"
 COMMITS: Final = "commits"
 MARKS: Final = "marks"
 _PAIRS: Final = 1000
-# Above every key: they begin with 8 bytes of a stream, and have UTF-8 behind them.
+# Above every key: a key starts with 8 bytes of a stream, followed by UTF-8.
 _ABOVE: Final = b"\xff" * 16
 _VISIBLE: Final = 2048
 _SYNCED: Final = 2112
 
 
 class _Ends(NamedTuple):
-    """Where a slab ends: its last segment, how far that goes, and whether it takes no more."""
+    """The end of a slab: its last segment, the end position in it, and whether it is sealed."""
 
     last: str
     position: int
@@ -74,7 +74,7 @@ class _Ends(NamedTuple):
 
 
 class _Database(NamedTuple):
-    """A database as it was cut: its slabs, and where those end that take rows."""
+    """A database at the time of the cut: its manifest, and the ends of the slabs that take rows."""
 
     name: str
     manifest: Manifest
@@ -82,7 +82,7 @@ class _Database(NamedTuple):
 
 
 class StoreSource:
-    """A data directory that is open elsewhere for writing, or nowhere."""
+    """A data directory that another process may have open for writing."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class StoreSource:
         open_engine: EngineOpener,
         contents: Contents | None = None,
     ) -> None:
-        """Look at it. `open_engine` opens for reading; contents are those of a snapshot in it.
+        """Open the directory for reading, with `open_engine` for key-value databases. `contents`
+        holds the payloads of a snapshot of the broker in it.
 
         Raises: NotFoundError.
         """
@@ -104,9 +105,9 @@ class StoreSource:
         self._databases: list[_Database] | None = None
 
     def cut(self) -> None:
-        """Settle what `records` yields of each database; a second call does so anew.
+        """Fix what `records` yields for each database; a second call does it again.
 
-        It opens the key-value databases, and reads little else. Raises: CorruptionError, DiskError.
+        It opens the key-value databases and reads little else. Raises: CorruptionError, DiskError.
         """
         self.close()
         for path in self._engines(self._store):
@@ -114,14 +115,14 @@ class StoreSource:
         self._databases = [self._look(name) for name in self._store.names()]
 
     def close(self) -> None:
-        """Let go of what was cut."""
+        """Close the key-value databases that `cut` opened."""
         opened, self._opened = self._opened, []
         with ExitStack() as closing:
             for _, engine in opened:
                 closing.callback(engine.close)
 
     def records(self) -> Iterator[Record]:
-        """Yield everything. Raises: CorruptionError, DiskError."""
+        """Yield all records. Raises: CorruptionError, DiskError."""
         if self._databases is None:
             self.cut()
         with self._store, closing(self):
@@ -133,21 +134,21 @@ class StoreSource:
         yield from self._broker_state()
 
     def _engines(self, store: Store) -> list[PurePath]:
-        """Return where the key-value databases are."""
+        """Return the paths of the key-value databases."""
         paths = [PurePath("kv") / name for name in store.keyvalue_names()]
         if self._fs.exists(self._directory / COMMITS / "CURRENT"):
             paths.append(PurePath(COMMITS))
         return paths
 
     def _look(self, name: str) -> _Database:
-        """Note where a database ends."""
+        """Record where a database ends."""
         path = PurePath("data") / name
         manifest = read_manifest(self._fs, self._directory / path)
         ends: dict[SlabId, _Ends] = {}
         for slab in manifest.slabs:
             if slab.state is SlabState.CURRENT:
                 bounds = bounds_of(slab, identity_of(manifest, slab.id).seed)
-                # One that goes at this moment is found to be gone when it is copied.
+                # A slab that is dropped at this moment is found missing when it is copied.
                 with suppress(NotFoundError):
                     ends[slab.id] = self._look_at_slab(slab_directory(path, slab.id), bounds)
         return _Database(name, manifest, ends)
@@ -158,7 +159,7 @@ class StoreSource:
         if not segments:
             return _Ends("", 0, is_sealed=False)
         last = place / segments[-1].name
-        # Looked at first: an index that comes later may tell of rows behind the end.
+        # This check comes first: an index that is created later may include rows after the end.
         is_sealed = self._fs.exists(index_path(last))
         return _Ends(last.name, open_segment(self._fs, last).visible_position, is_sealed=is_sealed)
 
@@ -193,7 +194,7 @@ class StoreSource:
         yield FilePart(offset=0, data=data)
 
     def _check_dropped(self, path: PurePath, slab: SlabId) -> None:
-        """Check that a slab whose files are gone has gone from the manifest as well.
+        """Check that a slab whose files are missing is no longer in the manifest.
 
         Raises: CorruptionError.
         """
@@ -209,7 +210,7 @@ class StoreSource:
         segments, _ = list_segments(self._fs, place, self._fs.list(place), bounds)
         for entry in segments:
             if ends is not None and entry.name > ends.last:
-                # Begun since the cut.
+                # This segment was created after the cut.
                 break
             is_last = ends is not None and entry.name == ends.last
             yield from self._segment(path / entry.name, ends if is_last else None)
@@ -219,8 +220,8 @@ class StoreSource:
                 yield from self._file(index)
 
     def _segment(self, path: PurePath, ends: _Ends | None) -> Iterator[Record]:
-        """Yield a segment up to where its readers may read, or might when the database was cut, as
-        if it was synced just there.
+        """Yield a segment up to the position that readers may see, now or at the time of the cut,
+        as if it was synced exactly to there.
         """
         segment = open_segment(self._fs, self._directory / path)
         end = segment.visible_position if ends is None else ends.position
@@ -234,7 +235,7 @@ class StoreSource:
             yield FilePart(offset=start, data=bytes(view[start : min(start + PART_BYTES, end)]))
 
     def _tree(self, path: PurePath) -> Iterator[Record]:
-        """Yield the files below a directory that other processes change by whole files."""
+        """Yield the files below a directory in which other processes replace only whole files."""
         if not self._fs.exists(self._directory / path):
             return
         for entry in self._fs.list(self._directory / path):
@@ -247,7 +248,7 @@ class StoreSource:
         try:
             file = self._fs.open(self._directory / path, writable=False)
         except NotFoundError:
-            # Somebody has just removed it: then it is no part of the directory.
+            # Another process has just removed the file, so it is not part of the directory.
             return
         with file:
             alone = self._alone(path, file)
@@ -262,18 +263,18 @@ class StoreSource:
                 yield FilePart(offset=start, data=file.read_at(start, length))
 
     def _alone(self, path: PurePath, file: File) -> bytes | None:
-        """Return an entry of a spool that shares its file with others as a file of its own; None
-        for any other file. Each entry would else bring the data of all.
+        """Return a spool entry that shares its file with other entries as a file of its own; None
+        for any other file. Otherwise each entry would include the data of all of them.
         """
         if path.parts[0] != SPOOL or path.parent.name != ENTRIES:
             return None
-        # One that is damaged is copied as it is.
+        # A damaged entry is copied as it is.
         with suppress(CorruptionError):
             return unpacked(file)
         return None
 
     def _broker_state(self) -> Iterator[Record]:
-        """Yield what the newest snapshot of a broker holds, should there be one."""
+        """Yield the records of the newest snapshot of a broker, if there is one."""
         directory = self._directory / SNAPSHOTS
         if not self._fs.exists(directory / LINK):
             return
@@ -284,7 +285,7 @@ class StoreSource:
 
 
 def _is_ours_alone(name: str) -> bool:
-    """Tell whether a file has no meaning elsewhere: a lock, a reserve, something half written."""
+    """Tell whether a file is not copied: a lock, manifest, reserve, journal or temporary file."""
     return (
         name in {"LOCK", MANIFEST, RESERVE} or name.endswith(TEMPORARY_SUFFIX) or is_journal(name)
     )

@@ -1,6 +1,6 @@
-"""What two snapshots do not have in common, by topic, client id, path and key.
+"""The differences between two snapshots, by topic, client id, path and key.
 
-Of each thing a digest is kept, not the thing, so that large snapshots can be compared.
+Only a digest of each item is kept in memory, so that large snapshots can be compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Change = Literal["added", "removed", "changed"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Difference:
-    """One thing that is not the same: what kind of thing, its name, and how it differs."""
+    """One item that differs: its kind, its name, and how it differs."""
 
     kind: str
     name: str
@@ -41,7 +41,7 @@ class Difference:
 def find_differences(
     old: File, new: File, contents_of_old: Contents, contents_of_new: Contents
 ) -> list[Difference]:
-    """Return what is different, sorted. Raises: CorruptionError."""
+    """Return the differences, sorted. Raises: CorruptionError."""
     before = _digests(SnapshotReader(old, contents_of_old))
     after = _digests(SnapshotReader(new, contents_of_new))
     found = [Difference(*key, "removed") for key in before.keys() - after.keys()]
@@ -70,7 +70,7 @@ def _digests(reader: SnapshotReader) -> dict[tuple[str, str], bytes]:
 
 
 def _named(records: Iterator[Record]) -> Iterator[tuple[tuple[str, str], Record]]:
-    """Yield each record with the thing that it is, or is a part of."""
+    """Yield each record with the kind and name of the item that it belongs to."""
     owner = ("", "")
     family = ""
     for record in records:
@@ -80,7 +80,8 @@ def _named(records: Iterator[Record]) -> Iterator[tuple[tuple[str, str], Record]
                 key = ("retained message", record.topic.decode("utf-8", "replace"))
             case SessionState():
                 key = ("session", record.client_id)
-                # When somebody was last there is no difference: who is connected was just now.
+                # The time of the last activity is not a difference: for a connected client it is
+                # the time of the snapshot.
                 yield key, replace(record, last_active_us=0)
                 owner = key
                 continue

@@ -2,16 +2,16 @@
 
     state -> state.000000000007.gz   state.000000000007.gz   state.000000000006.gz   LOCK
 
-A snapshot is written under a temporary name, synced and renamed; then the link is moved; then the
-oldest are removed. The directory is synced after each of these.
+A snapshot is written under a temporary name, synced and renamed. Then the link is moved, and then
+the oldest snapshots are removed. The directory is synced after each of these steps.
 
 Invariants:
-- the link leads to a whole snapshot at every moment since the first, after any crash;
-- what it leads to is never removed, and neither is a file whose name is not ours;
-- the names carry a serial that only grows: a clock that goes back changes nothing;
-- a save that fails leaves link and snapshots as they were, and nothing of its own;
-- a snapshot that cannot be read goes to quarantine, and only when an older one stands in for it, or
-  when the caller allows an empty state.
+- after the first snapshot, the link always points to a complete snapshot, even after a crash;
+- the target of the link is never removed, and neither is a file with a foreign name;
+- the serial in the names only grows, so a clock that goes back has no effect;
+- a save that fails leaves the link and the snapshots as they were, and no file of its own;
+- a snapshot that cannot be read goes to quarantine, but only if another one replaces it, or if the
+  caller allows an empty state.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _UNFINISHED: Final = re.compile(rf"state\.\d{{12}}\.gz{re.escape(TEMPORARY_SUFFI
 
 
 def name_of(serial: int) -> str:
-    """Return the name of a snapshot's file."""
+    """Return the file name of a snapshot."""
     return f"state.{serial:012d}.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A snapshot that was written, and what went wrong afterwards, if anything: it is kept all the
-    same.
+    """A snapshot that was written. `prune_error` is an error from the removal of old snapshots; the
+    new one is kept in any case.
     """
 
     path: PurePath
@@ -69,7 +69,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bad:
-    """A snapshot that could not be loaded, and where it is now."""
+    """A snapshot that could not be loaded, and its path in quarantine."""
 
     path: PurePath
     error: SiltstoneError
@@ -77,17 +77,17 @@ class Bad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was loaded, None where there was nothing to load, and what had to be passed over."""
+    """The snapshot that was loaded, None if there was none, and the ones that were not valid."""
 
     path: PurePath | None
     summary: Summary | None
     bad: list[Bad]
-    # Where the link led to, if there was nothing there.
+    # The target of the link, if that file does not exist.
     missing: str = ""
 
 
 class SnapshotDirectory:
-    """One directory of snapshots, which nobody else may write to meanwhile."""
+    """One directory of snapshots, locked against other writers."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SnapshotDirectory:
         *,
         keep: int = KEEP,
     ) -> None:
-        """Create the directory if need be, lock it, and remove what a crash has left unfinished.
+        """Create the directory if necessary, lock it, and remove unfinished files after a crash.
 
         Raises: LockedError.
         """
@@ -117,7 +117,7 @@ class SnapshotDirectory:
             raise
 
     def close(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         self._lock.release()
 
     # Saving
@@ -129,10 +129,10 @@ class SnapshotDirectory:
         source: str,
         pace: Pace | None = None,
     ) -> Saved:
-        """Write a snapshot and let the link lead to it; durable when this returns.
+        """Write a snapshot and point the link to it; durable when this returns.
 
-        Raises: what the records raise, StorageFullError, DiskError; nothing has changed then, but
-        when the last sync of the directory failed: after that the link is the old or the new one.
+        Raises: what the records raise, StorageFullError, DiskError. Nothing has changed then, with
+        one exception: if the last sync of the directory failed, the link is the old or the new one.
         """
         self._sweep()
         serial = self._last_serial + 1
@@ -167,13 +167,13 @@ class SnapshotDirectory:
         self._fs.sync_directory(self.directory)
 
     def _forget(self, path: PurePath) -> None:
-        """Remove a snapshot that the link could not be moved to; one that it leads to stays."""
+        """Remove a snapshot that the link could not be moved to, unless the link points to it."""
         with suppress(SiltstoneError):
             if self._target() != path.name:
                 self._fs.remove(path)
 
     def _prune(self) -> tuple[list[str], SiltstoneError | None]:
-        """Remove all but the newest snapshots."""
+        """Remove all snapshots except the newest ones."""
         pruned: list[str] = []
         try:
             kept = {LINK, self._target()}
@@ -190,12 +190,13 @@ class SnapshotDirectory:
     # Loading
 
     def load(self, sink: StateSink, contents: Contents, *, allow_empty: bool = False) -> Loaded:
-        """Hand the newest valid snapshot on: what the link leads to, or else the newest other one.
+        """Load the newest valid snapshot: the target of the link, or otherwise the newest other
+        one.
 
-        What is damaged goes to quarantine. Where there never was a snapshot, nothing is loaded.
+        Damaged snapshots go to quarantine. If there never was a snapshot, nothing is loaded.
 
-        Raises: CorruptionError when there were snapshots and none is valid, unless an empty state
-        is allowed; UsageError for one of a newer version; DiskError.
+        Raises: CorruptionError if there were snapshots and none is valid, unless an empty state is
+        allowed; UsageError for a snapshot of a newer version; DiskError.
         """
         bad: list[Bad] = []
         target = self._target()
@@ -219,13 +220,14 @@ class SnapshotDirectory:
             for each in bad
         ]
         if found is not None and self._target() != found.name:
-            # The one that the link led to is gone: no later crash shall find it leading nowhere.
+            # The target of the link was moved to quarantine: the link must not stay broken after a
+            # crash.
             self._sweep()
             self._move_link(found)
         return Loaded(path=found, summary=summary, bad=moved, missing=missing)
 
     def _find_valid(self, bad: list[Bad]) -> tuple[PurePath | None, Summary | None]:
-        """Return the snapshot to load; those that cannot be are added to the others."""
+        """Return the snapshot to load; add the invalid ones to `bad`."""
         serials = sorted(self._serials(), reverse=True)
         linked = self._linked()
         if linked in serials:
@@ -239,7 +241,7 @@ class SnapshotDirectory:
             except CorruptionError as exc:
                 bad.append(Bad(path=path, error=exc))
             except DiskError as exc:
-                # The medium cannot read it; anything else may pass.
+                # EIO: the medium cannot read the file. Any other error may be temporary.
                 if exc.errno != errno.EIO:
                     raise
                 bad.append(Bad(path=path, error=exc))
@@ -251,19 +253,19 @@ class SnapshotDirectory:
         return [serial for serial, _ in list_snapshots(self._fs, self.directory)]
 
     def _target(self) -> str:
-        """Return what the link leads to, "" where there is none."""
+        """Return the target of the link, "" if there is no link."""
         return link_target(self._fs, self.directory)
 
     def _has_link(self) -> bool:
         return self._fs.exists(self.directory / LINK)
 
     def _linked(self) -> int | None:
-        """Return the serial of the snapshot that the link names, though it may be gone."""
+        """Return the serial of the snapshot that the link names, even if it does not exist."""
         named = _NAME.fullmatch(self._target())
         return int(named[1]) if named else None
 
     def _sweep(self) -> None:
-        """Remove what was left unfinished, by a crash or because it could not be removed."""
+        """Remove unfinished files, from a crash or a removal that failed."""
         swept = False
         for entry in self._fs.list(self.directory):
             is_file = entry.kind is EntryKind.FILE and _UNFINISHED.fullmatch(entry.name)
@@ -276,7 +278,7 @@ class SnapshotDirectory:
 
 
 def list_snapshots(fs: FileSystem, directory: PurePath) -> list[tuple[int, int]]:
-    """Return serial and size of the snapshots in a directory, oldest first; for any reader."""
+    """Return serial and size of the snapshots in a directory, oldest first; needs no lock."""
     return sorted(
         (int(named[1]), entry.size_bytes)
         for entry in fs.list(directory)
@@ -285,7 +287,7 @@ def list_snapshots(fs: FileSystem, directory: PurePath) -> list[tuple[int, int]]
 
 
 def link_target(fs: FileSystem, directory: PurePath) -> str:
-    """Return the name that the link leads to, "" where there is no link. Raises: UsageError."""
+    """Return the target of the link, "" if there is no link. Raises: UsageError."""
     try:
         return str(fs.readlink(directory / LINK))
     except NotFoundError:

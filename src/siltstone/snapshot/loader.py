@@ -1,7 +1,7 @@
-"""A file to records: first all of it is checked, then it is read once more and handed on.
+"""Loads a snapshot file: the whole file is checked first, then read again and applied.
 
-Nothing is handed on before the end record was seen to be right, so that a damaged snapshot changes
-nothing. Memory is a buffer and what `Contents` keeps.
+Nothing is applied before the end record was found to be correct, so a damaged snapshot changes
+nothing. Memory is a buffer plus what `Contents` keeps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SnapshotReader:
     ) -> None:
         """Read up to the first record. Raises: CorruptionError; UsageError for a newer version.
 
-        Whatever reads on raises UsageError beyond `plain_bytes_max`, if that is not 0.
+        If `plain_bytes_max` is not 0, reading beyond it raises UsageError.
         """
         self._file = file
         self._plain_bytes_max = plain_bytes_max
@@ -54,8 +54,8 @@ class SnapshotReader:
         self.about = self._read_about()
 
     def records(self) -> Iterator[Record]:
-        """Yield all records; raises CorruptionError at the first that is wrong, at the latest at
-        the end of a file that is not whole.
+        """Yield all records; raises CorruptionError at the first invalid one, and at the end if the
+        file is incomplete.
         """
         while (found := self._next()) is not None:
             record = self._decode(*found)
@@ -63,7 +63,7 @@ class SnapshotReader:
             yield record
 
     def check(self) -> None:
-        """Read all records and make none of them; raises what `records` does."""
+        """Read all records without creating them; raises what `records` does."""
         while (found := self._next()) is not None:
             try:
                 decode_values(*found, self._content)
@@ -71,8 +71,8 @@ class SnapshotReader:
                 raise self._stream.corrupt(str(exc)) from exc
 
     def _next(self) -> tuple[int, bytes] | None:
-        """Return the next record that is no content, if what it belongs to has come; None when all
-        is there.
+        """Return the next record other than content, after a check that its owner came before; None
+        at the end of a complete file.
         """
         while (found := self._stream.next()) is not None:
             kind, body = found
@@ -101,7 +101,7 @@ class SnapshotReader:
         return None
 
     def summary(self) -> Summary:
-        """Return what was found, once all records were read."""
+        """Return a summary of the file; all records must have been read."""
         totals = self._stream.totals
         assert totals is not None, "all records were read"
         return Summary(
@@ -154,8 +154,8 @@ class SnapshotReader:
 
 
 def verify_snapshot(file: File, plain_bytes_max: int = 0) -> Summary:
-    """Check all of a snapshot. Raises: CorruptionError; UsageError for a newer version, and for one
-    that is larger than allowed, if that is not 0.
+    """Check a whole snapshot. Raises: CorruptionError; UsageError for a newer version, and for a
+    snapshot larger than `plain_bytes_max`, if that is not 0.
     """
     reader = SnapshotReader(file, NoContents(), plain_bytes_max=plain_bytes_max)
     reader.check()
@@ -163,10 +163,10 @@ def verify_snapshot(file: File, plain_bytes_max: int = 0) -> Summary:
 
 
 def load_snapshot(file: File, contents: Contents, sink: StateSink) -> Summary:
-    """Check all of a snapshot, then hand its records on.
+    """Check a whole snapshot, then pass its records to the sink.
 
-    Raises: CorruptionError, and then the sink has seen nothing, unless the file has changed
-    meanwhile; UsageError for a newer version.
+    Raises: CorruptionError, in which case the sink has received nothing, unless the file has
+    changed meanwhile; UsageError for a newer version.
     """
     checked = verify_snapshot(file)
     apply_snapshot(file, contents, sink, checked)
@@ -174,9 +174,9 @@ def load_snapshot(file: File, contents: Contents, sink: StateSink) -> Summary:
 
 
 def apply_snapshot(file: File, contents: Contents, sink: StateSink, checked: Summary) -> None:
-    """Hand on the records of a snapshot that was checked before.
+    """Pass the records of a snapshot that was checked before to the sink.
 
-    Raises: CorruptionError when it has changed since; the sink has seen a part of it then.
+    Raises: CorruptionError if the file has changed since; the sink has then received a part of it.
     """
     reader = SnapshotReader(file, contents)
     for record in reader.records():

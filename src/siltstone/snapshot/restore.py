@@ -1,9 +1,9 @@
-"""Records of a data directory to a new one.
+"""Restores a data directory from the records of a backup.
 
-The order: all of the file is checked before anything is made; then the files, the key-value
-databases, and the state of a broker; VERSION comes last, so that a directory whose restoring was
-cut short is none. Contents wait in a file beside the new data, which then takes as much space once
-more for a time; memory does not grow with them.
+The order: the whole file is checked before anything is created; then come the files, the key-value
+databases, and the state of a broker. VERSION comes last, so a directory whose restore was
+interrupted is not a data directory. Contents are kept in a file next to the new data, so the
+restore temporarily needs about twice the space. Memory does not grow with the contents.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DirectorySink:
         self._changed_bytes = 0
 
     def apply(self, record: Record) -> None:
-        """Take one record. Raises: CorruptionError for a path that leads elsewhere; what the file
-        system and the engine raise.
+        """Apply one record. Raises: CorruptionError for a path outside of the directory; what the
+        file system and the engine raise.
         """
         match record:
             case StoredFile():
@@ -83,7 +83,7 @@ class DirectorySink:
                 pass
 
     def _count(self, size_bytes: int) -> None:
-        """Count what is written; equal parts are in a backup only once. Raises: UsageError."""
+        """Count the written bytes: a backup stores equal parts only once. Raises: UsageError."""
         self._size_bytes += size_bytes
         if self._size_bytes > self._size_bytes_max:
             raise UsageError(
@@ -99,7 +99,7 @@ class DirectorySink:
             self._fs.sync_directory(directory)
 
     def release(self) -> None:
-        """Let go of what is open, durable or not."""
+        """Close the open file and engine, without making them durable."""
         if self._file is not None:
             self._file.close()
         if self._engine is not None:
@@ -115,7 +115,7 @@ class DirectorySink:
         self._file.truncate(record.size_bytes)
 
     def _below(self, text: str, tops: frozenset[str]) -> PurePath:
-        """Return a path of the new directory. Raises: CorruptionError for one that leads out."""
+        """Return a path in the new directory. Raises: CorruptionError for a path outside of it."""
         path = PurePosixPath(text)
         if path.is_absolute() or ".." in path.parts or not tops.intersection(path.parts[:1]):
             raise CorruptionError(
@@ -163,20 +163,20 @@ def restore_directory(
     *,
     size_bytes_max: int | None = None,
 ) -> Summary:
-    """Make a data directory of a backup, where there is none or an empty one.
+    """Create a data directory from a backup; the directory must be missing or empty.
 
-    It is refused before anything is made where the unpacked data are more than is allowed, or need
-    more space than the disk has; without a limit, no more is written than the disk had free.
+    The restore is refused before anything is created if the unpacked data exceed the limit, or need
+    more space than the disk has. Without a limit, no more is written than the disk had free.
 
-    Raises: CorruptionError, ExistsError, UsageError, StorageFullError, DiskError; what was made
-    until then is no data directory, and may be removed.
+    Raises: CorruptionError, ExistsError, UsageError, StorageFullError, DiskError. The files created
+    until then are not a data directory, and may be removed.
     """
     if fs.exists(directory) and any(entry.name != "LOCK" for entry in fs.list(directory)):
         raise ExistsError(f"{directory} is not empty: restore the backup to a new directory")
     free_bytes = _free_bytes(fs, directory)
     room_bytes = free_bytes if size_bytes_max is None else size_bytes_max
     checked = verify_snapshot(source, plain_bytes_max=room_bytes)
-    # The contents wait in a file of their own until they are in their place.
+    # The contents are in a separate file until they are written to their place.
     needed_bytes = checked.plain_bytes + checked.content_bytes
     if needed_bytes > free_bytes:
         raise StorageFullError(directory, needed_bytes=needed_bytes)
@@ -200,14 +200,14 @@ def restore_directory(
 
 
 def _free_bytes(fs: FileSystem, directory: PurePath) -> int:
-    """Return the space on the disk where a directory is, or is to be; at least 1."""
+    """Return the free space of the disk for a directory that may not exist yet; at least 1."""
     while not fs.exists(directory):
         directory = directory.parent
     return max(fs.free_bytes(directory), 1)
 
 
 def _remove_dropped(fs: FileSystem, data: PurePath) -> None:
-    """Remove the slabs that no manifest names: they were dropped while the backup was made."""
+    """Remove the slabs that no manifest lists: they were dropped while the backup was made."""
     for entry in fs.list(data):
         directory = data / entry.name
         if entry.kind is not EntryKind.DIRECTORY or not fs.exists(directory / MANIFEST):
@@ -225,7 +225,7 @@ def _remove_dropped(fs: FileSystem, data: PurePath) -> None:
 def _restore_state(
     fs: FileSystem, clock: Clock, source: File, directory: PurePath, spill: File
 ) -> None:
-    """Let what a broker had in memory be the first snapshot of the new directory."""
+    """Write the state of the broker's memory as the first snapshot of the new directory."""
     spill.truncate(0)
     state = _state_records(SnapshotReader(source, ContentsInFile(spill)))
     first = next(state, None)

@@ -1,14 +1,14 @@
-"""When to save: one snapshot at a time, by the clock and whenever somebody asks.
+"""Decides when to save: one snapshot at a time, at an interval and on request.
 
-Whoever asks gets a snapshot that begins after that: those who ask while one is being written share
-the next one. The first by the clock comes a whole interval after the start.
+A request gets a snapshot that begins after the request: all requests during a save share the next
+one. The first scheduled snapshot comes a whole interval after the start.
 """
 
 from __future__ import annotations
 
 
 class Schedule:
-    """Decides when the next snapshot begins; an interval of 0 is never by the clock."""
+    """Decides when the next snapshot begins; an interval of 0 means only on request."""
 
     def __init__(self, interval: float, now: float) -> None:
         self._interval = interval
@@ -17,11 +17,11 @@ class Schedule:
         self._is_saving = False
 
     def ask(self) -> None:
-        """Let a snapshot begin as soon as none is being written."""
+        """Request a snapshot; it begins as soon as none is being written."""
         self._is_asked = True
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until a snapshot is to begin; None: not before something happens."""
+        """Return the seconds until the next snapshot begins; None: wait for `ask` or `end`."""
         if self._is_saving:
             return None
         if self._is_asked:
@@ -29,12 +29,12 @@ class Schedule:
         return max(0.0, self._due - now) if self._interval else None
 
     def begin(self, now: float) -> None:
-        """Take note that a snapshot begins."""
+        """Record that a snapshot begins."""
         assert not self._is_saving, "one at a time"
         self._is_saving = True
         self._is_asked = False
         self._due = now + self._interval
 
     def end(self) -> None:
-        """Take note that it was written, or failed: the next one is not put off by that."""
+        """Record that the snapshot was written or failed; this does not delay the next one."""
         self._is_saving = False

@@ -1,11 +1,11 @@
-"""Records to a file: contents de-duplicated, each before the first record that refers to it.
+"""Writes records to a file; equal contents once, each before the first record that refers to it.
 
-What is kept while writing is a buffer and a digest of each content, and no more contents than a few
-thousand small ones: most messages that wait for many sessions are the same object.
+In memory are a buffer, a digest of each content, and at most a few thousand small contents: most
+messages that wait for many sessions are the same object.
 
-Writing has two halves, so that it can be done beside a loop that must not wait. `take` makes bytes
-of records, for as short a time as is asked for; `drain` does what takes longer: large contents,
-compression, the disk.
+Writing has two parts, so that it can run beside an event loop that must not wait. `take` encodes
+records, for as short a time as the caller wants. `drain` does the longer work: large contents,
+compression, writing to the disk.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from siltstone.snapshot.format.stream import RecordWriter
 from siltstone.snapshot.format.totals import Totals
 
 CONTENT_BYTES_MAX: Final = 512 * 1024 * 1024
-# Contents that are known without a digest: so many, and so long at most.
+# Contents that are recognised without a digest: their maximum number and size.
 _RECENT_MAX: Final = 8192
 _RECENT_BYTES_MAX: Final = 1024
-# Of a longer content the digest alone takes longer than a moment.
+# For a larger content, the digest alone takes too long for `take`.
 _LIGHT_BYTES_MAX: Final = 16 * 1024
 
 
 class _HeavyError(ValueError):
-    """A content is not for `take`."""
+    """A content is too large for `take`."""
 
 
 class SnapshotWriter:
-    """Writes one snapshot to a new file; one thread at a time."""
+    """Writes one snapshot to a new file; not safe for concurrent threads."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SnapshotWriter:
     ) -> None:
         self._content_bytes_max = content_bytes_max
         self._stream = RecordWriter(file, rest)
-        # The record that `take` has left to `drain`.
+        # The record that `take` left for `drain`.
         self._left: Record | None = None
         self._is_taking = False
         self._known = DigestTable()
@@ -58,7 +58,7 @@ class SnapshotWriter:
         self._stream.write(*encode_record(about, self._number))
 
     def add(self, record: Record) -> None:
-        """Add one record. Raises: UsageError when it is too large; what File.write raises."""
+        """Add one record. Raises: UsageError if it is too large; what File.write raises."""
         self._stream.write(*encode_record(record, self._number))
         if self._stream.is_full:
             self._stream.drain()
@@ -69,10 +69,11 @@ class SnapshotWriter:
         return self._left is not None or self._stream.is_full
 
     def take(self, records: Iterator[Record | None], goes_on: Callable[[], bool]) -> bool:
-        """Add records until it is full or does not go on; tell whether there may be more.
+        """Add records until the buffer is full or `goes_on` returns False; return whether there may
+        be more.
 
-        None stands for work that led to no record. Neither the disk nor much of the processor is
-        used, whatever the records are. Raises: what the records raise, UsageError.
+        None stands for work that produced no record. This uses neither the disk nor much processor
+        time, whatever the records are. Raises: what the records raise, UsageError.
         """
         assert not self.is_full, "it was drained"
         self._is_taking = True
@@ -90,22 +91,22 @@ class SnapshotWriter:
         try:
             self._stream.write(*encode_record(record, self._number))
         except _HeavyError:
-            # A content that came before in it is written and known, and is not written again.
+            # Earlier contents of this record are written and known, so they are not written again.
             self._left = record
 
     def drain(self) -> None:
-        """Write what was taken to the file. Raises: UsageError; what File.write raises."""
+        """Write the taken records to the file. Raises: UsageError; what File.write raises."""
         left, self._left = self._left, None
         if left is not None:
             self.add(left)
         self._stream.drain()
 
     def finish(self) -> Totals:
-        """End the file; it is whole, and not synced."""
+        """End the file; it is complete, but not synced."""
         return self._stream.finish(contents=len(self._known), content_bytes=self._content_bytes)
 
     def _number(self, content: bytes) -> int:
-        """Return the number of a content, which is written if it is new."""
+        """Return the number of a content; write the content if it is new."""
         if not content:
             return 0
         size = len(content)
@@ -137,19 +138,19 @@ class SnapshotWriter:
 
 
 class Pace(Protocol):
-    """Where and when a snapshot is written, so that others get their turns."""
+    """Controls when a snapshot is written, so that other work gets its turn."""
 
     def fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
-        """Let the writer take records until it is full; tell whether there may be more."""
+        """Let the writer take records until it is full; return whether there may be more."""
 
     def rest(self) -> None:
-        """Let others have what this thread has used for a moment."""
+        """Pause, so that other threads can run."""
 
 
 def write_snapshot(
     file: File, about: About, records: Iterable[Record | None], *, pace: Pace | None = None
 ) -> Totals:
-    """Write all records to a new file, whole and not synced; at once, if no pace is given."""
+    """Write all records to a new file, complete but not synced; `pace` None means no pauses."""
     if pace is None:
         writer = SnapshotWriter(file, about)
         for record in records:
@@ -171,7 +172,7 @@ def publish_snapshot(
     *,
     pace: Pace | None = None,
 ) -> tuple[Totals, int]:
-    """Write a snapshot under its own name, whole and durable, or not at all; return its size too.
+    """Write a snapshot, complete and durable, or nothing; return its totals and its size in bytes.
 
     Raises: what the records raise, StorageFullError, DiskError.
     """
@@ -183,7 +184,7 @@ def publish_snapshot(
             size_bytes = file.size()
         fs.rename(temporary, path)
     except BaseException:
-        # What cannot be removed now is swept, or told of, when the name is next wanted.
+        # If the file cannot be removed now, it is removed or reported when the name is next used.
         with suppress(SiltstoneError):
             fs.remove(temporary)
         raise

@@ -1,4 +1,4 @@
-"""A durable queue of files: the public names, and nothing else."""
+"""A durable queue of files: only the public names."""
 
 from siltstone.spool.contents import EntryStream, Source
 from siltstone.spool.errors import CleanupFailedError, NoSuchEntryError, UnableToCommitError

@@ -1,4 +1,4 @@
-"""Arguments of a spool's calls that are not of their kind, refused in a sentence."""
+"""Checks of the arguments of a spool."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from siltstone.fs.posix import absolute_path
 
 
 def require_kind(name: str, value: object, kind: type, words: str) -> None:
-    """Raise UsageError unless the value is of a kind, which the words tell."""
+    """Raise UsageError unless the value is of this type; words describe the type."""
     if not isinstance(value, kind):
         raise UsageError(f"{name} must be {words}: type={type(value).__name__}")
 
 
 def path_given(path: object) -> PurePath:
-    """Return a path from the root. Raises: UsageError for what names no file."""
+    """Return the absolute path. Raises: UsageError for a value that cannot be a path."""
     if not isinstance(path, str | PurePath):
         raise UsageError(f"a path must be text or a path: type={type(path).__name__}")
     if "\0" in str(path):
@@ -25,7 +25,7 @@ def path_given(path: object) -> PurePath:
 
 
 def pairs_given(items: object) -> Iterator[tuple[object, str | None]]:
-    """Yield sources and their metadata. Raises: UsageError at what is no such pair."""
+    """Yield sources and their metadata. Raises: UsageError at an item that is not such a pair."""
     if not isinstance(items, Iterable):
         raise UsageError(f"items must be pairs of a source and metadata: {_kind(items)}")
     for item in items:
@@ -39,7 +39,7 @@ def pairs_given(items: object) -> Iterator[tuple[object, str | None]]:
 
 
 def function_given(function: object) -> None:
-    """Raise UsageError unless this can be called."""
+    """Raise UsageError unless the value is callable."""
     if not callable(function):
         raise UsageError(f"a function must be callable: {_kind(function)}")
 

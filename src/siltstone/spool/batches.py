@@ -1,15 +1,15 @@
-"""Several entries that are stored together or not at all, whatever crashes.
+"""Batches: several entries that are stored together or not at all, even after a crash.
 
     tmp/<number>.batch    `siltstone batch 1`, then a line for each entry: its draft, and its name;
                           the last line has the CRC-32C of those before it
 
 The small entries of a batch share a draft, which is a pack (packs.py). The order for a batch is:
 write and sync the drafts, write and sync the record, sync `tmp/`, link the drafts to their names,
-sync `q/`, remove the record and the drafts, sync `tmp/`. Opening finishes a batch that has a
-record: a crash before the record is durable leaves none of the entries, and a crash after it leaves
-all.
+sync `q/`, remove the record and the drafts, sync `tmp/`. Opening the spool completes a batch that
+has a record: a crash before the record is durable leaves none of the entries, and a crash after it
+leaves all.
 
-Invariant: while a record may be found by the next opening, no entry of it is discarded.
+Invariant: while the next opening may find a record, no entry of its batch is discarded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_LINE: Final = b"siltstone batch 1\n"
 
 
 class Planned(NamedTuple):
-    """A draft and the name that it is to have: both without their directories."""
+    """A draft and the name of its entry, both without their directories."""
 
     draft: str
     name: str
@@ -41,7 +41,7 @@ class Planned(NamedTuple):
 def write_record(
     fs: FileSystem, path: PurePath, drafts: Sequence[Temporary], names: Sequence[str]
 ) -> None:
-    """Decide that these drafts become these entries; durable when this returns."""
+    """Record that these drafts become these entries; durable when this returns."""
     pairs = zip(drafts, names, strict=True)
     lines = [f"{draft.path.name} {name}\n".encode("ascii") for draft, name in pairs]
     body = _FIRST_LINE + b"".join(lines)
@@ -49,7 +49,7 @@ def write_record(
 
 
 def read_record(data: bytes) -> list[Planned] | None:
-    """Return what a record says; None for what is none."""
+    """Return the contents of a record; None if the data is not a valid record."""
     body = data[:-9]
     if not body.startswith(_FIRST_LINE) or data[-9:] != b"%08x\n" % crc32c(body):
         return None
@@ -60,8 +60,9 @@ def read_record(data: bytes) -> list[Planned] | None:
 def undo(
     fs: FileSystem, record: PurePath | None, drafts: Sequence[Temporary], names: Sequence[PurePath]
 ) -> SiltstoneError | None:
-    """Take back what a commit did before it failed, the record first; return what kept the record
-    or a name from going for good.
+    """Undo a commit that failed, the record first.
+
+    Return the first error that prevented the durable removal of the record or of a name, or None.
     """
     error: SiltstoneError | None = None
     if record is not None and fs.exists(record):
@@ -77,7 +78,7 @@ def undo(
             error = error or exc
     if names:
         try:
-            # Else a power cut could bring back some of them.
+            # Without this sync, some names could reappear after a power cut.
             fs.sync_directory(names[0].parent)
         except SiltstoneError as exc:
             error = error or exc
@@ -87,9 +88,10 @@ def undo(
 def forget(
     fs: FileSystem, record: PurePath | None, drafts: Sequence[Temporary]
 ) -> SiltstoneError | None:
-    """Remove the temporary names of what is stored; return what kept a record from going for good.
+    """Remove the temporary names of stored entries.
 
-    A single draft has no record, and is swept later if need be.
+    Return the error that prevented the durable removal of a record, or None. A single draft has no
+    record; if its removal fails, it is swept later.
     """
     if record is None:
         with suppress(SiltstoneError):
@@ -107,7 +109,7 @@ def forget(
 
 
 def finish_batches(fs: FileSystem, layout: Layout) -> None:
-    """Store the entries of the batches that a crash has cut short, and forget their records."""
+    """Store the entries of batches that a crash interrupted, and remove their records."""
     records = [
         layout.temporary / found.name
         for found in fs.scan(layout.temporary)
@@ -116,7 +118,7 @@ def finish_batches(fs: FileSystem, layout: Layout) -> None:
     for record in sorted(records):
         planned = read_record(fs.read(record))
         if planned is None:
-            # Damaged later: what it was about is as it was without it.
+            # The record is damaged. The batch is treated as if it had no record.
             continue
         _finish(fs, layout, planned)
         for draft in dict.fromkeys(each.draft for each in planned):
@@ -133,7 +135,7 @@ def _finish(fs: FileSystem, layout: Layout, planned: Sequence[Planned]) -> None:
         fs.exists(draft) or fs.exists(name) for draft, name in zip(drafts, names, strict=True)
     )
     if not whole:
-        # The record outlived the crash by chance, and not all the drafts: nothing was linked yet.
+        # The record survived the crash but some drafts did not, so no draft was linked yet.
         return
     for draft, name in zip(drafts, names, strict=True):
         with suppress(ExistsError):

@@ -1,11 +1,11 @@
-"""What is in the file of an entry of its own: the data, then 16 bytes that prove them whole.
+"""The file of a single entry: the data, then 16 bytes that prove that it is complete.
 
     u64   length of the data
     u32   CRC-32C of the data and the length
     4s    `SPL1`
 
-All little endian. They stand at the end because the data may be a stream whose length nobody knows.
-Small entries of a batch share a file instead: packs.py.
+All integers are little endian. The 16 bytes are at the end because the data may be a stream of
+unknown length. Small entries of a batch share a file instead: packs.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROOF_BYTES: Final = _PROOF.size
 
 
 class Readable(Protocol):
-    """A binary stream: what `open(…, "rb")` returns, a socket's file, an EntryStream."""
+    """A binary stream: the result of `open(…, "rb")`, the file of a socket, an EntryStream."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
@@ -38,7 +38,7 @@ Source: TypeAlias = bytes | bytearray | memoryview | Readable | Iterable[bytes]
 
 
 def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
-    """Yield the data of whatever was given, never all of a stream at once."""
+    """Yield the data of a source in chunks; a stream is never read into memory as a whole."""
     if isinstance(source, bytes | bytearray | memoryview):
         yield memoryview(source).cast("B")
         return
@@ -57,7 +57,7 @@ def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
 
 
 def _checked(chunk: object) -> bytes | memoryview:
-    """Return a piece of a source. Raises: UsageError for what is no bytes."""
+    """Return a chunk of a source. Raises: UsageError if it is not bytes."""
     if isinstance(chunk, bytes):
         return chunk
     if isinstance(chunk, bytearray | memoryview):
@@ -66,12 +66,15 @@ def _checked(chunk: object) -> bytes | memoryview:
 
 
 def proof(length: int, checksum: int) -> bytes:
-    """Return the last bytes of a file; the checksum is that of the data."""
+    """Return the last 16 bytes of a file; checksum is the CRC-32C of the data."""
     return _PROOF.pack(length, crc32c(_LENGTH.pack(length), checksum), _MAGIC)
 
 
 def part_of(file: File) -> Part:
-    """Return where the data of the entry are that a file was opened as. Raises: CorruptionError."""
+    """Return the place of an entry's data in the file that was opened for it.
+
+    Raises: CorruptionError.
+    """
     part = find_part(file)
     if part is not None:
         return part
@@ -81,25 +84,28 @@ def part_of(file: File) -> Part:
     if last[: _LENGTH.size] != _LENGTH.pack(max(length, 0)):
         raise CorruptionError("the size of an entry has changed", path=file.path, offset=size)
     _, checksum, magic = _PROOF.unpack(last)
-    # Data that were never whole have no sum.
+    # Incomplete data has no checksum.
     return Part(0, length, checksum if magic == _MAGIC else -1)
 
 
 def unpacked(file: File) -> bytes | None:
-    """Return what the file of an entry would be if the entry shared it with no other; None where
-    it does not. Raises: CorruptionError.
+    """Return the file of an entry in a pack, as it would be if the entry had a file of its own.
+
+    Return None if the entry is not in a pack.
+
+    Raises: CorruptionError.
     """
     part = find_part(file)
     if part is None:
         return None
-    # With the sum of what was stored, so that damage shows where the copy is read.
+    # Use the stored checksum, so that a reader of the copy detects damaged data.
     return file.read_at(part.offset, part.length) + _PROOF.pack(part.length, part.checksum, _MAGIC)
 
 
 class EntryStream(io.RawIOBase):
     """The data of an entry as an unbuffered stream, checked when its end is read.
 
-    It goes on when the entry is discarded meanwhile. Reading raises CorruptionError.
+    The stream can still be read after the entry was discarded. Reading raises CorruptionError.
     """
 
     def __init__(self, file: File) -> None:
@@ -117,7 +123,7 @@ class EntryStream(io.RawIOBase):
         self._sum = part.checksum
 
     def readable(self) -> bool:
-        """Return True: this is for reading."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
@@ -142,6 +148,6 @@ class EntryStream(io.RawIOBase):
             )
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the stream and its file."""
         self._file.close()
         super().close()

@@ -1,8 +1,8 @@
-"""Data on their way into a spool: written, synced, named; and taken back when that fails.
+"""Drafts: data that is written, synced and then linked to the name of an entry.
 
 The order for each entry is: write a temporary file, sync it through the descriptor that wrote it,
-link it to its name, sync the directory of names, remove the temporary name. Until the last but one
-the data have a name that is no entry's, so a failure can keep them.
+link it to its name, sync the directory of names, remove the temporary name. Until the last step the
+data also has its temporary name, so it can be kept if a step fails.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from siltstone.fs.publish import free_name
 from siltstone.spool.contents import PROOF_BYTES, Source, chunks_of, proof
 from siltstone.spool.errors import CleanupFailedError
 
-# What link(2) answers where the file system has no hard links.
+# The errors of link(2) on a file system without hard links.
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class Temporary(Protocol):
-    """A file in which data are on their way; others may have the name of several entries."""
+    """A temporary file with data that is not stored yet; several entries may share it."""
 
     @property
     def file(self) -> File: ...
@@ -38,7 +38,7 @@ class Temporary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where the data of an entry are that could not be stored, and whether the file lasts."""
+    """The place of data that could not be stored, and whether the file is permanent."""
 
     path: PurePath
     offset: int
@@ -48,7 +48,7 @@ class Kept:
 
 
 class Draft:
-    """A temporary file with the data of an entry; open until it is synced."""
+    """A temporary file with the data of one entry; open until it is synced."""
 
     __slots__ = ("file", "length", "path")
 
@@ -59,11 +59,11 @@ class Draft:
 
     @property
     def size_bytes(self) -> int:
-        """What the file takes, its proof included."""
+        """The size of the file, with its proof."""
         return self.length + PROOF_BYTES
 
     def sync(self) -> None:
-        """Make the data durable, and close the file; that may raise too, and then counts."""
+        """Make the data durable and close the file; an error of the close is raised too."""
         self.file.sync()
         self.file.close()
 
@@ -71,10 +71,10 @@ class Draft:
 def write_draft(
     fs: FileSystem, path: PurePath, source: Source, *, room_bytes: int | None = None
 ) -> Draft:
-    """Write data and their proof to a new file; if that fails remove it again.
+    """Write data and their proof to a new file; remove the file on an error.
 
-    Raises: StorageFullError; OverloadedError beyond room_bytes; CleanupFailedError; what reading
-    the source raises.
+    Raises: StorageFullError; OverloadedError beyond room_bytes; CleanupFailedError; any error of
+    reading the source.
     """
     draft = Draft(fs.create(path))
     checksum = 0
@@ -93,7 +93,7 @@ def write_draft(
 
 
 def remove_drafts(fs: FileSystem, drafts: Sequence[Temporary], error: BaseException) -> None:
-    """Take back what was written before an error. Raises: CleanupFailedError."""
+    """Remove the files that were written before an error. Raises: CleanupFailedError."""
     failed: CleanupFailedError | None = None
     for draft in drafts:
         try:
@@ -106,7 +106,7 @@ def remove_drafts(fs: FileSystem, drafts: Sequence[Temporary], error: BaseExcept
 
 
 def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> Kept:
-    """Move the data, without their proof, to where no sweep finds them."""
+    """Move the data, without their proof, to a place that is not swept."""
     with suppress(SiltstoneError):
         draft.file.close()
     with suppress(SiltstoneError), fs.open(draft.path, writable=True) as file:
@@ -118,9 +118,9 @@ def keep_draft(fs: FileSystem, draft: Draft, directory: PurePath) -> Kept:
 def move_aside(
     fs: FileSystem, path: PurePath, directory: PurePath, name: str
 ) -> tuple[PurePath, bool]:
-    """Move a file to where no sweep finds it; return where it is, and whether it stays there.
+    """Move a file to a place that is not swept; return its path, and whether it is permanent.
 
-    Where it cannot be moved into the directory, another name beside the first one does.
+    If the file cannot be moved into the directory, it gets another name in its own directory.
     """
     for place in (directory, path.parent):
         with suppress(SiltstoneError):
@@ -133,20 +133,23 @@ def move_aside(
 
 
 def give_name(fs: FileSystem, path: PurePath, target: PurePath) -> None:
-    """Let a file have a second name. Raises: ExistsError: what is there is never replaced."""
+    """Link a file to a second name, or rename it if there are no hard links.
+
+    Raises: ExistsError: an existing file is never replaced.
+    """
     try:
         fs.link(path, target)
     except DiskError as exc:
         if exc.errno not in NO_LINKS:
             raise
-        # The lock keeps others away between the two.
+        # The lock of the spool prevents a race between the two calls.
         if fs.exists(target):
             raise ExistsError(f"the file exists already: path={target}") from exc
         fs.rename(path, target)
 
 
 def take_name_back(fs: FileSystem, path: PurePath, target: PurePath) -> None:
-    """Undo `give_name`: the file has its first name alone."""
+    """Undo `give_name`: leave the file with its first name only."""
     if fs.exists(path):
         fs.remove(target)
     else:

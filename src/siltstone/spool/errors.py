@@ -1,4 +1,4 @@
-"""What may go wrong in a spool and is nobody else's trouble, sorted by what the caller must do."""
+"""The errors that only a spool raises, sorted by what the caller must do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from siltstone.spool.names import Entry
 
 
 class UnableToCommitError(SiltstoneError):
-    """The data was read and not stored; `paths` still hold all of it. Store it again from there.
+    """The data was read but not stored; `paths` still hold all of it. Store it again from there.
 
-    One path for each item that was read, in order, and in `spans` where its data begin and end in
-    that file: where the disk is full, several items may be kept in one file, with a table of them
-    at its end. Those in `at_risk` could not be moved to where they last: the next opening of the
-    spool removes them. After the spool was poisoned as well, an entry with
-    the same data may be found when it is opened again.
+    `paths` has one path for each item that was read, in order, and `spans` the start and end of its
+    data in that file. If the disk is full, several items may share one file, with a table of them
+    at its end. The files in `at_risk` could not be moved to a permanent place: the next opening of
+    the spool removes them. If the spool was poisoned as well, it may contain an entry with the same
+    data when it is opened again.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class UnableToCommitError(SiltstoneError):
         at_risk: tuple[PurePath, ...] = (),
     ) -> None:
         until = "until the spool is opened again, copy it now" if at_risk else ""
-        # Several items in one file need their places there; a file of one item does not.
+        # If items share a file, the text must show where each one is.
         shared = f" spans={list(spans)}" if len({*paths}) < len(paths) else ""
         super().__init__(
             f"not stored, the data is kept{until and f' {until}'}: {reason}: "
@@ -39,12 +39,12 @@ class UnableToCommitError(SiltstoneError):
 
     @property
     def path(self) -> PurePath:
-        """Where the data of the first item is."""
+        """The file with the data of the first item."""
         return self.paths[0]
 
 
 class NoSuchEntryError(NotFoundError):
-    """The entry was discarded, or never stored here; `entries` are all of a call that were not."""
+    """The entry was discarded or never stored here; `entries` has all that a call did not find."""
 
     def __init__(
         self, entry: Entry, source: PurePath, entries: tuple[Entry, ...] | None = None
@@ -57,9 +57,10 @@ class NoSuchEntryError(NotFoundError):
 
 
 class CleanupFailedError(SiltstoneError):
-    """Storing failed, and so did removing what it had written: remove `path` by hand.
+    """Storing failed, and so did the removal of the data that it had written: remove `path` by
+    hand.
 
-    `error` kept it from being removed; what had failed first is `__cause__`.
+    `error` is the reason why the removal failed; the first error is `__cause__`.
     """
 
     def __init__(self, path: PurePath, error: SiltstoneError) -> None:

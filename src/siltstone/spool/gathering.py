@@ -1,7 +1,7 @@
-"""The data of one call on their way into a spool: small ones together, each large one by itself.
+"""The data of one call before it is committed: small entries share files, large ones do not.
 
-A single entry has a file of its own, as has a large one; the small entries of a batch share packs.
-Nothing here has the name of an entry yet.
+A single entry or a large entry has a file of its own. The small entries of a batch share packs. No
+file of this module has the name of an entry yet.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from siltstone.spool.drafts import (
 )
 from siltstone.spool.packs import PACKED_BYTES_MAX, PACKED_ENTRIES_MAX, Pack
 
-# Files that are open at once while many are stored.
+# The limit of files that are open at the same time during one call.
 _OPEN_FILES_MAX: Final = 64
 
 
 class Gathering:
-    """The files of one call, and which of them holds each entry."""
+    """The files of one call, and the file of each entry."""
 
     def __init__(
         self, fs: FileSystem, next_path: Callable[[], PurePath], *, room_bytes: int | None
@@ -40,14 +40,14 @@ class Gathering:
         self._fs = fs
         self._next_path = next_path
         self._room_bytes = room_bytes
-        # A small entry that waits for a second one: alone it has a file of its own.
+        # The first small entry. It gets a file of its own if no second entry follows.
         self._first: bytes | None = None
         self._unsynced: list[Draft] = []
         self._can_link = True
         self.size_bytes = 0
-        # What kept the data of an entry from being durable, all of which had been read.
+        # The error of a sync, after all data of the entry had been read.
         self.failed_sync: SiltstoneError | None = None
-        # The file of each entry, in order. That of the first may be known last.
+        # The file of each entry, in order. The file of the first entry may be decided last.
         self.files: list[Draft | Pack] = []
 
     def __len__(self) -> int:
@@ -55,9 +55,10 @@ class Gathering:
         return len(self.files) + (self._first is not None)
 
     def add(self, source: Source) -> None:
-        """Take the data of one more entry.
+        """Add the data of another entry.
 
-        Raises: StorageFullError; OverloadedError where there is no room; what reading raises.
+        Raises: StorageFullError; OverloadedError if the limit is exceeded; any error of reading the
+        source.
         """
         chunks = chunks_of(source)
         begun: list[bytes] = []
@@ -72,12 +73,12 @@ class Gathering:
         self._add_small(b"".join(begun))
 
     def finish(self) -> None:
-        """Write what waits, and sync the files of single entries."""
+        """Write the waiting entry, and sync the files of single entries."""
         self._flush_first()
         self._sync()
 
     def seal(self, names: Sequence[str]) -> None:
-        """Write into each pack which entries it holds, and sync it."""
+        """Write the table of entries into each pack, and sync it."""
         named: dict[Pack, list[str]] = {}
         for file, name in zip(self.files, names, strict=True):
             if isinstance(file, Pack):
@@ -86,12 +87,13 @@ class Gathering:
             pack.seal(held)
 
     def remove(self, error: BaseException) -> None:
-        """Take back what was written before an error. Raises: CleanupFailedError."""
+        """Remove the files that were written before an error. Raises: CleanupFailedError."""
         remove_drafts(self._fs, list(dict.fromkeys(self.files)), error)
 
     def keep(self, directory: PurePath) -> list[Kept]:
-        """Move the data of all entries to where no sweep finds them; return where they are, in the
-        order of the entries. An entry of a pack gets a file of its own where there is room.
+        """Move the data of all entries to a place that is not swept; return the places in order.
+
+        An entry of a pack gets a file of its own if there is space.
         """
         kept = {
             file: iter(
@@ -121,7 +123,7 @@ class Gathering:
         pack.add(data)
 
     def _pack(self) -> Pack | None:
-        """Return the pack that takes the next entry; None where a file can have one name only."""
+        """Return the pack for the next entry; None if the file system has no hard links."""
         for file in reversed(self.files):
             if isinstance(file, Pack):
                 if len(file.parts) < PACKED_ENTRIES_MAX:
@@ -195,7 +197,7 @@ class Gathering:
                     self._fs.remove(path)
             return self._keep_together(pack, directory)
         with suppress(SiltstoneError):
-            # Otherwise the next opening sweeps it.
+            # If this fails, the next opening sweeps the pack.
             self._fs.remove(pack.path)
         return [
             Kept(path, 0, part.length, stays=True)
@@ -203,8 +205,9 @@ class Gathering:
         ]
 
     def _keep_together(self, pack: Pack, directory: PurePath) -> list[Kept]:
-        """Keep a pack whole, with a table that tells its entries apart by their numbers in the
-        call. Without one it must not last: it would look like the data of one entry.
+        """Keep a pack as one file, with a table of its entries by their numbers in the call.
+
+        A pack without a table must not be kept: it would look like the data of one entry.
         """
         numbers = [str(number) for number, file in enumerate(self.files) if file is pack]
         path, stays = pack.path, False

@@ -1,13 +1,13 @@
 """The directory of a spool.
 
-DIR/spool       `siltstone spool 1` and a newline: written last, so what has it is whole
+DIR/spool       `siltstone spool 1` and a newline; written last, so its spool is complete
 DIR/LOCK        held by the one process that stores and discards
 DIR/next        no entry with this id or a higher one was ever stored
 DIR/q/          the entries, and nothing else
-DIR/tmp/        data that are being written, and records of batches; swept when it is opened for
-                writing. A name that does not end in `.tmp` or `.batch` stays: data that could be
-                kept nowhere else
-DIR/kept/       data that were read and could not be stored
+DIR/tmp/        data that is being written, and records of batches; swept when the spool is
+                opened for writing. A name that does not end in `.tmp` or `.batch` stays: it is
+                data that could not be kept elsewhere
+DIR/kept/       data that was read and could not be stored
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from siltstone.spool.names import Entry, file_name, parse_name
 
 ENTRIES: Final = "q"
 SENTINEL: Final = b"siltstone spool 1\n"
-# Where the mark of ids was damaged, the next ones begin so far above all entries that there are.
+# If the mark of ids is damaged, new ids start this far above the highest id of an entry.
 _LEAP: Final = 1 << 32
 
 
 class Layout:
-    """The paths in a spool's directory."""
+    """The paths in the directory of a spool."""
 
     def __init__(self, root: PurePath) -> None:
         self.root = root
@@ -42,7 +42,7 @@ class Layout:
         self.mark = root / "next"
 
     def lay_out(self, fs: FileSystem) -> None:
-        """Make what is missing of a new spool, the sentinel last."""
+        """Create the missing parts of a new spool, the sentinel last."""
         for directory in (self.entries, self.temporary, self.kept):
             create_directories(fs, directory)
         if not fs.exists(self.mark):
@@ -50,7 +50,7 @@ class Layout:
         replace_file(fs, self.sentinel, SENTINEL)
 
     def check(self, fs: FileSystem) -> None:
-        """Check that a spool of our version is here. Raises: NotFoundError, UsageError."""
+        """Check that this is a spool of a known version. Raises: NotFoundError, UsageError."""
         try:
             found = fs.read(self.sentinel)
         except NotFoundError as exc:
@@ -59,7 +59,8 @@ class Layout:
             raise UsageError(f"unknown version of a spool: path={self.sentinel} text={found!r}")
 
     def check_remains(self, fs: FileSystem) -> None:
-        """Check that a directory without a sentinel is what a crash left of a spool's creation.
+        """Check that a directory without a sentinel is the result of a crash while a spool was
+        created.
 
         Raises: ExistsError.
         """
@@ -74,26 +75,26 @@ class Layout:
                 )
 
     def remove(self, fs: FileSystem) -> None:
-        """Remove what there is of a new spool."""
+        """Remove all files of a new spool."""
         remove_tree(fs, self.root)
 
     def path_of(self, stored: Entry) -> PurePath:
-        """Return where the file of an entry is, or would be. Raises: UsageError."""
+        """Return the path of an entry's file, which need not exist. Raises: UsageError."""
         require_kind("entry", stored, Entry, "an Entry")
         return self.entries / file_name(stored)
 
     def sweep(self, fs: FileSystem) -> list[str]:
-        """Remove what a crash left half written, and return the names."""
+        """Remove the incomplete files that a crash left, and return their names."""
         return sweep_temporaries(fs, self.root) + sweep_temporaries(fs, self.temporary)
 
 
 def write_mark(fs: FileSystem, path: PurePath, number: int) -> None:
-    """Promise that no id from this number on was given."""
+    """Record durably that no id from this number on was used."""
     replace_file(fs, path, b"%d\n" % number)
 
 
 def read_mark(fs: FileSystem, layout: Layout) -> int:
-    """Return the first id that was never given; if that was lost, one far above all there are."""
+    """Return the first unused id; if the mark is lost, an id far above those of all entries."""
     with suppress(NotFoundError):
         text = fs.read(layout.mark)
         if text.endswith(b"\n") and text[:-1].isdigit():
@@ -103,7 +104,7 @@ def read_mark(fs: FileSystem, layout: Layout) -> int:
 
 
 def scan_entries(fs: FileSystem, layout: Layout) -> Iterator[Entry]:
-    """Yield all entries, by their names alone."""
+    """Yield all entries; this reads only their names."""
     for name in fs.scan(layout.entries):
         found = parse_name(name.name) if name.kind is EntryKind.FILE else None
         if found is not None:

@@ -1,7 +1,7 @@
-"""Data on their way out of a spool, to a file of the caller's on this disk or another one.
+"""Copies of entries outside of a spool, to a file on this disk or another one.
 
-The file appears whole, with its reason beside it before it, and is synced before the entry goes. A
-crash leaves the entry, or the file, or both; doing it again then finishes it.
+The file appears whole, after its reason file, and is synced before the entry is discarded. A crash
+leaves the entry, the file or both; repeating the call then completes it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def copy_out(
 ) -> None:
     """Copy the data of an entry to a new file, durable when this returns.
 
-    Raises: ExistsError where another file has the name; CorruptionError, StorageFullError, and
-    then there is no file.
+    Raises: ExistsError if another file has the name; CorruptionError, StorageFullError: no file is
+    created.
     """
     if fs.exists(destination):
         _check_same(fs, source, destination)
@@ -56,7 +56,10 @@ def _copy(fs: FileSystem, source: EntryStream, target: PurePath) -> None:
 
 
 def _check_same(fs: FileSystem, source: EntryStream, destination: PurePath) -> None:
-    """Make the name of an earlier attempt's file durable. Raises: ExistsError if it is another."""
+    """Make the name of an identical file from an earlier attempt durable.
+
+    Raises: ExistsError if the file is different.
+    """
     with fs.open(destination, writable=False) as file:
         offset = 0
         while chunk := source.read(CHUNK_BYTES):

@@ -1,8 +1,8 @@
 """Entries, and the names of their files: `<id>`, or `<id>-<metadata>`.
 
-The id is decimal, without leading zeros. Metadata are percent-encoded to lower-case letters,
-digits, `_` and `-`: the locale, the case and the characters that a file system forbids or alters
-mean nothing to them. A name that would not be written just so is of no entry.
+The id is decimal, without leading zeros. Metadata is percent-encoded to lower-case letters, digits,
+`_` and `-`, so that the locale, the case and the forbidden characters of a file system do not
+matter. A name in any other form is not an entry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from siltstone.errors import UsageError
 
 ID_MAX: Final = 2**63 - 1
-# What file systems allow, less an id of 19 digits and the dash.
+# The limit of file systems, less an id of 19 digits and the dash.
 METADATA_BYTES_MAX: Final = 255 - 20
 
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -26,16 +26,18 @@ _ESCAPE: Final = re.compile(rb"%([0-9a-f]{2})")
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One item of a spool, by which any process finds it again; ordered by id, as it was stored.
+    """One item of a spool; any process can use it to find the item. Entries are ordered by id.
 
-    Raises: UsageError for an id or metadata that no entry has.
+    Ids rise in the order of storing.
+
+    Raises: UsageError for an invalid id or invalid metadata.
     """
 
     id: int
     metadata: str | None = None
 
     def __post_init__(self) -> None:
-        """Check both, as they may come from anywhere."""
+        """Check both values: any caller may create an Entry."""
         if type(self.id) is not int or not 0 <= self.id <= ID_MAX:
             raise UsageError(f"the id of an entry must be from 0 to 2**63 - 1, got {self.id!r}")
         if self.metadata is not None:
@@ -46,12 +48,12 @@ class Entry:
 
 
 def entry(id: int, metadata: str | None = None) -> Entry:  # noqa: A002 - what it is called
-    """Return an entry from its two parts, as they were given back when it was stored."""
+    """Return an entry from the id and metadata that `store` returned."""
     return Entry(id, metadata)
 
 
 def encode_metadata(text: str) -> str:
-    """Return metadata as they stand in a name. Raises: UsageError when they are too long."""
+    """Return metadata in the form of a file name. Raises: UsageError when it is too long."""
     if not isinstance(text, str):
         raise UsageError(f"metadata must be text, or None: type={type(text).__name__}")
     try:
@@ -75,7 +77,7 @@ def file_name(of: Entry) -> str:
 
 
 def parse_name(name: str) -> Entry | None:
-    """Return the entry that a file of this name holds; None if it is of none."""
+    """Return the entry of a file with this name; None if it is not the name of an entry."""
     found = _NAME.fullmatch(name)
     if found is None or len(name) > METADATA_BYTES_MAX + 20:
         return None
@@ -89,5 +91,5 @@ def parse_name(name: str) -> Entry | None:
         metadata = data.decode()
     except UnicodeDecodeError:
         return None
-    # `%61` is an `a` that we would not have written so.
+    # `%61` decodes to `a`, but `encode_metadata` never writes it.
     return Entry(number, metadata) if encode_metadata(metadata) == encoded else None

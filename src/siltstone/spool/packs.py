@@ -1,15 +1,15 @@
-"""Small entries of one batch in one file, so that the batch is synced once.
+"""Packs: the small entries of one batch in one file, so that the batch needs one sync.
 
-    the data of the entries, one behind the other
+    the data of the entries, one after the other
     `siltstone pack 1`, then a line for each entry:
         <offset of its data> <length> <CRC-32C of the data and the length, 8 hex digits> <name>
     u64   offset of the line `siltstone pack 1`
     u32   CRC-32C of the lines
     4s    `SPB1`
 
-The last 16 bytes are laid out like those of an entry with a file of its own. Every entry of a pack
-is a hard link to it under its own name: discarding one removes its name, and the last one takes the
-data with it.
+The last 16 bytes have the same layout as those of an entry with a file of its own. Each entry of a
+pack is a hard link to the pack under its own name. Discarding an entry removes its name; removing
+the last name removes the data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import File
 
-# A larger entry has a file of its own: then discarding it frees its space at once.
+# A larger entry has a file of its own, so that discarding it frees its space at once.
 PACKED_BYTES_MAX: Final = 65_536
-# Few enough for every file system with hard links.
+# Less than the limit of links to a file, on every file system with hard links.
 PACKED_ENTRIES_MAX: Final = 128
 _FIRST_LINE: Final = b"siltstone pack 1\n"
 _LENGTH: Final = struct.Struct("<Q")
@@ -35,7 +35,7 @@ END_BYTES: Final = _END.size
 
 
 class Part(NamedTuple):
-    """Where the data of an entry stand in a file, and the CRC of them and their length."""
+    """The place of an entry's data in a file, and the CRC of the data and their length."""
 
     offset: int
     length: int
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Pack:
-    """A temporary file that takes the data of small entries; open until it is sealed."""
+    """A temporary file with the data of small entries; open until it is sealed."""
 
     __slots__ = ("file", "parts", "path")
 
@@ -54,11 +54,11 @@ class Pack:
 
     @property
     def end(self) -> int:
-        """Where the data of the next entry go."""
+        """The offset of the next entry's data."""
         return self.parts[-1].offset + self.parts[-1].length if self.parts else 0
 
     def add(self, data: bytes) -> Part:
-        """Write the data of one more entry. Raises: StorageFullError."""
+        """Write the data of another entry. Raises: StorageFullError."""
         checksum = crc32c(_LENGTH.pack(len(data)), crc32c(data))
         part = Part(self.end, len(data), checksum)
         self.file.write_at(part.offset, data)
@@ -66,13 +66,16 @@ class Pack:
         return part
 
     def seal(self, names: Sequence[str]) -> None:
-        """Say which entry each part is, sync all, and close the file; its error counts too."""
+        """Write the table of entries, sync and close the file.
+
+        An error of the close is raised too.
+        """
         self.write_table(self.file, names)
         self.file.sync()
         self.file.close()
 
     def write_table(self, file: File, names: Sequence[str]) -> None:
-        """Write which entry each part is behind the data. Raises: StorageFullError."""
+        """Write the table of entries after the data. Raises: StorageFullError."""
         pairs = zip(self.parts, names, strict=True)
         lines = [
             b"%d %d %08x %b\n" % (part.offset, part.length, part.checksum, name.encode("ascii"))
@@ -84,8 +87,11 @@ class Pack:
 
 
 def find_part(file: File) -> Part | None:
-    """Return where the data of the entry are that a file was opened as; None where the file is no
-    pack. Raises: CorruptionError.
+    """Return the place of an entry's data in a pack; None if the file is not a pack.
+
+    The entry is the one whose name was used to open the file.
+
+    Raises: CorruptionError.
     """
     size = file.size()
     last = file.read_at(size - END_BYTES, END_BYTES) if size >= END_BYTES else b""

@@ -1,10 +1,11 @@
 """A durable queue of files: store, stream, discard, reduce.
 
-What `store` has returned survives a power cut until it is discarded; what was discarded does not
-come back. Ids go up, and none is given twice in the life of a spool. In memory a spool is as large
-with a million entries as with none, and opening one looks at none of them.
+An entry that `store` returned survives a power cut until it is discarded. A discarded entry never
+returns. Ids rise, and no id is used twice in the life of a spool. A spool uses the same memory with
+a million entries as with none, and opening a spool reads none of them.
 
-One process may store and discard, with any number of threads; others may read meanwhile.
+One process may store and discard, with any number of threads. Other processes may read at the same
+time.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, par
 
 Value = TypeVar("Value")
 
-# Ids are reserved on disk so many at a time, so that few of the stores write that down.
+# The number of ids that are reserved on disk at a time, so that few stores write the mark.
 _RESERVED_IDS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Value]):
-    """What a function given to `reduce` returns to end there, with this value."""
+    """The value that a function given to `reduce` returns to stop early with a result."""
 
     value: Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolStats:
-    """What is in a spool; unexpected are the names that are of no entry."""
+    """The contents of a spool; unexpected counts the names that are not entries."""
 
     entries: int
     size_bytes: int
@@ -83,7 +84,7 @@ class Spool:
         self._layout = layout
         self._lock = None if read_only else fs.lock(layout.lock)
         self._mutex = Lock()
-        # Held while a batch has its record, for which no entry of it may be discarded.
+        # Held while a batch has a record: no entry of the batch may be discarded in this time.
         self._batching = Lock()
         self._drafts = count()
         self._poison: SiltstoneError | None = None
@@ -109,11 +110,11 @@ class Spool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the spool."""
         self.close()
 
     def close(self) -> None:
-        """Let others open it for writing; a second call does nothing."""
+        """Close the spool and release its lock; a second call does nothing."""
         self._closed = True
         if self._lock is not None:
             self._lock.release()
@@ -123,18 +124,18 @@ class Spool:
     def store(self, source: Source, metadata: str | None = None) -> Entry:
         """Store bytes, a binary stream or an iterator of bytes; durable when this returns.
 
-        Raises: UsageError for metadata that go into no name, before anything is read;
-        StorageFullError, OverloadedError, CleanupFailedError: nothing is stored; and
-        UnableToCommitError, with the path of the data. What reading the source raises passes
-        through. PoisonedError once a sync of names has failed.
+        Raises: UsageError for metadata that does not fit into a file name, before the source is
+        read; StorageFullError, OverloadedError, CleanupFailedError: nothing is stored;
+        UnableToCommitError, with the path of the data; PoisonedError after a sync of names has
+        failed; any error of reading the source.
         """
         [stored] = self.store_many([(source, metadata)])
         return stored
 
     def store_many(self, items: Iterable[tuple[Source, str | None]]) -> list[Entry]:
-        """Store several together; return their entries in order.
+        """Store several items as one batch; return their entries in order.
 
-        An error is as that of `store`, and then none of them is stored. A crash before this returns
+        Raises: the errors of `store`; none of the items is then stored. A crash before this returns
         leaves all of them or none, once the spool is opened for writing.
         """
         self._check_writable()
@@ -160,14 +161,14 @@ class Spool:
         return self._layout.temporary / f"{next(self._drafts)}{TEMPORARY_SUFFIX}"
 
     def _commit(self, gathering: Gathering, metadata: list[str | None]) -> list[Entry]:
-        """Give what was gathered the names of entries."""
+        """Link the gathered files to the names of their entries."""
         named: list[Entry] = []
         drafts = gathering.files
         with self._batching if len(drafts) > 1 else nullcontext():
             record = drafts[0].path.with_suffix(RECORD_SUFFIX) if len(drafts) > 1 else None
             try:
-                # Names appear in the order of their ids: whoever asks for the next one has seen all
-                # that are lower. It is the one thing done on the disk under the lock.
+                # Names appear in the order of their ids: a caller of next_likely_id has seen all
+                # lower ids. Only here the lock is held during disk operations.
                 with self._mutex:
                     entries = [self._free_entry(said) for said in metadata]
                     names = [file_name(stored) for stored in entries]
@@ -185,19 +186,23 @@ class Spool:
                 raise self._kept(gathering, exc) from exc
             with self._mutex:
                 self._size_bytes += gathering.size_bytes
-            # All is stored; where the record stays, discarding an entry of it would not last.
+            # All entries are stored. If the record cannot be removed, the next opening would
+            # restore an entry that is discarded now, so the spool is poisoned.
             self._poison = forget(self._fs, record, drafts) or self._poison
         return named
 
     def _free_entry(self, metadata: str | None) -> Entry:
-        """Return the next entry whose name is free; others are not, where a lock means nothing."""
+        """Return the next entry whose name is free.
+
+        A name may exist already on file systems where locks do not work.
+        """
         while True:
             stored = Entry(self._take_id(), metadata)
             if not self._fs.exists(self.path_of(stored)):
                 return stored
 
     def _take_id(self) -> int:
-        """Return the next id, having promised on disk that it is never given again."""
+        """Return the next id, after reserving it on disk so that it is never used again."""
         if self._next_id > ID_MAX:
             raise UsageError("the spool has used all its ids: create a new one")
         if self._next_id >= self._reserved:
@@ -230,9 +235,9 @@ class Spool:
             raise NoSuchEntryError(stored, path) from exc
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the entries, in any order, by their names alone.
+        """Yield the entries in any order; this reads only their names.
 
-        One that is stored or discarded meanwhile may be yielded or not.
+        An entry that is stored or discarded meanwhile may be yielded or not.
         """
         self._check_open()
         yield from scan_entries(self._fs, self._layout)
@@ -240,9 +245,9 @@ class Spool:
     def reduce(
         self, function: Callable[[Value, Entry], Value | Done[Value]], initial: Value
     ) -> Value:
-        """Return what the function makes of all entries, one after the other, in any order.
+        """Call the function for each entry, in any order, and return its last value.
 
-        It is given the value so far and an entry, and may end early by returning Done.
+        The function receives the value so far and an entry. It stops early by returning Done.
         """
         function_given(function)
         value = initial
@@ -254,15 +259,17 @@ class Spool:
         return value
 
     def next_likely_id(self) -> int:
-        """Return an id above those of all entries there are; later ones have this or a higher."""
+        """Return an id above those of all existing entries; later entries have this id or a higher
+        one.
+        """
         if self.read_only:
-            # The mark is ahead of the ids that were given.
+            # The mark on disk is higher than the last id that was used.
             return max((found.id for found in self), default=-1) + 1
         with self._mutex:
             return self._next_id
 
     def stats(self) -> SpoolStats:
-        """Count what is there; this looks at every file, one at a time."""
+        """Count the contents; this opens every file, one at a time."""
         self._check_open()
         entries = unexpected = size_bytes = 0
         for found in self._fs.scan_entries(self._layout.entries):
@@ -288,12 +295,13 @@ class Spool:
         *,
         reason: str | None = None,
     ) -> None:
-        """Remove an entry for good, having moved its data to a new file if one is named.
+        """Remove an entry durably, after moving its data to a new file if destination is given.
 
-        The reason goes beside that file, as `<name>.reason.txt`. A plain discard needs no space.
+        The reason is written beside that file, as `<name>.reason.txt`. Without a destination, no
+        space is needed.
 
-        Raises: NoSuchEntryError; ExistsError where another file has that name; CorruptionError,
-        StorageFullError: the entry is still there; PoisonedError when it may come back.
+        Raises: NoSuchEntryError; ExistsError if another file has that name; CorruptionError,
+        StorageFullError: the entry still exists; PoisonedError when the entry may reappear.
         """
         self._check_writable()
         if destination is not None:
@@ -304,10 +312,10 @@ class Spool:
         self.discard_many([stored])
 
     def discard_many(self, entries: Iterable[Entry]) -> None:
-        """Remove entries for good, with one sync for all.
+        """Remove entries durably, with one sync for all.
 
-        Raises: as `discard`; NoSuchEntryError when all the others are gone, with those that were
-        not there.
+        Raises: the errors of `discard`; NoSuchEntryError with the missing entries, after all others
+        were removed.
         """
         require_kind("entries", entries, Iterable, "entries")
         wanted = list(entries)
@@ -330,9 +338,9 @@ class Spool:
             raise NoSuchEntryError(gone[0], self.path_of(gone[0]), gone)
 
     def quarantine(self, stored: Entry, directory: PurePath, reason: str) -> PurePath:
-        """Move the file of an entry that cannot be read as it is; return where it is now.
+        """Move the file of an unreadable entry to quarantine, unchanged; return its new path.
 
-        The reason goes beside it. Raises: NoSuchEntryError.
+        The reason is written beside it. Raises: NoSuchEntryError.
         """
         self._check_writable()
         try:
@@ -351,7 +359,7 @@ class Spool:
             self._size_bytes -= size_bytes
 
     def _size_of(self, path: PurePath) -> int:
-        """Return what an entry takes; 0 for one that is gone."""
+        """Return the size of an entry; 0 if it does not exist."""
         with suppress(NotFoundError), self._fs.open(path, writable=False) as file:
             try:
                 return part_of(file).length + PROOF_BYTES
@@ -359,17 +367,17 @@ class Spool:
                 return file.size()
         return 0
 
-    # What all share
+    # Shared by all of the above
 
     def path_of(self, stored: Entry) -> PurePath:
-        """Return where the file of an entry is, or would be."""
+        """Return the path of an entry's file, which need not exist."""
         return self._layout.path_of(stored)
 
     def _sync_names(self) -> None:
         try:
             self._fs.sync_directory(self._layout.entries)
         except SiltstoneError as exc:
-            # A second try would succeed and prove nothing.
+            # A second sync may succeed although the data was lost.
             self._poison = exc
             raise PoisonedError(f"a sync of names failed, open the spool again: {exc}") from exc
 
@@ -386,8 +394,9 @@ class Spool:
 
 
 def create(path: str | PurePath, *, fs: FileSystem | None = None) -> Spool:
-    """Make a spool where there is nothing yet, and open it; where that fails, nothing is there
-    again. Raises: ExistsError.
+    """Create a spool at a path that does not exist, and open it; on an error, remove it again.
+
+    Raises: ExistsError.
     """
     disk = fs or PosixFileSystem()
     layout = Layout(path_given(path))
@@ -410,9 +419,9 @@ def open_spool(
     size_bytes_max: int | None = None,
     fs: FileSystem | None = None,
 ) -> Spool:
-    """Open a spool; beyond size_bytes_max it takes no more.
+    """Open a spool; it refuses new entries beyond size_bytes_max.
 
-    Raises: NotFoundError; UsageError for what another version made; LockedError when another
+    Raises: NotFoundError; UsageError for a spool of another version; LockedError when another
     process has it open for writing.
     """
     layout = Layout(path_given(path))
@@ -424,9 +433,9 @@ def open_spool(
 def ensure(
     path: str | PurePath, *, size_bytes_max: int | None = None, fs: FileSystem | None = None
 ) -> Spool:
-    """Open a spool for writing, making it where there is none, or what a crash left of one.
+    """Open a spool for writing; create it if it is missing or a crash interrupted its creation.
 
-    Raises: ExistsError for a directory that holds something else; what `open` raises.
+    Raises: ExistsError for a directory with other contents; the errors of `open`.
     """
     disk = fs or PosixFileSystem()
     layout = Layout(path_given(path))

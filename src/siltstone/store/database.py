@@ -1,8 +1,8 @@
-"""One database: append rows, read them back, look after its slabs.
+"""One database: append rows, read them, manage its slabs.
 
-A database that is open for writing has a thread per shard and belongs to the Store that holds the
-directory's lock; one that is open for reading looks at the disk again whenever it runs out of rows.
-Everything may be called from any thread.
+A database that is open for writing has a thread for each shard. It belongs to the Store that holds
+the lock of the directory. A database that is open for reading checks the disk for new rows whenever
+it has read all. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DURABILITIES: Final = ("synced", "written", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Rows of a stream, the position behind them, and why they ended there."""
+    """Rows of a stream, the position after them, and the reason why the read ended."""
 
     iterator: StreamIterator
     batch: Batch
@@ -60,7 +60,7 @@ class Read:
 
 
 class Database:
-    """Rows by topic and time. Made by a Store."""
+    """Rows by topic and time. Created by a Store."""
 
     def __init__(
         self, fs: FileSystem, clock: Clock, directory: PurePath, *, writable: bool
@@ -71,7 +71,7 @@ class Database:
         else:
             self._slabs = ReadableSlabs(fs, directory)
         self._feeds = Feeds(self._slabs)
-        # What tells this database from any other, also from a later one of the same name.
+        # The identity of this database; a later database of the same name has another one.
         self.origin = self._slabs.manifest.identity
         self.identity = self.origin.text
 
@@ -82,21 +82,21 @@ class Database:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed; its Store opens it anew when asked."""
+        """Whether it was closed; its Store opens it again on request."""
         return self._slabs.closed
 
     @property
     def settings(self) -> DatabaseSettings:
-        """The settings in force."""
+        """The current settings."""
         return self._slabs.manifest.settings
 
     @property
     def reports(self) -> list[RecoveryReport]:
-        """What opening found in each shard that is open."""
+        """The recovery reports of all open shards."""
         return self._slabs.reports if isinstance(self._slabs, WritableSlabs) else []
 
     def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
-        """Call back for every shard that is open, and for each later one when it is opened."""
+        """Call the listener for every open shard, and for each later one when it is opened."""
         self._writable().when_recovered(listener)
 
     def append(
@@ -107,15 +107,16 @@ class Database:
         producer: tuple[str, int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Queue rows; the ticket's `wait` returns when they are as durable as asked.
+        """Queue rows; `wait` of the ticket returns when they have the requested durability.
 
-        `synced` survives a power cut, `written` a crash of this process, `none` is not waited for.
-        The rows of one call that go to one shard are stored together or not at all. A producer's
-        call with a sequence that it has used before is acknowledged without being stored again.
-        What was refused with a RetryError must be sent again before any later one is taken, for as
-        long as the database is open; a producer that gives it up goes on under another name. What
-        was refused for what it holds keeps its number until a later one is stored. `timeout` bounds
-        the wait for room in the queue.
+        `synced` survives a power cut, `written` a crash of this process; `none` does not wait. The
+        rows of one call that belong to one shard are stored together or not at all.
+
+        A call of a producer with a sequence that was stored before is acknowledged and not stored
+        again. If a call is refused with a RetryError, the producer must repeat it: later calls are
+        refused until then, as long as the database is open. A producer that does not repeat it must
+        continue under another name. If a call is refused because of its contents, its sequence can
+        be used again until a later one is stored. `timeout` limits the wait for space in the queue.
 
         Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
         InvalidTopicError, StorageFullError, QuotaExceededError.
@@ -136,21 +137,21 @@ class Database:
             try:
                 slabs.shard(part.shard).submit(part.call, ticket, seconds)
             except SiltstoneError as exc:
-                # No shard may take a later call of the producer before this one comes again.
+                # No shard may accept a later call of the producer before this one is repeated.
                 for rest in parts[number + 1 :]:
-                    # One that cannot be opened takes no later call either.
+                    # A shard that cannot be opened accepts no later call either.
                     with suppress(SiltstoneError):
                         slabs.shard(rest.shard).refused(rest.call)
                 if number == 0:
                     raise
-                # Others of this call are under way: the ticket tells what became of the whole.
+                # Other parts of this call are in progress: the ticket reports the result of all.
                 for rest in parts[number:]:
                     ticket.resolve(exc, rest.rows)
                 break
         return ticket
 
     def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
-        """Tell whether rows of a topic and publisher were stored by this call of a producer."""
+        """Return whether this call of a producer stored rows of this topic and publisher."""
         name_key, sequence = producer_of(producer)
         key = topic if self.settings.shard_by == "topic" else publisher
         shard = self._writable().shard(shard_of(key, self.settings.shards))
@@ -168,7 +169,8 @@ class Database:
         for slab in self._overlapping(since_us, None):
             matches = slab.match(parsed)
             if not matches:
-                # Behind damage there may be one; who reads a stream up to there is told then.
+                # There may be a stream after damage. A reader of another stream gets the error
+                # there.
                 slab.check_whole()
             found += [
                 StreamRef(
@@ -212,9 +214,10 @@ class Database:
     def next(
         self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
     ) -> Read:
-        """Read on from a position: up to rows_max matching rows, all before until_us.
+        """Read from a position: up to rows_max matching rows, all before until_us.
 
-        The status is MORE where rows_max ended the read, LIMIT where until_us did.
+        The status is MORE if rows_max ended the read, LIMIT if until_us did.
+
         Raises: SlabDroppedError, UsageError, CorruptionError.
         """
         require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
@@ -227,7 +230,7 @@ class Database:
             raise UsageError(f"rows_max must be at least 1, got {rows_max}")
         span = Span(since_us=iterator.since_us, until_us=until_us)
         slab = self._slabs.slab(iterator.slab)
-        # Whether the slab has ended must be known before looking for its last rows.
+        # Check whether the slab has ended before its last rows are read.
         ended = self._slabs.ended(iterator.slab)
         match = slab.match_stream(iterator.stream_id, iterator.filter)
         if match is None and self._slabs.refresh():
@@ -257,9 +260,10 @@ class Database:
         columns: Sequence[str] = COLUMNS,
         rows_max: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what matches in [since, until), of all shards and generations, in order of time.
+        """Yield the matching rows in [since, until), of all shards and generations, in order of
+        time.
 
-        The end is where the database ended when the read began.
+        The read ends with the last row that was visible when it began.
         """
         schema_of(columns)
         require_times(since_us, until_us)
@@ -280,7 +284,7 @@ class Database:
     def count(
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> int:
-        """Count what matches, from the index wherever whole frames match."""
+        """Count the matching rows, from the index where whole frames match."""
         require_times(since_us, until_us)
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
@@ -292,13 +296,13 @@ class Database:
 
     @again_when_dropped
     def extents(self) -> list[SlabExtent]:
-        """Return the serials of every slab as of now: one consistent end for each shard."""
+        """Return the serials of every slab at this moment: one consistent end for each shard."""
         self._slabs.refresh()
         return [extent_of(slab) for slab in self._slabs.all()]
 
     def may_hold(self, shard: int, topic_filters: Sequence[str]) -> bool:
-        """Say whether a shard may have rows of any of the filters; without filters, any rows."""
-        # The shards of topic logs have a topic each, whatever its name.
+        """Return whether a shard may have rows of any of the filters; without filters, any rows."""
+        # Each shard of topic logs has one topic, with any name.
         if not topic_filters or self._slabs.manifest.logs:
             return True
         parsed = map(TopicFilter.parse, topic_filters)
@@ -313,8 +317,8 @@ class Database:
         since_us: int = 0,
         until_us: int | None = None,
     ) -> Choice:
-        """Choose the frames of a slab that may hold rows of any of the filters, for bulk readers;
-        without filters, of all rows.
+        """Select the frames of a slab that may hold rows of any of the filters, for bulk readers;
+        without filters, all rows.
 
         Raises: SlabDroppedError, NotFoundError, CorruptionError.
         """
@@ -331,9 +335,11 @@ class Database:
         since_us: int = 0,
         credit: int = CREDIT,
     ) -> FeedReader:
-        """Subscribe: rows that match any of the filters, from a position or time on, and then those
-        that come; in order of serials for each shard, each once. A StreamIterator goes on in its
-        shard, with its filter. No more than `credit` rows wait unacknowledged.
+        """Subscribe: return stored rows that match any of the filters, from a position or time on,
+        then new rows.
+
+        The rows of each shard arrive in order of serials, each once. A StreamIterator continues in
+        its shard, with its filter. At most `credit` rows are unacknowledged.
 
         Raises: UsageError, SlabDroppedError, ClosedError.
         """
@@ -343,16 +349,18 @@ class Database:
         return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
 
     def end_position(self) -> FeedPosition:
-        """Return the position behind the last row: a feed that begins there gets what comes."""
+        """Return the position after the last row: a feed from there receives only new rows."""
         return self._feeds.end_position()
 
     def feed_source(self) -> StoreSource:
-        """Return what a FeedHub reads; for those who bring a loop or thread of their own."""
+        """Return the source for a FeedHub; for callers with their own event loop or thread."""
         return self._feeds.source
 
     def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
-        """Call back with the rows of every flush from now on, when readers can see them; return
-        what ends it. It is called on a shard's thread, in order for each shard, and must be quick.
+        """Call back with the rows of every flush from now on, when readers can see them; return a
+        function that ends it.
+
+        It is called on a shard's thread, in order for each shard, and must be quick.
         """
         return listen(self._writable(), callback)
 
@@ -370,7 +378,7 @@ class Database:
 
     @again_when_dropped
     def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
-        """Return what reads between two times pass over, because repair could not save it."""
+        """Return the rows between two times that reads skip, because repair could not save them."""
         require_times(since_us, until_us)
         span = Span(since_us=since_us, until_us=until_us)
         self._slabs.refresh()
@@ -380,21 +388,21 @@ class Database:
 
     @again_when_dropped
     def size_bytes(self) -> int:
-        """Return the disk space that all slabs take."""
+        """Return the disk space of all slabs in bytes."""
         return sum(self._slabs.slab_bytes(slab.id) for slab in self._slabs.all())
 
     def seal(self) -> None:
-        """Turn every shard's generation over: what was current takes no more rows."""
+        """End the generation of every shard: the current slabs accept no more rows."""
         self._writable().seal()
 
     def restart_times(self) -> int:
-        """Let rows be stamped by the clock again where earlier ones are stamped ahead of it: in a
-        new generation of each shard where that is so. Serials go on. Return how many shards there
-        were.
+        """Begin a new generation in each shard whose timestamps are ahead of the clock, so that new
+        rows get the time of the clock again; return the number of these shards.
 
-        The rows that are there keep their times. Retention counts them as if they came now.
+        Serials continue. Existing rows keep their timestamps. Retention treats them as if they
+        arrived now.
 
-        Raises: UsageError for rows whose order is that of their times.
+        Raises: UsageError for a database of the broker, which is read in order of time.
         """
         if self.name.startswith("_"):
             raise UsageError(
@@ -405,13 +413,13 @@ class Database:
 
     @again_when_dropped
     def newest_us(self) -> int:
-        """Return the latest time that a row of its current slabs has, or the next one at least
-        will have.
+        """Return the latest time of a row in the current slabs, or the start of the latest slab if
+        it has no row.
         """
         return self._slabs.newest_us()
 
     def sync(self) -> None:
-        """Return when every row that was appended before is durable."""
+        """Wait until every row that was appended before is durable."""
         self._writable().sync()
 
     def drop_slab(self, slab: SlabId) -> None:
@@ -420,59 +428,62 @@ class Database:
         self._writable().drop(slab)
 
     def enforce_retention(self) -> list[SlabId]:
-        """Drop the slabs that are too old or too much; return which."""
+        """Drop the slabs that exceed the retention by age or size; return their ids."""
         return self._writable().enforce_retention()
 
     def reclaimable(self) -> Reclaimable:
-        """Return where the slabs end that `reclaim` drops once no row of them is needed. Of a
-        database that is tiered, only those that are in the lake.
+        """Return the ends of the slabs that `reclaim` drops once none of their rows is needed.
+
+        If the database is tiered, only slabs in the lake are returned.
         """
         return self._writable().reclaimable()
 
     def reclaim(
         self, needed: Mapping[int, int], dropping: Dropping = lambda: nullcontext(enter_result=True)
     ) -> list[SlabId]:
-        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
-        needed from a serial on. Each is dropped within a context that tells whether it may be.
+        """Drop the sealed slabs without a needed row; return their ids.
+
+        `needed` has for each shard the serial from which on rows are needed. Each slab is dropped
+        in a `dropping` context, whose value says whether the drop is allowed.
         """
         return self._writable().reclaim(needed, dropping)
 
     def seal_delivered(self, needed: Mapping[int, int]) -> bool:
-        """Turn over the generations of some size that end before what is needed of their shard,
-        unless the settings tell when generations end; say whether there was any.
+        """Seal the generations of at least 1 MiB that have no needed row, unless the settings say
+        when generations end; return whether there was any.
         """
         return self._writable().seal_delivered(needed)
 
     @property
     def drops(self) -> DropLog:
-        """The slabs that were dropped since it was opened."""
+        """The slabs that were dropped since the database was opened."""
         return self._writable().drops
 
     def leave_free(self, size_bytes: int) -> None:
-        """Refuse rows from now on when the disk has less left than this, for others need it."""
+        """Refuse rows from now on if the disk would have less free space than this."""
         self._writable().leave_free(size_bytes)
 
     def configure(self, **changes: Any) -> DatabaseSettings:
-        """Change settings; what is written from now on follows them. Raises: UsageError."""
+        """Change settings for everything that is written from now on. Raises: UsageError."""
         return self._writable().configure(changes)
 
     def refresh(self) -> None:
-        """Look at the disk for what another process has written; reads do so by themselves."""
+        """Read from the disk what another process has written; reads do this automatically."""
         self._slabs.refresh()
 
     def close(self) -> None:
-        """Store what is queued and end the threads."""
+        """Store the queued rows and end the threads."""
         try:
             self._slabs.close()
         finally:
             self._feeds.close()
 
     def failure(self) -> Exception | None:
-        """Return what has failed so that nothing more is stored; None: nothing did."""
+        """Return the error that poisoned a shard, None if no shard is poisoned."""
         return self._slabs.failure() if isinstance(self._slabs, WritableSlabs) else None
 
     def block_logs(self) -> BlockLogs:
-        """Return its shards as the logs of one topic each. Raises: UsageError."""
+        """Return the shards as logs of one topic each. Raises: UsageError."""
         slabs = self._writable()
         slabs.hold_logs()
         return BlockLogs(slabs)

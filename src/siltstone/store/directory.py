@@ -3,10 +3,10 @@
     DIR/LOCK  DIR/VERSION  DIR/CLOCK  DIR/data/<database>/…  DIR/kv/<database>/  DIR/commits/
     DIR/quarantine/
 
-VERSION is written last, so a directory that has it is whole. CLOCK says where the clocks stood when
-it was written last, so that a wall clock that jumped meanwhile is not believed at once. Key-value
-databases have names of their own: one may be called as a database of messages is. `commits` is one,
-in a place of its own.
+VERSION is written last, so a directory that has it is complete. CLOCK has the state of the clocks
+at the last write: a wall clock that jumped meanwhile is not trusted at once. Key-value databases
+have a namespace of their own: one may have the same name as a database of messages. `commits` is a
+key-value database with a directory of its own.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
 from siltstone.store.tx.settings import KeyValueSettings
 
 VERSION: Final = b"siltstone 1\n"
-# The key-value database of positions: sessions, share groups, offsets of topic logs. It has these
-# settings whoever opens it first: every fixed word of its topics is a stream of its own, and almost
-# nothing there is read in a transaction, so few writes need be remembered for it.
+# The key-value database of positions: sessions, share groups, offsets of topic logs. It always has
+# these settings: every fixed word of its topics is a stream of its own, and almost nothing there is
+# read in a transaction, so few writes need to be remembered for conflicts.
 COMMITS: Final = "commits"
 COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
-# What a key-value database leaves free on the disk: RocksDB writes back what it has in memory. The
-# positions go on for longer, and have a reserve besides: those who return drain what fills a disk.
+# The disk space that a key-value database leaves free, because RocksDB writes its memory to tables.
+# `commits` leaves less free and has a reserve too: clients that return empty a full disk.
 KEYVALUE_FLOOR_BYTES: Final = 16 * 1024 * 1024
 COMMITS_FLOOR_BYTES: Final = 4 * 1024 * 1024
 COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
 _DROPPING: Final = "dropping"
-# More than any order of operations has open at once.
+# More than any sequence of operations has open at once.
 _SPARE_DESCRIPTORS: Final = 8
 _T = TypeVar("_T")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -77,7 +77,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 def guarded_clock(
     *, jump_seconds: float = JUMP_SECONDS, confirm_seconds: float = CONFIRM_SECONDS
 ) -> GuardedClock:
-    """Return the machine's clock, which a store does not believe at once when it has jumped."""
+    """Return the machine's clock with a guard: after a jump, a store does not trust it at once."""
     return GuardedClock(
         SystemClock(), jump_seconds=jump_seconds, confirm_seconds=confirm_seconds, boot=boot_id()
     )
@@ -86,8 +86,8 @@ def guarded_clock(
 class Store:
     """An open data directory.
 
-    Without a clock it has a guarded one: nothing is dropped by its age because the wall clock has
-    jumped, now or since the directory was written last.
+    Without a `clock` argument it uses a guarded clock: if the wall clock has jumped, now or since
+    the last write to the directory, nothing is dropped by its age because of the jump.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Store:
         self.read_only = read_only
         self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
         self._clock = clock or (SystemClock() if read_only else guarded_clock())
-        # Held while a database is opened, created, dropped or closed, which takes its time. What
-        # is open is looked up without it: a dict that is there does not change.
+        # Held while a database is opened, created, dropped or closed, which may take long. Lookups
+        # of open databases do not need it, because the dictionaries are replaced and not changed.
         self._mutex = Lock()
         self._databases: Mapping[str, Database] = {}
         self._open_engine = open_engine
@@ -133,22 +133,22 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the store."""
         self.close()
 
     @property
     def clock(self) -> Clock:
-        """What tells the time here."""
+        """The clock of the store."""
         return self._clock
 
     def note_time(self) -> None:
-        """Keep in mind, durably, where the clocks stand: a later start is compared with it."""
+        """Record the state of the clocks, durably: a later start compares its clocks with it."""
         if isinstance(self._clock, GuardedClock):
             write_last_seen(self._fs, self.path, self._clock.sighting())
 
     def last_seen(self) -> Sighting | None:
-        """Return where the clocks stood when the directory was written last; None where nothing
-        was ever stored.
+        """Return the state of the clocks at the last write to the directory; None if nothing was
+        ever stored.
         """
         seen = read_last_seen(self._fs, self.path)
         if seen is not None:
@@ -157,12 +157,14 @@ class Store:
         return None if newest_us is None else Sighting(time_us=newest_us)
 
     def newest_us(self) -> dict[str, int]:
-        """Return the latest time that rows of each open database may have, those of the broker's
-        own left out: their times are not shown. It waits for nothing.
+        """Return the latest time of the rows of each open database, without the databases of the
+        broker, whose times are not shown.
+
+        It does not block.
         """
         newest: dict[str, int] = {}
         for name, database in self._databases.items():
-            # One that is being closed is not open any more.
+            # A database that is being closed is not open any more.
             with suppress(ClosedError):
                 if not name.startswith("_") and not database.closed:
                     newest[name] = database.newest_us()
@@ -203,7 +205,7 @@ class Store:
             return self._open(name)
 
     def database(self, name: str) -> Database:
-        """Open a database; its own settings hold. Raises: NotFoundError, CorruptionError."""
+        """Open a database with its own settings. Raises: NotFoundError, CorruptionError."""
         with self._mutex:
             self._check_open()
             require_kind("name", name, str, "text")
@@ -218,7 +220,7 @@ class Store:
             return self._databases[name]
 
     def ensure(self, name: str, settings: DatabaseSettings | None = None) -> Database:
-        """Open a database, creating it where it is missing; settings of an existing one win."""
+        """Open a database, or create it; an existing one keeps its settings."""
         if name in self.names():
             return self.database(name)
         return self.create(name, settings)
@@ -234,16 +236,18 @@ class Store:
                 self._databases = _without(self._databases, name)
                 known.close()
             directory = self.path / "data" / name
-            # The mark tells what a crash leaves of it from a database that lost its manifest.
+            # The mark distinguishes the remains after a crash from a database that lost its
+            # manifest.
             replace_file(self._fs, directory / _DROPPING, b"")
             self._fs.remove(directory / MANIFEST)
             self._fs.sync_directory(directory)
             self._clear_remains(directory)
 
     def keyvalue(self, name: str, settings: KeyValueSettings | None = None) -> KeyValueDatabase:
-        """Open a key-value database, creating it where it is missing; settings of an existing one
-        win, and `commits` has its own. Raises: UsageError, also where the store is read only;
-        CorruptionError.
+        """Open a key-value database, or create it; an existing one keeps its settings, and
+        `commits` has settings of its own.
+
+        Raises: UsageError, also if the store is read-only; CorruptionError.
         """
         with self._mutex:
             self._check_writable()
@@ -269,7 +273,7 @@ class Store:
     def _open_keyvalue(
         self, name: str, directory: PurePath, settings: KeyValueSettings | None
     ) -> KeyValueDatabase:
-        """Open a key-value database; where the disk is full, with the help of its reserve."""
+        """Open a key-value database; on a full disk, release its reserve first."""
         room = (
             DiskRoom(
                 self._fs,
@@ -295,9 +299,7 @@ class Store:
         return KeyValueDatabase(engine, self._clock, name, settings, room=room.lacks)
 
     def keyvalue_names(self) -> list[str]:
-        """Return the names of the key-value databases; `commits` is not one of them, it is always
-        there.
-        """
+        """Return the names of the key-value databases, without `commits`, which always exists."""
         directory = self.path / "kv"
         if not self._fs.exists(directory):
             return []
@@ -309,8 +311,8 @@ class Store:
         ]
 
     def keyvalue_places(self) -> dict[str, PurePath]:
-        """Return the directories of the key-value databases that were ever opened, `commits` too,
-        by their names.
+        """Return the directories of the key-value databases that were ever opened, with `commits`,
+        by name.
         """
         places = {name: self.path / "kv" / name for name in self.keyvalue_names()}
         places[COMMITS] = self.path / COMMITS
@@ -331,24 +333,25 @@ class Store:
             self._remove_keyvalue(directory)
 
     def failure(self) -> tuple[str, Exception] | None:
-        """Return a database in which a write or sync has failed, and the cause; None: all work.
+        """Return a database in which a write or sync has failed, and the cause; None if there is
+        none.
 
-        Such a database stores nothing more until the store is closed and opened again. This waits
-        for nothing.
+        This database stores nothing more until the store is closed and opened again. The call does
+        not block.
         """
         causes = {name: known.failure() for name, known in self._databases.items()}
         causes |= {name: known.failure() for name, known in self._keyvalues.items()}
         return next(((name, cause) for name, cause in causes.items() if cause is not None), None)
 
     def close(self) -> None:
-        """Close every database and let go of the lock."""
+        """Close every database and release the lock."""
         with self._mutex:
             self._closed = True
             open_databases = [known for known in self._databases.values() if not known.closed]
             open_keyvalues = [known for known in self._keyvalues.values() if not known.closed]
             self._databases, self._keyvalues = {}, {}
             try:
-                # All of them, whatever keeps one from its last sync.
+                # Close all of them, even if the last sync of one fails.
                 with ExitStack() as closing:
                     for database in open_databases:
                         closing.callback(database.close)
@@ -356,7 +359,7 @@ class Store:
                         closing.callback(keyvalue.close)
             finally:
                 if self._file_lock is not None:
-                    # A disk that is full or fails loses no more than this.
+                    # On a full or failing disk only this record is lost.
                     with suppress(SiltstoneError):
                         self.note_time()
                     self._file_lock.release()
@@ -365,7 +368,7 @@ class Store:
     def _clear_remains(self, directory: PurePath) -> None:
         """Remove what a crash left of a database that was being created or dropped.
 
-        Raises: CorruptionError where there are rows and nobody dropped them.
+        Raises: CorruptionError if there are rows that were not dropped.
         """
         if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
             raise CorruptionError(
@@ -378,7 +381,7 @@ class Store:
         remove_tree(self._fs, directory)
 
     def _remove_keyvalue(self, directory: PurePath) -> None:
-        """Remove what is left of a key-value database that was dropped, the mark of it last."""
+        """Remove the rest of a key-value database that was dropped; the mark is removed last."""
         for entry in self._fs.list(directory):
             if entry.kind is EntryKind.DIRECTORY:
                 remove_tree(self._fs, directory / entry.name)
@@ -394,7 +397,7 @@ class Store:
         return database
 
     def _prepare(self) -> None:
-        """Lay out an empty directory, or check that this one is ours."""
+        """Create the layout in an empty directory, or check the version of an existing one."""
         if self._fs.exists(self.path / "VERSION"):
             self._check_version()
             return
@@ -408,7 +411,7 @@ class Store:
         replace_file(self._fs, self.path / "VERSION", VERSION)
 
     def _resume_clock(self) -> None:
-        """Compare the clocks with where they stood when the directory was written last."""
+        """Compare the clocks with their state at the last write to the directory."""
         if isinstance(self._clock, GuardedClock):
             seen = self.last_seen()
             if seen is not None:
@@ -434,15 +437,16 @@ class Store:
 def open_store(
     path: str | PurePath, *, read_only: bool = False, clock: Clock | None = None
 ) -> Store:
-    """Open a data directory: for writing, which locks and if need be creates it, or for reading.
+    """Open a data directory: for writing, which locks it and creates it if necessary, or for
+    reading.
 
-    Raises: LockedError when another process writes it, NotFoundError when there is nothing to read,
-    UsageError when there can be no such path.
+    Raises: LockedError when another process writes to it, NotFoundError when there is nothing to
+    read, UsageError for an impossible path.
     """
     if not isinstance(path, str | PurePath):
         raise UsageError(f"path must be text or a path: type={type(path).__name__}")
     try:
-        # Names of files that are no UTF-8 come with escapes for their bytes.
+        # File names that are not UTF-8 contain escapes for their bytes.
         encoded = str(path).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
         raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc

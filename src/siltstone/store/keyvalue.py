@@ -1,8 +1,8 @@
 """One key-value database: transactions over rows by topic and time, and reads of them.
 
-It belongs to the Store that holds the directory's lock, and has a thread per shard. Everything may
-be called from any thread; a transaction belongs to one. A row's shard is chosen by who writes it:
-rows that are read or changed together are given one key, and so one shard.
+It belongs to the Store that holds the lock of the directory, and has a thread for each shard. All
+methods may be called from any thread; a transaction belongs to one thread. The caller selects the
+shard of a row: rows that are read or changed together get one key, and so one shard.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OpenSlab:
 
 
 class KeyValueDatabase:
-    """Rows by topic and time, or only by topic, changed by transactions. Made by a Store."""
+    """Rows by topic and time, or only by topic, changed by transactions. Created by a Store."""
 
     def __init__(
         self,
@@ -68,15 +68,17 @@ class KeyValueDatabase:
         retry: Retry | None = None,
         room: Room | None = None,
     ) -> None:
-        """Open what the engine holds; an empty one gets these settings. Owns the engine from now
-        on. `room` is asked before anything is written.
+        """Open the database of an engine, which it owns from now on; an empty one gets these
+        settings.
+
+        `room` is called before anything is written.
         """
         self.name = name
         self._room = room
         self._engine = engine
         self._clock = clock
         self._retry = retry or Retry(pause=sleep, chance=random)
-        # Held for moments only: the shards' threads take it.
+        # Held only briefly: the threads of the shards take it.
         self._lock = Lock()
         self._configuring = Lock()
         self._closed = False
@@ -94,16 +96,16 @@ class KeyValueDatabase:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed; its Store opens it anew when asked."""
+        """Whether it was closed; its Store opens it again on request."""
         return self._closed
 
     @property
     def settings(self) -> KeyValueSettings:
-        """The settings in force."""
+        """The current settings."""
         return self._settings
 
     def shard_of(self, key: str) -> int:
-        """Return the shard of a key: the same on every machine and for ever."""
+        """Return the shard of a key, which is the same on every machine and for ever."""
         return shard_of(key_of("key", key), self._settings.shards)
 
     def transaction(
@@ -113,13 +115,13 @@ class KeyValueDatabase:
         key: str | None = None,
         generation: int | None = None,
         timeout: float | None = TIMEOUT,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        id: str | None = None,  # noqa: A002 - the usual name
     ) -> Transaction:
-        """Begin a transaction on the shard given, or that of a key.
+        """Begin a transaction on the given shard, or on the shard of a key.
 
-        Without a generation it is of the current one, and conflicts when that is sealed before the
-        commit. `timeout` bounds the commit. A transaction whose id was committed before, on this
-        shard and within `remember_ids` seconds, is acknowledged and does nothing.
+        Without a generation it uses the current one, and conflicts if that is sealed before the
+        commit. `timeout` limits the commit. If its id was committed before, on this shard and
+        within `remember_ids` seconds, the transaction is acknowledged and changes nothing.
 
         Raises: UsageError, NotFoundError, SlabDroppedError, ClosedError.
         """
@@ -140,14 +142,14 @@ class KeyValueDatabase:
         generation: int | None = None,
         timeout: float | None = TIMEOUT,
         retries: int = RETRIES,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        id: str | None = None,  # noqa: A002 - the usual name
     ) -> Committed[T]:
-        """Run a function in a transaction, commit it, and run it again when others came first.
+        """Run a function in a transaction and commit it; run it again after a conflict.
 
-        The function may run many times, so it must change nothing but the transaction. It is tried
-        again after ConflictError and OverloadedError, and with an id after OutcomeUnknownError.
+        The function may run many times, so it must change nothing but the transaction. It is
+        repeated after ConflictError and OverloadedError, and with an id after OutcomeUnknownError.
 
-        Raises: what Transaction.commit raises, when there are no more retries.
+        Raises: the errors of Transaction.commit, when there are no more retries.
         """
         begin = partial(
             self.transaction,
@@ -160,8 +162,10 @@ class KeyValueDatabase:
         return transact(begin, function, retries=retries, has_id=id is not None, retry=self._retry)
 
     def outcome(self, id: str, *, shard: int | None = None, key: str | None = None) -> int | None:  # noqa: A002
-        """Return the serial with which the transaction with this id was committed, None when it was
-        not; either is final, for everything handed in before has ended by then.
+        """Return the serial with which the transaction with this id was committed, None if it was
+        not.
+
+        The result is final, because all transactions that were submitted before have ended by then.
 
         Raises: PoisonedError, ClosedError.
         """
@@ -172,9 +176,10 @@ class KeyValueDatabase:
         return found[0]
 
     def take(self, collection: str, *, retries: int = RETRIES) -> OwnedMaps:
-        """Load the maps of a collection and become their owner, in place of who was it before.
+        """Load the maps of a collection and become their owner, in place of the former owner.
 
-        Raises: UsageError for a database with times; ConflictError when too many take it at once.
+        Raises: UsageError for a database with times; ConflictError if too many callers take it at
+        once.
         """
         if self._settings.timed:
             raise UsageError(
@@ -208,8 +213,9 @@ class KeyValueDatabase:
         """Yield the rows of a filter in [since, until), of one shard or all, oldest generation
         first.
 
-        Each slab is seen as of the moment when its first row is asked for. Of a stream the rows
-        come by topic, then by time; of one to which `first_topic` would belong, from there on.
+        Each slab is viewed at the moment when its first row is requested. The rows of a stream are
+        sorted by topic, then by time. A stream that `first_topic` would belong to begins at this
+        topic.
         """
         parsed = TopicFilter.parse(topic_filter)
         until = end_of(until_us)
@@ -264,7 +270,7 @@ class KeyValueDatabase:
     def next(
         self, iterator: KeyIterator, rows_max: int = 1000, *, until_us: int | None = None
     ) -> KeyRead:
-        """Read on from a position: up to rows_max matching rows, all before until_us.
+        """Read from a position: up to rows_max matching rows, all before until_us.
 
         Raises: SlabDroppedError, NotFoundError, UsageError.
         """
@@ -273,7 +279,7 @@ class KeyValueDatabase:
         until = None if until_us is None else end_of(until_us)
         if whole_number("rows_max", rows_max) < 1:
             raise UsageError(f"rows_max must be at least 1, got {rows_max}")
-        # Whether the slab has ended must be known before looking for its last rows.
+        # Check whether the slab has ended before its last rows are read.
         known = self._find(iterator.slab)
         ended = known.record.state is not SlabState.CURRENT
         iterator = replace(iterator, identity=self._identity.text)
@@ -284,9 +290,9 @@ class KeyValueDatabase:
         return [known.record for known in self._ordered(None)]
 
     def seal(self) -> None:
-        """Turn every shard's generation over: what was current takes no more changes.
+        """End the generation of every shard: the current slabs accept no more changes.
 
-        Raises: UsageError for a plain map, which is all in its current generation.
+        Raises: UsageError for a plain map, which has only its current generation.
         """
         self._check_open()
         if not self._settings.timed:
@@ -306,9 +312,9 @@ class KeyValueDatabase:
         self._queues[slab.shard].order(partial(self._drop, slab, "command"))
 
     def enforce_retention(self) -> list[SlabId]:
-        """Drop the sealed slabs that are past the retention by age or bytes; return them.
+        """Drop the sealed slabs that exceed the retention by age or bytes; return their ids.
 
-        The shards do this by themselves now and then.
+        The shards do this automatically from time to time.
         """
         due = self._due_for_drop()
         for slab, why in due.items():
@@ -317,7 +323,7 @@ class KeyValueDatabase:
         return list(due)
 
     def configure(self, **changes: Any) -> KeyValueSettings:
-        """Change settings; what is committed from now on follows them. Raises: UsageError."""
+        """Change settings for everything that is committed from now on. Raises: UsageError."""
         self._check_open()
         with self._configuring:
             settings = self._settings.changed(changes)
@@ -330,17 +336,17 @@ class KeyValueDatabase:
         return settings
 
     def size_bytes(self) -> int:
-        """Return about how much space the database takes."""
+        """Return the approximate disk space of the database in bytes."""
         self._check_open()
         return self._engine.size_bytes()
 
     def failure(self) -> Exception | None:
-        """Return what has failed so that nothing more is stored; None: nothing did."""
+        """Return the error that poisoned a shard, None if no shard is poisoned."""
         found = (queue.committer.poisoned_by for queue in self._queues)
         return next((cause for cause in found if cause is not None), None)
 
     def close(self) -> None:
-        """Commit what is queued, end the threads, let go of the files."""
+        """Commit the queued transactions, end the threads, and close the files."""
         with self._lock:
             if self._closed:
                 return
@@ -387,7 +393,7 @@ class KeyValueDatabase:
         return OpenSlab(record=record, slab=slab, context=context)
 
     def _look_after(self, number: int) -> None:
-        """Turn a shard's generation over when it is due, and drop its slabs that are."""
+        """End the generation of a shard when it is due, and drop its slabs that are due."""
         if not self._ready:
             return
         committer = self._queues[number].committer
@@ -400,7 +406,7 @@ class KeyValueDatabase:
         ):
             self._turn_over(number)
         for slab, why in self._due_for_drop().items():
-            # Each shard drops its own: nobody waits for another thread.
+            # Each shard drops its own slabs: no thread waits for another.
             if slab.shard == number:
                 self._drop(slab, why)
 
@@ -413,7 +419,7 @@ class KeyValueDatabase:
         try:
             return self._engine.size_bytes(family_of(slab))
         except NotFoundError:
-            # Another shard drops it at this moment.
+            # Another shard is dropping it at this moment.
             return 0
 
     def _turn_over(self, number: int) -> None:

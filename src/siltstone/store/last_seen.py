@@ -1,9 +1,9 @@
-"""Where the clocks stood when a data directory was written last: one small file, replaced whole.
+"""The state of the clocks at the last write to a data directory: one small file, replaced whole.
 
     line 1  `siltstone-clock 1 <CRC-32C of the rest, 8 hex digits>`
     rest    JSON, the fields of a Sighting
 
-A file that is lost or damaged costs little: the newest row tells a time that has passed.
+A lost or damaged file does little harm: the newest row has a time that has passed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TITLE: Final = b"siltstone-clock 1 "
 
 
 def write_last_seen(fs: FileSystem, directory: PurePath, seen: Sighting) -> None:
-    """Keep a sighting, durably."""
+    """Store a sighting, durably."""
     content = json.dumps(asdict(seen)).encode() + b"\n"
     replace_file(fs, directory / CLOCK, _TITLE + b"%08x\n" % crc32c(content) + content)
 
 
 def read_last_seen(fs: FileSystem, directory: PurePath) -> Sighting | None:
-    """Return the sighting that was kept last; None where there is none that can be read."""
+    """Return the last sighting; None if there is none that can be read."""
     try:
         title, _, content = fs.read(directory / CLOCK).partition(b"\n")
     except NotFoundError:
@@ -44,9 +44,9 @@ def read_last_seen(fs: FileSystem, directory: PurePath) -> Sighting | None:
 
 
 def newest_row_us(fs: FileSystem, databases: list[PurePath]) -> int | None:
-    """Return the time of the newest row of databases, about; None where there is no database.
+    """Return the approximate time of the newest row of databases; None if there is no database.
 
-    A damaged one tells nothing here: opening it tells what is wrong.
+    A damaged database is ignored here; opening it reports the error.
     """
     newest: list[int] = []
     for directory in databases:

@@ -1,6 +1,6 @@
-"""Edges of a structure as bytes, and the ids of what they lead to.
+"""The encoding of the edges of a structure, and the ids of their targets.
 
-Little endian; a parent's edge stands before its children's:
+Little endian; the edge of a parent comes before those of its children:
 
     u32 count, then per edge: u64 parent id | u8 kind | u16 size of the word | word
 
@@ -8,8 +8,8 @@ Little endian; a parent's edge stands before its children's:
     kind 1  plus:    any word; size 0
     kind 2  end:     a topic may end here, and its stream begins; size 0
 
-The id of a node is the first 8 bytes of BLAKE2b(parent id as 8 bytes | kind | word), those of the
-two roots are 1 and 2; the id of a stream is that of its end edge.
+The id of a node is the first 8 bytes of BLAKE2b(parent id as 8 bytes | kind | word). The ids of the
+two roots are 1 and 2. The id of a stream is that of its end edge.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ EDGE: Final = struct.Struct("<QBH")
 
 
 def edge_id(parent_id: int, kind: int, word: bytes) -> int:
-    """Return the id of what this edge leads to, but for the rare case that the id is taken."""
+    """Return the id of the target of this edge, except in the rare case of a collision."""
     path = parent_id.to_bytes(8, "little") + bytes((kind,)) + word
     return int.from_bytes(hashlib.blake2b(path).digest()[:8], "little")
 
 
 def path_edges(levels: list[bytes], special: bool) -> bytes:
-    """Return the edges that lead to the stream of these levels, b"+" where they vary, encoded."""
+    """Return the encoded edges to the stream with these levels; a level that varies is b"+"."""
     node_id = SPECIAL_ROOT_ID if special else ROOT_ID
     encoded = bytearray(COUNT.pack(len(levels) + 1))
     for level in levels:

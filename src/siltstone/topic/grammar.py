@@ -1,7 +1,7 @@
-"""Topics and topic filters: what MQTT 4.7 allows, and which filter matches which topic.
+"""The grammar of topics and topic filters by MQTT 4.7, and which filter matches which topic.
 
-A topic is bytes as they came from the wire, and is checked but never changed. A filter is parsed
-once. Levels are what stands between the slashes; an empty level is a level.
+A topic is the bytes from the wire; it is checked but never changed. A filter is parsed once. Levels
+are the parts between the slashes; an empty level is a level.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from siltstone.errors import InvalidTopicError
 TOPIC_SIZE_MAX: Final = 65_535
 SHARE_PREFIX: Final = b"$share/"
 
-# As numbers, because `number in bytes` takes a tenth of the time of `bytes in bytes`.
+# Integers, because `integer in bytes` takes a tenth of the time of `bytes in bytes`.
 _NUL: Final = 0
 _PLUS: Final = ord("+")
 _HASH: Final = ord("#")
@@ -23,7 +23,7 @@ _SHOWN_MAX: Final = 80
 
 
 def check_topic(topic: bytes) -> None:
-    """Refuse what cannot be the name of a topic.
+    """Refuse bytes that are not a valid topic name.
 
     Raises: InvalidTopicError.
     """
@@ -34,7 +34,7 @@ def check_topic(topic: bytes) -> None:
 
 
 def check_pattern(pattern: bytes) -> None:
-    """Refuse what cannot be the pattern of a stream: a topic in which + may stand for a level.
+    """Refuse bytes that are not a valid stream pattern: a topic in which + may replace a level.
 
     Raises: InvalidTopicError.
     """
@@ -48,10 +48,10 @@ def check_pattern(pattern: bytes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFilter:
-    """What a subscriber or reader asks for; made by `parse`.
+    """A parsed topic filter; made by `parse`.
 
-    `levels` leaves out the share prefix; b"+" and b"#" in it are always wildcards, for no word of a
-    topic equals them.
+    `levels` leaves out the share prefix. In it, b"+" and b"#" are always wildcards, because no
+    level of a topic equals them.
     """
 
     text: str
@@ -60,7 +60,7 @@ class TopicFilter:
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Read a filter, or `$share/group/filter`.
+        """Parse a filter, or `$share/group/filter`.
 
         Raises: InvalidTopicError.
         """
@@ -78,7 +78,7 @@ class TopicFilter:
         )
 
     def matches(self, topic: bytes) -> bool:
-        """Tell whether a valid topic is one of those asked for."""
+        """Tell whether the filter matches a valid topic."""
         levels = self.levels
         # [MQTT-4.7.2-1]: a filter that starts with a wildcard matches no topic that starts with $.
         if topic.startswith(b"$") and levels[0] in (b"+", b"#"):
@@ -86,7 +86,7 @@ class TopicFilter:
         words = topic.split(b"/")
         count = len(levels)
         if levels[-1] == b"#":
-            # `a/#` matches `a` too: # stands for its parent and all below it.
+            # `a/#` matches `a` too: # stands for its parent and all levels below it.
             count -= 1
             if len(words) < count:
                 return False
@@ -112,7 +112,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _check_string(value: bytes, noun: str) -> None:
-    """Hold the rules of 4.7.3 and 1.5.4 that topics and filters share."""
+    """Check the rules of 4.7.3 and 1.5.4 that topics and filters share."""
     if not value:
         raise InvalidTopicError(f"{noun} must have at least one character")
     if len(value) > TOPIC_SIZE_MAX:
@@ -125,7 +125,8 @@ def _check_string(value: bytes, noun: str) -> None:
         )
     if not value.isascii():
         try:
-            # Strict decoding also refuses surrogates and overlong forms, as [MQTT-1.5.4-1] asks.
+            # Strict decoding also refuses surrogates and overlong forms, as [MQTT-1.5.4-1]
+            # requires.
             value.decode()
         except UnicodeDecodeError as exc:
             raise InvalidTopicError(
@@ -134,7 +135,7 @@ def _check_string(value: bytes, noun: str) -> None:
 
 
 def _split_share(encoded: bytes) -> tuple[bytes | None, bytes]:
-    """Take `$share/group/` off a filter (4.8.2)."""
+    """Split a filter into its share group, if any, and the rest (4.8.2)."""
     if not encoded.startswith(SHARE_PREFIX):
         return None, encoded
     group, _, pattern = encoded[len(SHARE_PREFIX) :].partition(b"/")
@@ -151,7 +152,7 @@ def _split_share(encoded: bytes) -> tuple[bytes | None, bytes]:
 
 
 def _check_wildcards(levels: list[bytes], value: bytes, noun: str) -> None:
-    """Hold [MQTT-4.7.1-1] and [MQTT-4.7.1-2]."""
+    """Check [MQTT-4.7.1-1] and [MQTT-4.7.1-2]."""
     last = len(levels) - 1
     for index, level in enumerate(levels):
         if _HASH in level and (level != b"#" or index != last):
@@ -161,6 +162,6 @@ def _check_wildcards(levels: list[bytes], value: bytes, noun: str) -> None:
 
 
 def _shown(value: bytes) -> str:
-    """Return enough of a topic to recognise it in an error, in one line of printable text."""
+    """Return the start of a topic for an error message, as one line of printable text."""
     text = value[:_SHOWN_MAX].decode(errors="backslashreplace")
     return repr(text) + ("…" if len(value) > _SHOWN_MAX else "")

@@ -1,11 +1,11 @@
-"""Topics to values, found by filter: the reverse of a subscription tree.
+"""A map from topics to values that can be searched by filter: the reverse of a subscription tree.
 
-A dictionary has the values and a trie of levels the topics, so that getting and replacing a value
-never walk, and a match walks only where its filter leads.
+A dictionary holds the values and a trie of levels holds the topics. Reading or replacing a value
+never walks the trie, and a match walks only the branches that its filter selects.
 
-Invariants: a node of the trie is where a topic ends, or has a word below it, or is the root; so the
-last topic of a branch takes the branch with it. Nothing here recurses: a topic may have 65,536
-levels.
+Invariants: each node of the trie is the end of a topic, or has a child, or is the root. When the
+last topic of a branch is removed, the branch is removed with it. No function here is recursive,
+because a topic may have 65,536 levels.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ T = TypeVar("T")
 
 
 class _Node:
-    """A place in the trie: the words that follow, and the topic that ends here."""
+    """A node of the trie: the words that follow, and the topic that ends here."""
 
     __slots__ = ("is_sorted", "snapshot", "topic", "words")
 
     def __init__(self) -> None:
         self.topic: bytes | None = None
-        # Most nodes are leaves, and an empty dictionary would be the largest part of one.
+        # None for a leaf: most nodes are leaves, and an empty dictionary would be their largest
+        # part.
         self.words: dict[bytes, _Node] | None = None
         self.is_sorted = True
         self.snapshot: tuple[_Node, ...] | None = None
 
     def add(self, word: bytes) -> _Node:
-        """Return the node of a word that is new here."""
+        """Add a node for a word that is new here; return it."""
         if self.words is None:
             self.words = {}
         child = self.words[word] = _Node()
@@ -43,7 +44,7 @@ class _Node:
         return self.topic is None and self.words is None
 
     def remove(self, word: bytes) -> None:
-        """Let go of the node of a word."""
+        """Remove the node of a word."""
         assert self.words is not None, "a node knows the words that follow it"
         del self.words[word]
         self.snapshot = None
@@ -51,17 +52,17 @@ class _Node:
             self.words = None
 
     def ordered(self) -> dict[bytes, _Node]:
-        """Return what follows, sorted by word."""
+        """Return the children, sorted by word."""
         if self.words is None:
             return _NOTHING
         if not self.is_sorted:
-            # Kept sorted from here on, so that only new words cost anything the next time.
+            # Keep the sorted order, so that the next call only has to sort after new words.
             self.words = dict(sorted(self.words.items()))
             self.is_sorted = True
         return self.words
 
     def children(self, *, without_dollar: bool) -> Iterator[_Node]:
-        """Return what follows as it is now; walkers that come before a change share one list."""
+        """Return the current children; iterators that start before a change share one tuple."""
         if self.words is None:
             return iter(())
         if without_dollar:
@@ -75,7 +76,7 @@ _NOTHING: Final[dict[bytes, _Node]] = {}
 
 
 class TopicIndex(Generic[T]):
-    """A value for each of many topics. Topics are taken as valid; not for two threads at once."""
+    """A value for each of many topics. Topics are not checked. Not safe for concurrent threads."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, T] = {}
@@ -88,18 +89,18 @@ class TopicIndex(Generic[T]):
         return topic in self._values
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the topics, those set first coming first."""
+        """Yield the topics, in the order in which they were first set."""
         return iter(self._values)
 
     def values(self) -> list[T]:
-        """Return the values of now."""
+        """Return the current values."""
         return list(self._values.values())
 
     def get(self, topic: bytes) -> T | None:
         return self._values.get(topic)
 
     def set(self, topic: bytes, value: T) -> None:
-        """Give a topic a value, in place of the one it has."""
+        """Set the value of a topic, or replace it."""
         if topic not in self._values:
             node = self._root
             for word in topic.split(b"/"):
@@ -109,7 +110,7 @@ class TopicIndex(Generic[T]):
         self._values[topic] = value
 
     def pop(self, topic: bytes) -> T | None:
-        """Forget a topic; return the value it had."""
+        """Remove a topic; return its value."""
         if topic not in self._values:
             return None
         words = topic.split(b"/")
@@ -133,7 +134,7 @@ class TopicIndex(Generic[T]):
             topic = b"/".join(levels)
             return [values[topic]] if topic in values else []
         found: list[T] = []
-        # `a/#` matches `a` too: # stands for what it follows, and for all below that.
+        # `a/#` matches `a` too: # stands for its parent and all levels below it.
         goes_on = levels[-1] == b"#"
         waiting = self._reached(levels)
         while waiting:
@@ -145,10 +146,10 @@ class TopicIndex(Generic[T]):
         return found
 
     def walk(self, topic_filter: TopicFilter) -> Iterator[T | None]:
-        """Yield the values of the topics that a filter matches, a step at a time, in any order.
+        """Yield the values of the topics that a filter matches, one step at a time, in any order.
 
-        A step that finds nothing yields None, so that the caller can stop where it likes and go on
-        later. Topics that are set or forgotten meanwhile may be met or not.
+        A step that finds nothing yields None, so that the caller can stop anywhere and continue
+        later. Topics that are set or removed meanwhile may be found or not.
         """
         levels = topic_filter.levels
         waiting: list[tuple[Iterator[_Node], int]] = [(iter((self._root,)), 0)]
@@ -174,9 +175,7 @@ class TopicIndex(Generic[T]):
                 waiting.append((children, depth if level == b"#" else depth + 1))
 
     def _reached(self, levels: tuple[bytes, ...]) -> list[_Node]:
-        """Return the nodes to which the levels of a filter lead, but for a last #, the last one
-        first.
-        """
+        """Return the nodes that a filter selects, without its final #, in reverse order."""
         if levels[0] not in (b"+", b"#"):
             nodes = [self._root]
         else:

@@ -1,14 +1,15 @@
-"""Filters to what was filed under them: a trie over levels, asked with a topic.
+"""A map from filters to values that can be searched by topic: a trie over levels. Compiled.
 
-The cost of a question is that of the levels it visits: filters that do not match cost nothing, and
-those under one filter are found together. Memory goes with the last value of a branch.
+A search costs as much as the levels that it visits. Filters that do not match cost nothing, and all
+values of one filter are found together. When the last value of a branch is removed, its memory is
+freed.
 
-Levels with nothing between them are one node, so that a filter of 128 levels costs one as well:
+Levels without a branch between them are one node, so a filter of 128 levels also costs one node:
 
     a/b/c, a/b/d/e     node (a, b) has the nodes (c) and (d, e) below it
 
-Invariants: a node but for the root has a value, or two nodes below it at least; the nodes below a
-node differ in their first level.
+Invariants: a node other than the root has a value, or at least two nodes below it; the nodes below
+a node differ in their first level.
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ _DOLLAR: Final = 0x24
 
 
 class _Node:
-    """What is filed under one filter, the levels that lead here from the node above, and the nodes
-    below.
-    """
+    """The values of one filter, the levels that lead here from above, and the nodes below."""
 
     def __init__(self, path: tuple[bytes, ...]) -> None:
         self.path = path
-        # Most nodes are leaves with one value, and empty dictionaries would be most of them.
+        # None for a leaf: most nodes are leaves with one value, and empty dictionaries would take
+        # most of their memory.
         self.children: dict[bytes, _Node] | None = None
-        # Filed under the filter that ends here, and under this filter followed by /#.
+        # The values of the filter that ends here, and of this filter followed by /#.
         self.here: dict[object, object] | None = None
         self.below: dict[object, object] | None = None
 
     def child(self, level: bytes) -> _Node | None:
-        """Return the node below that begins with a level."""
+        """Return the node below that starts with a level."""
         children = self.children
         return None if children is None else children.get(level)
 
     def add(self, child: _Node) -> None:
-        """Put a node below, in place of the one that begins with the same level."""
+        """Put a node below this one; it replaces the one that starts with the same level."""
         children = self.children
         if children is None:
             children = {}
@@ -45,7 +45,7 @@ class _Node:
         children[child.path[0]] = child
 
     def drop(self, child: _Node) -> None:
-        """Take away a node below."""
+        """Remove a node below this one."""
         children = self.children
         assert children is not None, "a node knows the nodes below it"
         del children[child.path[0]]
@@ -53,14 +53,14 @@ class _Node:
             self.children = None
 
     def fits(self, words: list[bytes], depth: int) -> bool:
-        """Tell whether the levels behind the first one match the words from a depth on."""
+        """Tell whether the levels after the first one match the words from a depth on."""
         path = self.path
         size = len(path)
         if depth + size > len(words):
             return False
         for index in range(1, size):
             level = path[index]
-            # No word of a topic equals +.
+            # No level of a topic equals +.
             if level != words[depth + index] and level != b"+":
                 return False
         return True
@@ -77,7 +77,7 @@ class Matcher:
         return self._count
 
     def put(self, levels: tuple[bytes, ...], key: object, value: object) -> None:
-        """File a value under the levels of a filter, in place of the key's former one."""
+        """Set the value of a key for a filter, or replace it."""
         deep = levels[-1] == b"#"
         node = self._reach(levels[:-1] if deep else levels)
         values = node.below if deep else node.here
@@ -92,7 +92,7 @@ class Matcher:
         values[key] = value
 
     def remove(self, levels: tuple[bytes, ...], key: object) -> bool:
-        """Take a key's value away; tell whether there was one."""
+        """Remove the value of a key; return whether there was one."""
         deep = levels[-1] == b"#"
         nodes = self._way(levels[:-1] if deep else levels)
         if not nodes:
@@ -118,7 +118,7 @@ class Matcher:
         # [MQTT-4.7.2-1]: a filter that starts with a wildcard matches no topic that starts with $.
         wild = topic[0] != _DOLLAR
         nodes: list[_Node] = [self._root]
-        # How many words lead to each of the nodes.
+        # The number of words that lead to each of the nodes.
         depths: list[int] = [0]
         at = 0
         while at < len(nodes):
@@ -130,7 +130,7 @@ class Matcher:
                 here = node.here
                 if here is not None:
                     found.extend(here.values())
-                # `a/#` matches `a` too: # stands for its parent and all below it.
+                # `a/#` matches `a` too: # stands for its parent and all levels below it.
                 if below is not None:
                     found.extend(below.values())
                 continue
@@ -150,7 +150,7 @@ class Matcher:
         return found
 
     def _reach(self, words: tuple[bytes, ...]) -> _Node:
-        """Return the node of a filter, with all that leads to it."""
+        """Return the node of a filter; create the nodes on the path to it."""
         node = self._root
         start = 0
         while start < len(words):
@@ -168,7 +168,7 @@ class Matcher:
         return node
 
     def _way(self, words: tuple[bytes, ...]) -> list[_Node]:
-        """Return the nodes from the root to that of a filter; nothing where it has none."""
+        """Return the nodes from the root to that of a filter; empty if it has no node."""
         nodes: list[_Node] = [self._root]
         start = 0
         while start < len(words):
@@ -184,7 +184,7 @@ class Matcher:
 
 
 def _common(words: tuple[bytes, ...], start: int, path: tuple[bytes, ...]) -> int:
-    """Return how many levels of a path equal the words from the start on."""
+    """Return how many levels of a path equal the words from `start` on."""
     count = 0
     while count < len(path) and start + count < len(words):
         if words[start + count] != path[count]:
@@ -194,7 +194,7 @@ def _common(words: tuple[bytes, ...], start: int, path: tuple[bytes, ...]) -> in
 
 
 def _split(above: _Node, node: _Node, count: int) -> _Node:
-    """Put a node of the first levels of a path before the rest of it; return it."""
+    """Split a node: insert a node for the first levels of its path above it, and return that."""
     upper = _Node(node.path[:count])
     node.path = node.path[count:]
     upper.add(node)
@@ -203,7 +203,7 @@ def _split(above: _Node, node: _Node, count: int) -> _Node:
 
 
 def _tidy(nodes: list[_Node]) -> None:
-    """Take away what a value that is gone leaves useless, on the way from the root to it."""
+    """Remove nodes that are not needed after a value was removed; `nodes` is the path to it."""
     while len(nodes) > 1:
         node = nodes.pop()
         above = nodes[-1]

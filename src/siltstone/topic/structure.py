@@ -1,17 +1,17 @@
-"""Learned topic structure: topic <-> stream and what varies in it. Compiled.
+"""Learned topic structure: a map from topics to streams and back. Compiled.
 
-A trie of topic levels. Topics that differ only at levels where many words were seen share one
-stream, `metrics/+/cpu`; their words at the `+` levels are the varying part.
+It is a trie of topic levels. Topics that differ only at levels where many words were seen share one
+stream, for example `metrics/+/cpu`. Their words at the `+` levels are the varying part.
 
 Invariants:
-- A topic never changes its stream: an edge with the exact word wins over `+`, and once a node has
-  `+` no topic gives it another word.
-- An id depends on its path alone, so equal edges give equal ids, here and elsewhere.
-- `$` topics live under a root of their own, which a leading wildcard does not see [MQTT-4.7.2-1].
-- An edge is pending from its insertion until `take_pending`; one that was applied never is.
+- A topic never changes its stream: an edge with the exact word has priority over `+`, and after a
+  node has `+`, no topic adds another word to it.
+- An id depends on its path alone, so equal edges give equal ids in every process.
+- `$` topics are under a root of their own, which a leading wildcard does not match [MQTT-4.7.2-1].
+- An edge is pending from its insertion until `take_pending`; an applied edge is never pending.
 
-A structure has one owner: it is not for two threads at once. Its edges as bytes are those of
-`edges.py`.
+A structure has one owner and is not safe for concurrent threads. `edges.py` describes the encoding
+of its edges.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _NOT_ASCII: Final = 0x80
 
 
 class Stream:
-    """Topics of one structure; `pattern` has + at the levels that vary.
+    """The topics of one structure; `pattern` has + at the levels that vary.
 
-    `number` counts the streams of a structure as they begin; it is nobody else's, and not kept.
+    `number` counts the streams of a structure in the order of their creation. It is valid only in
+    this structure and is not stored.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Stream:
 
 
 class Node:
-    """A place in the trie, reached from `parent` by `token`: a word, or b"+" for any."""
+    """A node of the trie, reached from `parent` by `token`: a word, or b"+" for any word."""
 
     def __init__(self, node_id: int, parent: Node | None, token: bytes) -> None:
         self.id = node_id
@@ -68,7 +69,7 @@ class Node:
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, Node] = {}
-        # The child, where there is just one; and whether there are more.
+        # The child if there is exactly one; and whether there are more.
         self.only: Node | None = None
         self.branches = False
         self.plus: Node | None = None
@@ -76,7 +77,7 @@ class Node:
 
 
 class Placement:
-    """Where a topic is kept: its stream, and its words at the varying levels joined by slashes."""
+    """The stream of a topic, and its words at the varying levels, joined by slashes."""
 
     def __init__(self, stream: Stream, varying: bytes) -> None:
         self.stream = stream
@@ -84,9 +85,9 @@ class Placement:
 
 
 class Match:
-    """A stream that may hold topics of a filter.
+    """A stream that may have topics that a filter matches.
 
-    `constraints` has for each varying level the word that it must be, or None for any.
+    `constraints` has for each varying level the required word, or None for any word.
     """
 
     def __init__(self, stream: Stream, constraints: list[bytes | None]) -> None:
@@ -95,10 +96,11 @@ class Match:
 
 
 class Structure:
-    """The trie; `root` and `special_root` are for reading.
+    """The trie; `root` and `special_root` are read-only.
 
-    A node learns at most thresholds[depth] words, the last one counting for all deeper levels; the
-    next unseen word makes the level vary. 0 is varying from the start, NEVER is no limit.
+    A node learns at most thresholds[depth] words; the last threshold applies to all deeper levels.
+    The next new word makes the level vary. With 0 a level varies from the start; NEVER means no
+    limit.
     """
 
     def __init__(self, thresholds: list[int]) -> None:
@@ -113,24 +115,24 @@ class Structure:
         self._nodes: dict[int, Node] = {ROOT_ID: self.root, SPECIAL_ROOT_ID: self.special_root}
         self._streams: dict[int, Stream] = {}
         self._in_order: list[Stream] = []
-        # All edges in order of insertion. Ids are settled in that order should two ever collide,
-        # so it is kept by export too.
+        # All edges in order of insertion. If two ids collide, the order decides which id changes,
+        # so `export` keeps the order.
         self._edges = bytearray()
         self._edge_count = 0
         self._taken_size = 0
         self._taken_count = 0
 
     def learn(self, topic: bytes) -> Placement:
-        """Place a topic that passed check_topic, inserting the edges it lacks."""
+        """Place a topic that passed check_topic; insert the edges that are missing."""
         placement = self.lookup(topic)
         if placement is None:
             return self._insert_topic(topic)
         return placement
 
     def find_plain(self, topic: bytes) -> Stream | None:
-        """Return the stream of a topic of the common kind: ASCII, learned before.
+        """Return the stream of a topic of the common kind: ASCII, and learned before.
 
-        None where it was not, and where the topic needs a closer look, be it sound or not.
+        None if it was not learned, or if the topic needs a full check, whether it is valid or not.
         """
         size: i64 = len(topic)
         if size == 0 or size > TOPIC_SIZE_MAX:
@@ -144,7 +146,8 @@ class Structure:
                 only = node.only
                 child: Node | None = None
                 if only is not None:
-                    # Most levels that do not vary have one word; to cut it out would cost more.
+                    # Most levels that do not vary have one word; a slice and a lookup would cost
+                    # more.
                     if _stands_at(only.token, topic, start, end):
                         child = only
                 elif node.branches:
@@ -155,14 +158,14 @@ class Structure:
                         return None
                 node = child
                 start = end + 1
-            # A set of boxed numbers would cost more than the whole loop.
+            # A set of boxed integers would cost more than the whole loop.
             elif code >= _NOT_ASCII or code == 0 or code == _PLUS or code == _HASH:  # noqa: PLR1714, SIM109
                 return None
             end += 1
         return node.stream
 
     def lookup(self, topic: bytes) -> Placement | None:
-        """Place a topic without learning; None when it was never learned."""
+        """Place a topic without learning; None if it was never learned."""
         node = self.special_root if topic.startswith(b"$") else self.root
         varying: list[bytes] = []
         for level in topic.split(b"/"):
@@ -179,17 +182,18 @@ class Structure:
         return Placement(stream, b"/".join(varying))
 
     def insert_pattern(self, pattern: bytes, special: bool = False) -> Stream:
-        """Teach a structure before its topics come, and return the stream that will hold them.
+        """Add a structure before its topics arrive, and return the stream that will hold them.
 
-        Thresholds do not bind it. Where a level varies already, a new word gets no edge, for its
-        topics may have been placed: the stream returned is then wider than the pattern. `special`
-        tells that a leading + stands for words that start with $; else it is not looked at.
+        Thresholds do not apply. If a level varies already, a new word gets no edge, because its
+        topics may have a stream already: the returned stream is then wider than the pattern.
+        `special` says that a leading + stands for words that start with $; it is ignored for other
+        patterns.
 
         Raises: InvalidTopicError.
         """
         check_pattern(pattern)
         levels = pattern.split(b"/")
-        # A word tells its root itself; only + can stand under both.
+        # A word determines its root; only + can be under both roots.
         under_special = special if levels[0] == b"+" else levels[0].startswith(b"$")
         node = self.special_root if under_special else self.root
         for level in levels:
@@ -200,7 +204,7 @@ class Structure:
         return self._end(node)
 
     def take_pending(self) -> bytes:
-        """Return the pending edges, encoded; they are pending no more."""
+        """Return the pending edges, encoded; after this they are not pending."""
         count = self._edge_count - self._taken_count
         encoded = COUNT.pack(count) + self._edges[self._taken_size :]
         self._taken_size = len(self._edges)
@@ -212,14 +216,14 @@ class Structure:
         return self._edge_count > self._taken_count
 
     def export(self) -> bytes:
-        """Return all edges, encoded; applied to a fresh structure they make it equal to this."""
+        """Return all edges, encoded; applied to a new structure, they make it equal to this one."""
         return COUNT.pack(self._edge_count) + self._edges
 
     def apply(self, encoded: bytes | memoryview) -> list[Stream]:
-        """Insert encoded edges, of which some may exist, and return the streams that are new.
+        """Insert encoded edges, some of which may exist, and return the new streams.
 
-        Raises: ValueError when the bytes make no sense; the edges before the bad one were inserted,
-        so the structure is of no further use. UsageError while edges of its own are pending.
+        Raises: ValueError for invalid bytes; the edges before the invalid one were inserted, so the
+        structure must not be used any more. UsageError if the structure has pending edges.
         """
         if self.has_pending():
             raise UsageError(
@@ -228,7 +232,7 @@ class Structure:
         try:
             return self._apply_all(bytes(encoded))
         finally:
-            # What was applied came from elsewhere; nothing of it is ours to hand on.
+            # Applied edges come from another structure, so they are not pending here.
             self._taken_size = len(self._edges)
             self._taken_count = self._edge_count
 
@@ -254,9 +258,9 @@ class Structure:
         return streams
 
     def inherit(self, thresholds: list[int]) -> Structure:
-        """Return what the next generation starts with: the paths that vary, none of them pending.
+        """Return the structure for the next generation: the paths that vary, none of them pending.
 
-        A topic that had a stream of its own here may come into a varying one there.
+        A topic that had its own stream here may be placed in a varying stream there.
         """
         heir = Structure(thresholds)
         for stream in self._in_order:
@@ -283,11 +287,11 @@ class Structure:
         return self._streams.get(stream_id)
 
     def match(self, levels: list[bytes]) -> list[Match]:
-        """Return each stream that may hold a topic of the filter with these levels, once."""
+        """Return each stream that may have a topic of the filter with these levels, once."""
         open_ended = levels[-1] == b"#"
         fixed_count = len(levels) - 1 if open_ended else len(levels)
         matches: list[Match] = []
-        # A topic may have thousands of levels, so the walk keeps a list instead of recursing.
+        # A topic may have thousands of levels, so this uses a list instead of recursion.
         waiting = [self._root_of(levels[0])]
         while waiting:
             node = waiting.pop()
@@ -328,12 +332,12 @@ class Structure:
         return Placement(self._end(node), b"/".join(varying))
 
     def _varies_next(self, node: Node) -> bool:
-        """Tell whether the next unseen word at this node makes its level vary."""
+        """Tell whether the next new word at this node makes its level vary."""
         threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
         return threshold != NEVER and len(node.children) >= threshold
 
     def _apply_edge(self, parent_id: int, kind: int, token: bytes) -> Stream | None:
-        """Insert an edge if it is missing; return the stream that this begins."""
+        """Insert an edge if it is missing; return the stream that it creates, if any."""
         parent = self._nodes.get(parent_id)
         if parent is None:
             raise ValueError(f"edge starts at an unknown node: parent={parent_id}")
@@ -355,13 +359,14 @@ class Structure:
         return None
 
     def _add_child(self, parent: Node, token: bytes) -> Node:
-        """Add a missing edge: the plus edge for b"+", else a literal one."""
+        """Add a missing edge: the plus edge for b"+", otherwise a literal one."""
         kind = PLUS if token == b"+" else LITERAL
         word = b"" if kind == PLUS else token
         node_id = edge_id(parent.id, kind, word)
         suffix = b""
         while node_id in self._nodes:
-            # Two paths with one 64-bit id: the later one moves. No UTF-8 word ends in 0xFF.
+            # Two paths with one 64-bit id: the later one gets another id. No UTF-8 word ends in
+            # 0xFF.
             suffix += b"\xff"
             node_id = edge_id(parent.id, kind, word + suffix)
         node = Node(node_id, parent, token)
@@ -376,7 +381,7 @@ class Structure:
         return node
 
     def _end(self, node: Node) -> Stream:
-        """Return the stream of a node, beginning it when there is none."""
+        """Return the stream of a node; create it if there is none."""
         if node.stream is not None:
             return node.stream
         stream_id = edge_id(node.id, END, b"")
@@ -399,10 +404,10 @@ class Structure:
 
 
 def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:
-    """Tell whether the topic has this word from start to end."""
+    """Tell whether the topic has this word between `start` and `end`."""
     if len(word) != end - start:
         return False
-    # A generator would be an object for each level.
+    # A generator expression would create an object for each level.
     for i in range(end - start):  # noqa: SIM110
         if word[i] != topic[start + i]:
             return False
@@ -410,7 +415,7 @@ def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:
 
 
 def _path(node: Node) -> tuple[list[bytes], bool]:
-    """Return the levels from the root to a node, and whether that root is the special one."""
+    """Return the levels from the root to a node, and whether that is the special root."""
     levels: list[bytes] = []
     while node.parent is not None:
         levels.append(node.token)
@@ -420,7 +425,7 @@ def _path(node: Node) -> tuple[list[bytes], bool]:
 
 
 def _constraints(stream: Stream, levels: list[bytes]) -> list[bytes | None]:
-    """Return what a filter that reaches a stream asks of each of its varying levels."""
+    """Return what a filter that matches a stream requires of each of its varying levels."""
     constraints: list[bytes | None] = []
     for index, level in enumerate(stream.levels):
         if level != b"+":

@@ -1,4 +1,4 @@
-"""A client of topic logs for asyncio: any number of requests on their way over one connection."""
+"""An asyncio client of topic logs: any number of requests may be in progress on one connection."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from siltstone.topiclog.protocol import (
 from siltstone.topiclog.sending import pieces_of
 from siltstone.topiclog.tables import table_of_ends
 
-# Sends of one call that may be on their way at once.
+# The number of SEND requests of one call that may be in progress at once.
 _WINDOW: Final = 16
 
 
 class _Wire(asyncio.BufferedProtocol):
-    """Reads replies, each straight into a place of its own, and hands them to who waits."""
+    """Reads replies, each directly into its own buffer, and completes the waiting futures."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -90,12 +90,12 @@ class _Wire(asyncio.BufferedProtocol):
         if head.status is not Status.OK:
             error = error_of(head.status, bytes(payload).decode(errors="replace"))
         if head.status is Status.MALFORMED:
-            # It is of no request in particular, and the last that is said.
+            # It does not belong to a request, and it is the last frame of the connection.
             self._fail(error)
             return
         _, future = self.waiting.pop(head.id, (head.kind, None))
         if future is None or future.done():
-            # Its caller has given up.
+            # The caller was cancelled.
             return
         if error is None:
             future.set_result(payload)
@@ -133,7 +133,7 @@ class AsyncTopicLogClient:
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
-        """Connect and greet. Raises: RetryError where nobody answers, ProtocolError."""
+        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
         loop = asyncio.get_running_loop()
         try:
             _, wire = await loop.create_connection(_Wire, host, port)
@@ -158,16 +158,16 @@ class AsyncTopicLogClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._wire.transport is not None:
             self._wire.transport.close()
 
     async def create_topic(self, topic: str) -> None:
-        """Create a topic, durably. Raises: ExistsError, UsageError for a name that is no topic."""
+        """Create a topic, durably. Raises: ExistsError, UsageError for an invalid name."""
         await self._ask(Kind.CREATE, topic)
 
     async def topics(self) -> list[str]:
@@ -175,13 +175,11 @@ class AsyncTopicLogClient:
         return decode_names(await self._ask(Kind.TOPICS))
 
     async def send(self, topic: str, value: bytes) -> int:
-        """Store a message and return its offset, once it would survive a power cut. See the client
-        that waits.
-        """
+        """Store a message durably and return its offset. See `TopicLogClient.send`."""
         return (await self.send_many(topic, [value] if value else [])).start
 
     async def send_many(self, topic: str, values: Iterable[bytes]) -> range:
-        """Store messages, empty ones left out, and return their offsets."""
+        """Store messages and return their offsets; empty messages are left out."""
         first: int | None = None
         end = 0
         waiting: deque[tuple[asyncio.Future[memoryview], int]] = deque()
@@ -199,16 +197,16 @@ class AsyncTopicLogClient:
         return (await self.bounds(topic)).stop
 
     async def bounds(self, topic: str) -> range:
-        """Return the offsets of the messages that are there. Raises: NotFoundError."""
+        """Return the offsets of the stored messages. Raises: NotFoundError."""
         return decode_bounds(await self._ask(Kind.BOUNDS, topic))
 
     async def message_length(self, topic: str, offset: int) -> int:
-        """Return how long a message is, 0 where there is none. Raises: NotFoundError."""
+        """Return the size of a message in bytes, 0 if there is none. Raises: NotFoundError."""
         return decode_count(await self._ask(Kind.LENGTH, topic, encode_offset(offset)))
 
     async def subscribe(self, topics: Sequence[str]) -> int:
-        """Read these topics from their ends on; return how many of them exist. Raises: UsageError
-        when there is a subscription already.
+        """Read these topics from their current ends on; return how many of them exist. Raises:
+        UsageError if there is a subscription already.
         """
         if self._subscription is not None:
             raise UsageError("the client has a subscription already: unsubscribe first")
@@ -219,20 +217,20 @@ class AsyncTopicLogClient:
         return len(wanted)
 
     def unsubscribe(self) -> None:
-        """Read nothing more. Raises: UsageError when there is no subscription."""
+        """End the subscription. Raises: UsageError if there is none."""
         self._subscribed()
         self._subscription = None
 
     def position(self, topic: str) -> int:
-        """Return the offset that comes next. Raises: NotFoundError where it is not read."""
+        """Return the next offset to read. Raises: NotFoundError without a subscription to it."""
         return self._subscribed().position(topic)
 
     def seek(self, topic: str, offset: int) -> None:
-        """Go on from another offset, also from before the subscription. Raises: NotFoundError."""
+        """Continue at another offset, also an earlier one. Raises: NotFoundError."""
         self._subscribed().seek(topic, offset)
 
     async def poll(self, timeout: float = 0.0) -> Message | None:  # noqa: ASYNC109 - the server's
-        """Return the next message, of each topic in turn; None when none came in time."""
+        """Return the next message, from each topic in turn; None if none came in time."""
         subscription = self._subscribed()
         message = subscription.next_message()
         if message is None and await self._fetch(subscription, timeout, FETCH_BYTES):
@@ -244,7 +242,7 @@ class AsyncTopicLogClient:
         timeout: float = 0.0,  # noqa: ASYNC109 - the server's
         bytes_max: int = FETCH_BYTES,
     ) -> Batch | None:
-        """Return the next messages of one topic, of each topic in turn; None when none came."""
+        """Return the next messages of one topic, from each topic in turn; None if none came."""
         subscription = self._subscribed()
         batch = subscription.next_batch()
         if batch is None and await self._fetch(subscription, timeout, bytes_max):
@@ -252,13 +250,13 @@ class AsyncTopicLogClient:
         return batch
 
     async def commit(self, client: str, topic: str, offset: int) -> None:
-        """Keep, durably, from which offset a client is to go on. Raises: NotFoundError,
-        UsageError for an offset behind the end.
+        """Save, durably, the offset at which a client will continue. Raises: NotFoundError,
+        UsageError for an offset after the end.
         """
         await self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
 
     async def committed(self, client: str, topic: str) -> int:
-        """Return from which offset a client is to go on. Raises: NotFoundError."""
+        """Return the offset at which a client will continue. Raises: NotFoundError."""
         return decode_offset(await self._ask(Kind.COMMITTED, topic, encode_name(client)))
 
     def _subscribed(self) -> Subscription:
@@ -293,7 +291,7 @@ class AsyncTopicLogClient:
     async def _write(
         self, kind: Kind, request_id: int, parts: Sequence[bytes]
     ) -> asyncio.Future[memoryview]:
-        """Write a request, when the connection takes more; return what its reply will be."""
+        """Write a request when the connection accepts more; return the future of its reply."""
         await self._wire.ready.wait()
         transport = self._wire.transport
         if transport is None:

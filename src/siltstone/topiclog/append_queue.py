@@ -1,8 +1,10 @@
-"""Small sends on their way to the store: those of one topic that come together are one append.
+"""The sends to one topic, in the order in which they arrived; small ones are combined.
 
-At most two appends of a topic are under way: one that is being synced, and one that follows as
-soon as the disk is free. What comes meanwhile is the next. Everything here runs on the loop; a
-shard's thread only hands over.
+At most two appends of small sends are in progress: one that is being synced, and one that follows
+as soon as the disk is free. Sends that arrive meanwhile form the next append. A large send is
+already in its segment, so it is an append of its own; it waits only for small sends that arrived
+before it. All code here runs on the event loop; the thread of a shard only schedules a callback
+there.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from typing import Final
 
 from siltstone.errors import OverloadedError, SiltstoneError
 from siltstone.guard import contain
+from siltstone.store.segment.room import Room
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topiclog.log import Log
 from siltstone.topiclog.tables import joined_offsets
 
-# Hears of a send: its first offset, or what went wrong.
+# Receives the outcome of a send: its first offset, or an error.
 Settle = Callable[[int | Exception], None]
 Soon = Callable[[Callable[[], None]], object]
 
@@ -26,18 +29,19 @@ _APPEND_BYTES: Final = 8 * 1024 * 1024
 
 
 class _Part:
-    """One send, as the store wants it."""
+    """One send, in the format of the store: its values, or the room that holds them."""
 
-    __slots__ = ("offsets", "settle", "values")
+    __slots__ = ("offsets", "room", "settle", "values")
 
-    def __init__(self, offsets: bytes, values: bytes, settle: Settle) -> None:
+    def __init__(self, offsets: bytes, values: bytes, settle: Settle, room: Room | None) -> None:
         self.offsets = offsets
         self.values = values
         self.settle = settle
+        self.room = room
 
 
 class TopicQueue:
-    """The small sends to one topic, in order."""
+    """The sends to one topic, in order."""
 
     def __init__(self, log: Log, soon: Soon, soon_from_thread: Soon) -> None:
         self._log = log
@@ -49,30 +53,44 @@ class TopicQueue:
         self.pending_bytes = 0
 
     def add(self, offsets: bytes, values: bytes, settle: Settle) -> None:
-        """Take a send; it is stored with others of its turn."""
-        self._waiting.append(_Part(offsets, values, settle))
+        """Add a small send; it is stored together with others of this turn of the event loop."""
+        self._waiting.append(_Part(offsets, values, settle, None))
         self.pending_bytes += len(values)
         if not self._flush_due:
             self._flush_due = True
             self._soon(self._flush)
 
+    def add_room(self, offsets: bytes, room: Room, settle: Settle) -> None:
+        """Add a large send; it is stored now, or after the small sends that wait."""
+        part = _Part(offsets, b"", settle, room)
+        if self._waiting:
+            self._waiting.append(part)
+        else:
+            self._submit_room(part, room)
+
     def _flush(self) -> None:
         self._flush_due = False
-        while self._waiting and self._under_way < _UNDER_WAY_MAX:
-            if not self._submit(self._take()):
+        while self._waiting:
+            room = self._waiting[0].room
+            if room is not None:
+                self._submit_room(self._waiting.popleft(), room)
+            elif self._under_way == _UNDER_WAY_MAX or not self._submit(self._take()):
                 break
 
     def _take(self) -> list[_Part]:
+        """Take the small sends of the next append, up to a large one."""
         parts: list[_Part] = []
         size = 0
-        while self._waiting and (not parts or size + len(self._waiting[0].values) <= _APPEND_BYTES):
-            part = self._waiting.popleft()
+        while self._waiting:
+            part = self._waiting[0]
             size += len(part.values)
-            parts.append(part)
+            if part.room is not None or (parts and size > _APPEND_BYTES):
+                break
+            parts.append(self._waiting.popleft())
         return parts
 
     def _submit(self, parts: list[_Part]) -> bool:
-        """Give sends to the log as one append; tell whether the next may follow now."""
+        """Append the sends to the log in one call; return whether the next may follow now."""
         values = [part.values for part in parts]
         offsets = joined_offsets([part.offsets for part in parts], [len(item) for item in values])
         self._under_way += 1
@@ -87,7 +105,7 @@ class TopicQueue:
             if self._under_way:
                 self._waiting.extendleft(reversed(parts))
                 return False
-            # Nothing of ours would end and bring us back here.
+            # No append of this queue is in progress that would call `_flush` when it ends.
             self._tell(parts, exc)
         except SiltstoneError as exc:
             self._under_way -= 1
@@ -96,9 +114,20 @@ class TopicQueue:
             ticket.on_done(done)
         return True
 
+    def _submit_room(self, part: _Part, room: Room) -> None:
+        def done(ticket: Ticket) -> None:
+            self._soon_from_thread(lambda: self._tell([part], _outcome(ticket)))
+
+        try:
+            ticket = self._log.append_room(part.offsets, room, timeout=0.0)
+        except SiltstoneError as exc:
+            self._tell([part], exc)
+        else:
+            ticket.on_done(done)
+
     def _settle(self, parts: list[_Part], ticket: Ticket) -> None:
         self._under_way -= 1
-        self._tell(parts, ticket.error or ticket.first_serial())
+        self._tell(parts, _outcome(ticket))
         self._flush()
 
     def _tell(self, parts: list[_Part], outcome: int | Exception) -> None:
@@ -112,3 +141,7 @@ class TopicQueue:
 
 def _call(settle: Settle, outcome: int | Exception) -> None:
     contain(lambda: settle(outcome))
+
+
+def _outcome(ticket: Ticket) -> int | Exception:
+    return ticket.error or ticket.first_serial()

@@ -1,4 +1,4 @@
-"""A client of topic logs for programs that wait: one socket, one thread at a time."""
+"""A blocking client of topic logs: one socket, one thread at a time."""
 
 from __future__ import annotations
 
@@ -39,32 +39,39 @@ from siltstone.topiclog.tables import table_of_ends
 
 DEFAULT_PORT: Final = 9410
 FETCH_BYTES: Final = 1024 * 1024
-# Sends that may be on their way at once.
+# The number of SEND requests that may be in progress at once.
 _WINDOW: Final = 16
-# After these nothing is known when the connection is lost.
+# If the connection is lost after one of these, the outcome is unknown.
 _CHANGES: Final = (Kind.CREATE, Kind.SEND, Kind.COMMIT)
+
+_Frame = tuple[Head, memoryview]
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """A fetch that was asked for before it was wanted, and its reply once that was read."""
+    """A fetch that was sent before it was needed, and its reply once that was read."""
 
     id: int
     places: tuple[Place, ...]
-    reply: tuple[Head, memoryview] | None = None
+    reply: _Frame | None = None
 
 
 class TopicLogClient:
-    """A connection to a server of topic logs. Not for several threads at once."""
+    """A connection to a server of topic logs. Not safe for concurrent threads."""
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout: float = 30.0
     ) -> None:
-        """Connect and greet. Raises: RetryError where nobody answers, ProtocolError."""
+        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
         self._timeout = timeout
         self._next_id = 1
         self._subscription: Subscription | None = None
         self._ahead: _Ahead | None = None
+        # Requests whose replies have not arrived, and replies that nobody has asked for yet.
+        self._open: set[int] = set()
+        self._replies: dict[int, _Frame] = {}
+        # Requests of a call that failed; their replies are dropped.
+        self._abandoned: set[int] = set()
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
@@ -87,15 +94,15 @@ class TopicLogClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def create_topic(self, topic: str) -> None:
-        """Create a topic, durably. Raises: ExistsError, UsageError for a name that is no topic."""
+        """Create a topic, durably. Raises: ExistsError, UsageError for an invalid name."""
         self._ask(Kind.CREATE, topic)
 
     def topics(self) -> list[str]:
@@ -103,29 +110,32 @@ class TopicLogClient:
         return decode_names(self._ask(Kind.TOPICS))
 
     def send(self, topic: str, value: bytes) -> int:
-        """Store a message and return its offset, once it would survive a power cut.
+        """Store a message and return its offset, when it would survive a power cut.
 
-        An empty one is not stored; the offset is then that of the next. Raises: NotFoundError,
-        RetryError when there is no room, OutcomeUnknownError.
+        An empty message is not stored; the offset is then that of the next message. Raises:
+        NotFoundError, RetryError if there is no room, OutcomeUnknownError.
         """
         return self.send_many(topic, [value] if value else []).start
 
     def send_many(self, topic: str, values: Iterable[bytes]) -> range:
-        """Store messages, empty ones left out, and return their offsets.
+        """Store messages and return their offsets; empty messages are left out.
 
-        They are stored in order, those of other clients maybe in between the requests that they
-        are cut into. Raises: as `send`.
+        They are stored in order. They may be split into several requests, with messages of other
+        clients between them. Raises: as `send`; some of the messages may then be stored.
         """
         first: int | None = None
         end = 0
         waiting: deque[tuple[int, int]] = deque()
         pieces = pieces_of(values, rows_max=self._rows_max, bytes_max=self._body_bytes_max)
-        for piece in pieces:
-            waiting.append((self._send(topic, piece), len(piece)))
-            if len(waiting) >= _WINDOW:
+        try:
+            for piece in pieces:
+                waiting.append((self._send(topic, piece), len(piece)))
+                if len(waiting) >= _WINDOW:
+                    first, end = self._acknowledged(waiting, first)
+            while waiting:
                 first, end = self._acknowledged(waiting, first)
-        while waiting:
-            first, end = self._acknowledged(waiting, first)
+        finally:
+            self._abandon(request_id for request_id, _ in waiting)
         assert first is not None
         return range(first, end)
 
@@ -134,16 +144,16 @@ class TopicLogClient:
         return self.bounds(topic).stop
 
     def bounds(self, topic: str) -> range:
-        """Return the offsets of the messages that are there. Raises: NotFoundError."""
+        """Return the offsets of the stored messages. Raises: NotFoundError."""
         return decode_bounds(self._ask(Kind.BOUNDS, topic))
 
     def message_length(self, topic: str, offset: int) -> int:
-        """Return how long a message is, 0 where there is none. Raises: NotFoundError."""
+        """Return the size of a message in bytes, 0 if there is none. Raises: NotFoundError."""
         return decode_count(self._ask(Kind.LENGTH, topic, encode_offset(offset)))
 
     def subscribe(self, topics: Sequence[str]) -> int:
-        """Read these topics from their ends on; those that do not exist are left out. Return how
-        many they are. Raises: UsageError when there is a subscription already.
+        """Read these topics from their current ends on; return how many of them exist. The others
+        are left out. Raises: UsageError if there is a subscription already.
         """
         if self._subscription is not None:
             raise UsageError("the client has a subscription already: unsubscribe first")
@@ -153,20 +163,20 @@ class TopicLogClient:
         return len(wanted)
 
     def unsubscribe(self) -> None:
-        """Read nothing more. Raises: UsageError when there is no subscription."""
+        """End the subscription. Raises: UsageError if there is none."""
         self._subscribed()
         self._subscription = None
 
     def position(self, topic: str) -> int:
-        """Return the offset that comes next. Raises: NotFoundError where it is not read."""
+        """Return the next offset to read. Raises: NotFoundError without a subscription to it."""
         return self._subscribed().position(topic)
 
     def seek(self, topic: str, offset: int) -> None:
-        """Go on from another offset, also from before the subscription. Raises: NotFoundError."""
+        """Continue at another offset, also an earlier one. Raises: NotFoundError."""
         self._subscribed().seek(topic, offset)
 
     def poll(self, timeout: float = 0.0) -> Message | None:
-        """Return the next message, of each topic in turn; None when none came in time."""
+        """Return the next message, from each topic in turn; None if none came in time."""
         subscription = self._subscribed()
         message = subscription.next_message()
         if message is None and self._fetch(subscription, timeout, FETCH_BYTES):
@@ -174,7 +184,7 @@ class TopicLogClient:
         return message
 
     def poll_batch(self, timeout: float = 0.0, bytes_max: int = FETCH_BYTES) -> Batch | None:
-        """Return the next messages of one topic, of each topic in turn; None when none came."""
+        """Return the next messages of one topic, from each topic in turn; None if none came."""
         subscription = self._subscribed()
         batch = subscription.next_batch()
         if batch is None and self._fetch(subscription, timeout, bytes_max):
@@ -182,13 +192,13 @@ class TopicLogClient:
         return batch
 
     def commit(self, client: str, topic: str, offset: int) -> None:
-        """Keep, durably, from which offset a client is to go on. Raises: NotFoundError,
-        UsageError for an offset behind the end.
+        """Save, durably, the offset at which a client will continue. Raises: NotFoundError,
+        UsageError for an offset after the end.
         """
         self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
 
     def committed(self, client: str, topic: str) -> int:
-        """Return from which offset a client is to go on. Raises: NotFoundError."""
+        """Return the offset at which a client will continue. Raises: NotFoundError."""
         return decode_offset(self._ask(Kind.COMMITTED, topic, encode_name(client)))
 
     def _subscribed(self) -> Subscription:
@@ -212,7 +222,7 @@ class TopicLogClient:
         return True
 
     def _ask_ahead(self, subscription: Subscription, bytes_max: int) -> None:
-        """Let the server look for what follows while the caller has its hands full."""
+        """Send the next fetch now, so that the server works while the caller processes messages."""
         place = subscription.place_ahead()
         if place is not None:
             ahead = _Ahead(self._id(), (place,))
@@ -221,21 +231,21 @@ class TopicLogClient:
             self._ahead = ahead
 
     def _asked_ahead(self, places: tuple[Place, ...]) -> memoryview | None:
-        """Return what was asked for ahead; None where it was something else, or nothing came."""
+        """Return the reply to the early fetch; None if it does not fit or has no messages."""
         self._settle_ahead()
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.places != places or ahead.reply is None:
             return None
-        payload = _payload(ahead.reply, Kind.FETCH, ahead.id)
+        payload = _payload(ahead.reply)
         return payload if len(payload) > len(encode_batch_heads([])) else None
 
     def _settle_ahead(self) -> None:
-        """Read what was asked for ahead: a server that cannot write to us would not read either."""
+        """Read the reply to the early fetch: a server that cannot write a reply stops reading."""
         if self._ahead is not None and self._ahead.reply is None:
-            self._ahead.reply = self._read_frame(Kind.FETCH)
+            self._ahead.reply = self._reply(Kind.FETCH, self._ahead.id)
 
     def _send(self, topic: str, values: Sequence[bytes]) -> int:
-        """Write a send, its data as it is where it is one message; return the id."""
+        """Write a SEND request, without copying the data if it is one message; return its id."""
         self._settle_ahead()
         request_id = self._id()
         data = values[0] if len(values) == 1 else b"".join(values)
@@ -251,6 +261,7 @@ class TopicLogClient:
 
     def _id(self) -> int:
         self._next_id = self._next_id % 0xFFFF_FFFF + 1
+        self._open.add(self._next_id)
         return self._next_id
 
     def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
@@ -273,10 +284,35 @@ class TopicLogClient:
             raise lost(kind, exc) from exc
 
     def _read(self, kind: Kind, request_id: int) -> memoryview:
-        """Return the payload of the reply. Raises: what the reply says."""
-        return _payload(self._read_frame(kind), kind, request_id)
+        """Return the payload of the reply. Raises: the error in the reply."""
+        return _payload(self._reply(kind, request_id))
 
-    def _read_frame(self, kind: Kind) -> tuple[Head, memoryview]:
+    def _reply(self, kind: Kind, request_id: int) -> _Frame:
+        """Return the reply to a request. Replies arrive in any order, so keep earlier ones."""
+        while request_id not in self._replies:
+            frame = self._read_frame(kind)
+            head = frame[0]
+            if head.status is Status.MALFORMED:
+                # It does not belong to a request, and it is the last frame of the connection.
+                return frame
+            if head.id in self._abandoned:
+                self._abandoned.remove(head.id)
+            elif head.id in self._open:
+                self._open.remove(head.id)
+                self._replies[head.id] = frame
+            else:
+                raise OutcomeUnknownError(
+                    f"the reply belongs to no request: kind={head.kind.name} id={head.id}"
+                )
+        return self._replies.pop(request_id)
+
+    def _abandon(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            if self._replies.pop(request_id, None) is None:
+                self._open.discard(request_id)
+                self._abandoned.add(request_id)
+
+    def _read_frame(self, kind: Kind) -> _Frame:
         head = decode_head(self._receive(kind, HEADER_BYTES), 0)
         return head, self._receive(kind, head.size - HEADER_BYTES)
 
@@ -294,20 +330,16 @@ class TopicLogClient:
         return view
 
 
-def _payload(frame: tuple[Head, memoryview], kind: Kind, request_id: int) -> memoryview:
-    """Return what a reply to this request holds. Raises: what the reply says."""
+def _payload(frame: _Frame) -> memoryview:
+    """Return the payload of a reply. Raises: the error in the reply."""
     head, payload = frame
     if head.status is not Status.OK:
         raise error_of(head.status, bytes(payload).decode(errors="replace"))
-    if (head.kind, head.id) != (kind, request_id):
-        raise OutcomeUnknownError(
-            f"the reply belongs to another request: kind={head.kind.name} id={head.id}"
-        )
     return payload
 
 
 def lost(kind: Kind, error: OSError) -> OutcomeUnknownError | RetryError:
-    """Return what a lost connection means for a request."""
+    """Return the error for a request whose connection was lost."""
     if kind in _CHANGES:
         return OutcomeUnknownError(f"the connection was lost, and the request may be done: {error}")
     return RetryError(f"the connection was lost: {error}")

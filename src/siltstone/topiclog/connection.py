@@ -1,8 +1,9 @@
-"""One connection: bytes in, requests to the hub, replies out.
+"""One connection: reads requests, passes them to the hub, and writes replies.
 
-A large send goes straight to its place: once its head is known the socket is read into the map of
-the segment, and nothing of it passes through here but what came along with the head. Who stops in
-the middle leaves nothing behind; who is too slow is cut off, and has held up nobody.
+A large send is received directly into the store: after its head was read, the socket is read into
+the mapped segment, and only the bytes that arrived together with the head are copied. A client that
+stops in the middle of a send leaves nothing in the log. A client that is too slow is disconnected,
+and it has not delayed other clients.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from siltstone.topiclog.tables import offsets_of_ends
 
 _LOG: Final = logging.getLogger("siltstone.topiclog")
 
-# Smaller ones have mostly arrived with their head.
+# Smaller sends have usually arrived together with their head.
 DIRECT_BYTES_MIN: Final = 64 * 1024
 _BUFFER_BYTES: Final = 64 * 1024
 _NOTHING: Final = memoryview(b"")
-# What must come of a large send in each of its timeouts.
+# The bytes of a large send that must arrive within each `body_timeout`.
 _PROGRESS_BYTES_MIN: Final = 16 * 1024
-# The largest request that is no send: a fetch of many topics.
+# The largest request other than a send: a fetch of many topics.
 _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class _Inflow:
-    """A large send on its way in."""
+    """A large send that is being received."""
 
     id: int
     log: Log
@@ -55,7 +56,7 @@ class _Inflow:
     room: Room | None = None
     view: memoryview = _NOTHING
     got: int = 0
-    # How far it was when it was last looked at.
+    # The value of `got` at the last check.
     seen: int = -_PROGRESS_BYTES_MIN
 
 
@@ -81,17 +82,17 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._end = 0
         self._inflow: _Inflow | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Bytes of a refused send that are yet to come.
+        # The bytes of a refused send that have not arrived yet.
         self._skip = 0
         self._greeted = False
         self._holds = 0
         self._out: list[bytes | memoryview] = []
-        # When something last came or was answered.
+        # The time of the last received bytes or the last reply.
         self._active_at = loop.time()
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can still be written to it."""
+        """Whether the connection can still be written to."""
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,22 +130,22 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._gone(self)
 
     def pause_writing(self) -> None:
-        # Who does not read its replies is asked no more.
+        # Read no more requests from a client that does not read its replies.
         self._hold()
 
     def resume_writing(self) -> None:
         self._unhold()
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write these with what else this turn has for the client."""
+        """Write these parts, together with the other replies of this turn of the event loop."""
         self._active_at = self._loop.time()
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += parts
 
     def is_idle(self, idle_timeout: float, greeting_timeout: float) -> bool:
-        """Tell whether nothing has come or been answered for so long; one that waits for messages
-        or for the disk is not idle.
+        """Tell whether nothing was received or answered for the timeout. A connection that waits
+        for messages is not idle, and none is idle while the hub is full.
         """
         silent = self._loop.time() - self._active_at
         if not self._greeted:
@@ -154,17 +155,17 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         return not self._hub.is_full and not self._hub.has_waiting(self)
 
     def stop_reading(self) -> None:
-        """Take no more requests; what has arrived is still answered."""
+        """Accept no more requests; requests that have arrived are still answered."""
         self._hold()
 
     def close(self) -> None:
-        """Say no more, once what was said has been read."""
+        """Close the connection after the replies were written."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
 
     def abort(self) -> None:
-        """End at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -185,7 +186,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._parse)
 
     def _parse(self) -> None:
-        """Take every request that is whole, and begin what is not."""
+        """Process every complete request, and begin to receive an incomplete large send."""
         try:
             while self._inflow is None and not self._holds and self._take():
                 pass
@@ -204,17 +205,17 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self.close()
 
     def _compact(self) -> None:
-        """Move what is left to the front, so that there is room behind it."""
+        """Move the remaining bytes to the front, so that there is room after them."""
         left = self._end - self._start
         if self._start:
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
         if left == len(self._buffer):
-            # Rare, and bounded by what a request may have: twice as much for a longer table.
+            # Rare, and limited by the size of a request: double the buffer for a longer table.
             self._buffer = self._buffer + bytearray(left)
 
     def _take(self) -> bool:
-        """Take one request; False where more must come first. Raises: ProtocolError."""
+        """Process one request; return False if more bytes are needed. Raises: ProtocolError."""
         available = self._end - self._start
         if self._skip:
             skipped = min(self._skip, available)
@@ -241,7 +242,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         return True
 
     def _take_send(self, head: Head, available: int) -> bool:
-        """Take a send, or begin to receive it straight into its place. Raises: ProtocolError."""
+        """Process a send, or begin to receive it directly into the store. Raises: ProtocolError."""
         counted = HEADER_BYTES + head.name_size + 4
         if available < counted:
             return False
@@ -272,7 +273,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         return self._inflow is None
 
     def _receive(self, request_id: int, topic: str, offsets: bytes, size: int) -> None:
-        """Begin to receive a large send where it will stay."""
+        """Begin to receive a large send directly into the store."""
         try:
             found = self._hub.find(topic)
         except NotFoundError as exc:
@@ -291,14 +292,14 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._hub.reserve(found, size, len(offsets) // 4 - 1, then)
 
     def _refuse(self, request_id: int, size: int, error: Exception) -> None:
-        """Say that a send is not taken, and pass over what comes of it."""
+        """Refuse a send, and skip its bytes."""
         self._hub.refuse(self, Kind.SEND, request_id, error)
         self._skip = size
 
     def _begin(self, inflow: _Inflow, place: Room | Exception) -> None:
-        """Fill the place with what has come, and read the rest into it."""
+        """Copy the bytes that have arrived into the room, and read the rest into it."""
         if self._inflow is not inflow:
-            # The client went while the place was being made.
+            # The client disconnected while the room was being allocated.
             room = place if isinstance(place, Room) else None
             self._hub.give_up(inflow.log, inflow.size, room)
             return
@@ -330,7 +331,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._compact()
 
     def _watch(self) -> None:
-        """Look now and then whether the send still grows; cut off who is too slow."""
+        """Check at intervals whether the send makes progress; disconnect a slow client."""
         inflow = self._inflow
         if inflow is None:
             return
@@ -354,5 +355,5 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         try:
             self._hub.give_up(inflow.log, inflow.size, room)
         except SiltstoneError as exc:
-            # The place is lost, and nothing else: no frame refers to it.
+            # Only the space of the room is lost: no frame refers to it.
             log(_LOG, logging.WARNING, "topiclog_space_not_released", error=str(exc))

@@ -1,7 +1,8 @@
-"""What a client keeps to itself: which topics it reads, how far it is, and whose turn it is.
+"""The state of a subscription in the client: its topics, its positions, and whose turn is next.
 
-Nothing of it is known to the server; what shall outlive the client is committed. Messages come in
-batches and are handed out one of each topic in turn, so that no topic waits behind a long one.
+The server does not know this state; a position that must outlive the client has to be committed.
+Messages arrive in batches and are returned from each topic in turn, so that no topic waits for
+another one with many messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from siltstone.topiclog.tables import offsets_of_table, values_at
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, and where it stands."""
+    """One message, with its topic and offset."""
 
     topic: str
     offset: int
@@ -26,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages of one topic that follow each other; value i is data[ends[i] : ends[i + 1]]."""
+    """Consecutive messages of one topic; value i is data[ends[i] : ends[i + 1]]."""
 
     topic: str
     first_offset: int
@@ -44,42 +45,42 @@ class Batch:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last message."""
+        """The offset after the last message."""
         return self.first_offset + len(self)
 
     def message(self, number: int) -> Message:
-        """Return a message by its place in the batch."""
+        """Return a message by its index in the batch."""
         value = bytes(self.data[self.ends[number] : self.ends[number + 1]])
         return Message(self.topic, self.first_offset + number, value)
 
     def values(self) -> list[bytes]:
-        """Return what all messages say."""
+        """Return the values of all messages."""
         return values_at(self.ends, self.data)
 
 
 class Subscription:
-    """Positions in some topics, and what was fetched and not yet handed out."""
+    """Positions in some topics, and the messages that were fetched and not yet returned."""
 
     def __init__(self, positions: dict[str, int]) -> None:
         self._positions = positions
-        # In the order of their turns: the first is next.
+        # The topics in the order of their turns: the first is next.
         self._turns = deque(positions)
         self._held: dict[str, deque[Batch]] = {topic: deque() for topic in positions}
-        # How many messages of the first batch that is held were handed out.
+        # How many messages of the first held batch were returned.
         self._taken = dict.fromkeys(positions, 0)
 
     @property
     def topics(self) -> list[str]:
-        """The topics, as they were given."""
+        """The topics, in the order in which they were given."""
         return list(self._positions)
 
     def position(self, topic: str) -> int:
-        """Return the offset of the message that comes next. Raises: NotFoundError."""
+        """Return the offset of the next message. Raises: NotFoundError."""
         self._check(topic)
         return self._positions[topic]
 
     def seek(self, topic: str, offset: int) -> None:
-        """Go on from another offset. Raises: NotFoundError, UsageError."""
+        """Continue at another offset. Raises: NotFoundError, UsageError."""
         self._check(topic)
         if offset < 0:
             raise UsageError(f"offset must be 0 or more, got {offset}")
@@ -88,7 +89,7 @@ class Subscription:
         self._taken[topic] = 0
 
     def places(self) -> tuple[Place, ...]:
-        """Return from where to fetch: the topics of which nothing is held, in their turns."""
+        """Return the places to fetch from: topics without held messages, in the order of turns."""
         return tuple(
             Place(topic=topic, offset=self._positions[topic])
             for topic in self._turns
@@ -96,8 +97,8 @@ class Subscription:
         )
 
     def place_ahead(self) -> Place | None:
-        """Return from where the one topic goes on behind what is held; None of several, whose
-        turns are not known before.
+        """Return the place after the held messages of the only topic; None if there are several
+        topics, because their turns are not known in advance.
         """
         if len(self._turns) != 1:
             return None
@@ -106,11 +107,11 @@ class Subscription:
         return Place(topic=topic, offset=held[-1].next_offset) if held else None
 
     def take_in(self, places: Sequence[Place], payload: memoryview) -> None:
-        """Keep what a fetch brought. Raises: ProtocolError."""
+        """Add the batches of a fetch reply. Raises: ProtocolError."""
         for head, table, data in decode_batches(payload):
             topic = places[head.place].topic
             if not self._held[topic] and head.first != self._positions[topic]:
-                # What was asked for is gone, or was never there: it goes on where the log says.
+                # The requested offset was dropped or never existed: continue where the log says.
                 self._positions[topic] = head.first
             if head.count:
                 batch = Batch(
@@ -122,7 +123,7 @@ class Subscription:
                 self._held[topic].append(batch)
 
     def next_message(self) -> Message | None:
-        """Hand out the next message of the topic whose turn it is; None where nothing is held."""
+        """Return the next message of the topic whose turn it is; None if no messages are held."""
         topic = self._next_topic()
         if topic is None:
             return None
@@ -137,7 +138,7 @@ class Subscription:
         return message
 
     def next_batch(self) -> Batch | None:
-        """Hand out the rest of a batch of the topic whose turn it is; None where none is held."""
+        """Return the rest of a batch of the topic whose turn it is; None if nothing is held."""
         topic = self._next_topic()
         if topic is None:
             return None
@@ -156,7 +157,7 @@ class Subscription:
         )
 
     def _skip_gap(self, topic: str) -> None:
-        """Pass over what damage has taken between two batches."""
+        """Skip offsets that were lost to damage between two batches."""
         if self._held[topic]:
             self._positions[topic] = self._held[topic][0].first_offset
 

@@ -1,8 +1,8 @@
-"""What a server does with requests, without sockets: it answers a peer, which writes.
+"""The request handling of a server, without sockets: the hub answers a peer, which writes.
 
-Everything runs on the loop, whose time and threads come through the shell. Blocking work, which is
-the creation of a topic and the recovery of one at its first use, goes to a thread. What is asked of
-a topic meanwhile waits, in order.
+Everything runs on the event loop; the shell provides time and threads. Blocking work runs in a
+thread: the creation of a topic, and the recovery of a topic at its first use. Requests for a topic
+that is being recovered wait, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, Silt
 from siltstone.guard import contain
 from siltstone.store.segment.room import Room
 from siltstone.store.shard.block_log import BlockRun
-from siltstone.store.writer.ticket import Ticket
 from siltstone.topiclog.append_queue import TopicQueue
 from siltstone.topiclog.log import Log, TopicLogs
 from siltstone.topiclog.protocol import (
@@ -52,44 +51,44 @@ WAITING_MAX: Final = 100_000
 
 
 class Shell(Protocol):
-    """What the hub needs of the loop that it runs in."""
+    """What the hub needs of the event loop that it runs in."""
 
     def soon(self, act: Act) -> None:
-        """Run something when the current work is done."""
+        """Run a function when the current work is done."""
 
     def soon_from_thread(self, act: Act) -> None:
-        """Run something on the loop, called from any thread."""
+        """Run a function on the event loop; may be called from any thread."""
 
     def in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
-        """Run work in a thread, then something on the loop, with what it raised."""
+        """Run work in a thread, then `then` on the event loop, with the error that work raised."""
 
     def open_in_thread(self, work: Act, then: Callable[[Exception | None], None]) -> None:
-        """Run work as `in_thread` does, beside others that may take long."""
+        """Run work as `in_thread` does, in parallel with other work that may take long."""
 
     def later(self, seconds: float, act: Act) -> Act:
-        """Run something after some time; return what forgets it."""
+        """Run a function after some time; return the function that cancels it."""
 
 
 class Publisher(Protocol):
-    """Who gives messages on that were stored."""
+    """Publishes stored messages elsewhere."""
 
     def rule(self, topic: str) -> object | None:
-        """Say whether those of a topic are wanted at all."""
+        """Return the rule for a topic; None if its messages are not published."""
 
     def publish(self, topic: str, values: list[bytes]) -> None:
-        """Take messages of a topic."""
+        """Publish messages of a topic."""
 
 
 class Peer(Protocol):
-    """Who has asked."""
+    """The sender of a request."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write these, one behind the other, and keep them unchanged until they are gone."""
+        """Write these parts in order; the caller must not change them before they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubLimits:
-    """How much a server takes: of one send, waiting for the disk, and on its way in."""
+    """Limits in bytes: one send, data that waits for the disk, and large sends coming in."""
 
     body_bytes_max: int = 256 * 1024 * 1024
     pending_bytes_max: int = 64 * 1024 * 1024
@@ -121,27 +120,27 @@ class Hub:
         self.limits = limits
         self._publisher = publisher
         self._lanes: dict[str, TopicQueue] = {}
-        # What waits for a topic that is being recovered, each with what hears why it cannot be.
+        # Requests that wait for a topic that is being recovered, each with a callback for an error.
         self._opening: dict[str, list[tuple[Act, Refuse]]] = {}
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiting_count = 0
         self._room_waits: list[Act] = []
         self.pending_bytes = 0
         self.reserved_bytes = 0
-        # Sends that have arrived and are not yet acknowledged.
+        # The number of sends that have arrived and are not acknowledged yet.
         self.storing = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for the disk that sockets should not be read."""
+        """Whether so many bytes wait for the disk that sockets should not be read."""
         return self.pending_bytes >= self.limits.pending_bytes_max
 
     def when_room(self, resume: Act) -> None:
-        """Call back once when there is room again."""
+        """Call `resume` once when there is room again."""
         self._room_waits.append(resume)
 
     def handle(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> None:
-        """Answer a request that is no send. Raises: ProtocolError."""
+        """Answer a request other than SEND. Raises: ProtocolError."""
         try:
             answer = self._answer(peer, head, topic, payload)
         except ProtocolError:
@@ -153,7 +152,7 @@ class Hub:
             peer.send([reply(head.kind, head.id, answer)])
 
     def _answer(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> bytes | None:
-        """Return what to reply, None where that comes later."""
+        """Return the reply; None if it is sent later."""
         match head.kind:
             case Kind.HELLO:
                 if (version := decode_version(payload)) != VERSION:
@@ -199,7 +198,7 @@ class Hub:
     def _answer_of(
         self, peer: Peer, head: Head, topics: Sequence[str], answer: Callable[[], bytes | None]
     ) -> bytes | None:
-        """Return what to reply of topics; None where it comes later, once all of them are open."""
+        """Return the reply of `answer`; None if it is sent later, when all topics are open."""
         logs = [self._logs.log(topic) for topic in topics]
         cold = next((log for log in logs if not log.is_open), None)
         if cold is None:
@@ -219,7 +218,7 @@ class Hub:
         return None
 
     def _once_open(self, log: Log, act: Act, refuse: Refuse) -> None:
-        """Do something with a log, at once or when it is recovered, behind what waits for it."""
+        """Run `act` when a log is open: now, or after its recovery and after earlier requests."""
         waiting = self._opening.get(log.topic)
         if waiting is not None:
             waiting.append((act, refuse))
@@ -234,7 +233,7 @@ class Hub:
             contain(act if error is None else partial(refuse, error))
 
     def refuse(self, peer: Peer, kind: Kind, request_id: int, error: Exception) -> None:
-        """Say what went wrong."""
+        """Send an error reply."""
         peer.send([refusal(kind, request_id, status_of(error), str(error))])
 
     def find(self, topic: str) -> Log:
@@ -249,17 +248,14 @@ class Hub:
             self.refuse(peer, Kind.SEND, request_id, exc)
             return
         if not values:
-            # Nothing to store, which is no mistake.
+            # There is nothing to store, which is not an error.
             self._once_open(
                 log,
                 lambda: self._acknowledge(peer, request_id, log.bounds().stop),
                 partial(self.refuse, peer, Kind.SEND, request_id),
             )
             return
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = TopicQueue(log, self._shell.soon, self._shell.soon_from_thread)
-            self._lanes[topic] = lane
+        lane = self._lane(log)
         self.pending_bytes += len(values)
         self.storing += 1
 
@@ -273,8 +269,8 @@ class Hub:
     def reserve(
         self, log: Log, size: int, rows: int, then: Callable[[Room | Exception], None]
     ) -> None:
-        """Take a place for a large send; `then` gets it from any thread, or why there is none.
-        Either way it is given up or committed afterwards.
+        """Allocate room for a large send. `then` is called, in any thread, with the room or an
+        error. In both cases the caller must later call `give_up` or `commit_room`.
         """
         self.reserved_bytes += size
         if self.reserved_bytes > self.limits.reserved_bytes_max:
@@ -295,7 +291,7 @@ class Hub:
         self._once_open(log, take, then)
 
     def give_up(self, log: Log, size: int, room: Room | None) -> None:
-        """Take back a place, or the wish for one."""
+        """Release the room of a large send, and its share of the limit."""
         self.reserved_bytes -= size
         if room is not None:
             log.give_up_room(room)
@@ -303,34 +299,31 @@ class Hub:
     def commit_room(
         self, peer: Peer, request_id: int, log: Log, offsets: bytes, room: Room
     ) -> None:
-        """Store a large send that has arrived."""
-        try:
-            ticket = log.append_room(offsets, room, timeout=0.0)
-        except SiltstoneError as exc:
-            self.give_up(log, room.size, room)
-            self.refuse(peer, Kind.SEND, request_id, exc)
-            return
-
+        """Store a large send that has arrived completely, after the small sends before it."""
         self.storing += 1
 
-        def settle(ticket: Ticket) -> None:
+        def settle(outcome: int | Exception) -> None:
             self.storing -= 1
-            self.give_up(log, room.size, None if ticket.error is None else room)
-            outcome = ticket.error or ticket.first_serial()
+            self.give_up(log, room.size, room if isinstance(outcome, Exception) else None)
             self._stored(peer, request_id, log, offsets, room.contents(), outcome)
 
-        ticket.on_done(
-            lambda ticket: self._shell.soon_from_thread(lambda: settle(ticket)),
-        )
+        self._lane(log).add_room(offsets, room, settle)
+
+    def _lane(self, log: Log) -> TopicQueue:
+        lane = self._lanes.get(log.topic)
+        if lane is None:
+            lane = TopicQueue(log, self._shell.soon, self._shell.soon_from_thread)
+            self._lanes[log.topic] = lane
+        return lane
 
     def forget(self, peer: Peer) -> None:
-        """Let go of a peer that is gone."""
+        """Cancel the waiting fetches of a peer that has disconnected."""
         for waiters in list(self._waiting.values()):
             for waiter in [each for each in waiters if each.peer is peer]:
                 self._end_wait(waiter)
 
     def has_waiting(self, peer: Peer) -> bool:
-        """Tell whether a peer waits for messages."""
+        """Tell whether a peer has a fetch that waits for messages."""
         return any(waiter.peer is peer for waiters in self._waiting.values() for waiter in waiters)
 
     def _create(self, peer: Peer, request_id: int, topic: str) -> None:
@@ -419,9 +412,10 @@ class Hub:
             self._answer_waiter(waiter)
 
     def _read(self, request_id: int, fetch: Fetch) -> list[bytes | memoryview] | None:
-        """Return the reply to a fetch, as pieces that stand in the map; None for nothing.
+        """Return the reply to a fetch, as views of the mapped file; None if there are no messages.
 
-        Of several places each gets its part, in their order, until enough is found.
+        With several places, each gets an equal share of the limit, in order, until the limit is
+        used up.
         """
         left = min(fetch.bytes_max, FETCH_BYTES_MAX)
         share = max(1, left // max(1, len(fetch.places)))
@@ -433,7 +427,7 @@ class Hub:
             offset = min(max(place.offset, bounds.start), bounds.stop)
             runs = log.read(offset, bytes_max=share) if left > 0 else []
             if not runs and offset != place.offset:
-                # Told at once where it may go on.
+                # Reply at once with the offset at which the client may continue.
                 heads.append(_head(number, offset, bounds.stop, None))
                 parts.append(bytes(4))
             for run in runs:
@@ -453,6 +447,6 @@ def _head(place: int, first: int, end: int, run: BlockRun | None) -> BatchHead:
 
 
 def values_of(offsets: bytes, values: memoryview) -> list[bytes]:
-    """Return messages one by one, copied out of what holds them."""
+    """Return the messages one by one, as copies."""
     ends = array("i", offsets)
     return [bytes(values[ends[i] : ends[i + 1]]) for i in range(len(ends) - 1)]

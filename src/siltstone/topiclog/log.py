@@ -1,8 +1,8 @@
-"""Topic logs: topics that are created, messages by offset, and the offsets that clients commit.
+"""Topic logs: topics, messages by offset, and the offsets that clients commit.
 
-Each topic is a shard of one database, `topics`, so that its messages are rows of the store like any
-others. A message's offset is its serial: from 0 on, without a gap. Committed offsets are in the
-key-value database of all positions. Everything that is acknowledged survives a power cut.
+Each topic is a shard of one database, `topics`, so its messages are rows of the store like any
+others. The offset of a message is its serial: from 0 on, without a gap. Committed offsets are in
+the key-value database of all positions. Everything that is acknowledged survives a power cut.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ class Log(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was recovered; otherwise the first of the other calls does that."""
+        """Whether the log was recovered; if not, the first call of another method recovers it."""
         ...
 
     def open(self) -> None:
-        """Recover it. Raises: CorruptionError."""
+        """Recover the log. Raises: CorruptionError."""
         ...
 
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
-        """Store messages; the ticket tells when they are durable, and their first serial."""
+        """Store messages; the ticket reports when they are durable, and their first serial."""
         ...
 
     def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
-        """Take a place that messages are put into by whoever receives them."""
+        """Allocate room in a segment, into which the receiver of messages writes them."""
         ...
 
     def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
-        """Store what was put into a place."""
+        """Store the messages in a room."""
         ...
 
     def give_up_room(self, room: Room) -> None:
-        """Take back a place that nothing will stand in."""
+        """Release a room that is not used."""
         ...
 
     def bounds(self) -> range:
-        """Return the offsets that are there."""
+        """Return the offsets of the stored messages."""
         ...
 
     def length(self, offset: int) -> int:
-        """Return how long a message is, 0 where there is none."""
+        """Return the size of a message in bytes, 0 if there is none."""
         ...
 
     def read(self, offset: int, *, bytes_max: int, rows_max: int = ...) -> list[BlockRun]:
-        """Return what stands from an offset on."""
+        """Return messages from an offset on."""
         ...
 
 
@@ -102,16 +102,16 @@ class Commits:
         self._identity = bytes.fromhex(origin.text)
 
     def put(self, client: str, topic: str, offset: int, done: Done) -> None:
-        """Keep an offset; `done` hears of it, from whatever thread."""
+        """Save an offset; `done` is called with the outcome, in any thread."""
         key = _key(client, topic)
         transaction = self._database.transaction(key=key)
         transaction.write(key, offset.to_bytes(_OFFSET_BYTES, "big") + self._identity)
         transaction.submit().on_done(lambda ticket: done(ticket.error))
 
     def get(self, client: str, topic: str) -> int | None:
-        """Return what a client has committed for a topic, None where it has nothing.
+        """Return the offset that a client has committed for a topic, None if there is none.
 
-        An offset of logs that were dropped means nothing in those that were created since.
+        An offset that was committed before the logs were dropped and created again is ignored.
         """
         key = _key(client, topic)
         value = self._database.get(key, key=key)
@@ -135,7 +135,7 @@ class Commits:
 
 
 class TopicLogs:
-    """The front end: what the server, and whoever has the store itself, asks for."""
+    """The interface of topic logs, for the server and for programs that open the store directly."""
 
     def __init__(self, logs: Logs, commits: Commits) -> None:
         self._logs = logs
@@ -158,9 +158,9 @@ class TopicLogs:
         return found
 
     def commit(self, client: str, topic: str, offset: int, done: Done) -> None:
-        """Keep how far a client has come: the offset of the message that it wants next.
+        """Save the offset of the message that a client wants next.
 
-        Raises: NotFoundError, UsageError for an offset behind the end or a client that is none.
+        Raises: NotFoundError, UsageError for an offset after the end or an invalid client name.
         """
         end = self.log(topic).bounds().stop
         if offset > end:
@@ -170,8 +170,9 @@ class TopicLogs:
         self._commits.put(client, topic, offset, done)
 
     def committed(self, client: str, topic: str) -> int:
-        """Return how far a client has come; the end of the topic where that is further back, after
-        a copy of the data was restored. Raises: NotFoundError, UsageError.
+        """Return the committed offset of a client. It is the end of the topic if the committed
+        offset is after the end, which happens after an older copy of the data was restored. Raises:
+        NotFoundError, UsageError.
         """
         end = self.log(topic).bounds().stop
         offset = self._commits.get(client, topic)
@@ -183,9 +184,9 @@ class TopicLogs:
 
 
 def open_topic_logs(store: Store, settings: DatabaseSettings) -> tuple[TopicLogs, Database]:
-    """Open the topic logs of a data directory; the settings are for a database yet to be made.
+    """Open the topic logs of a data directory; the settings apply if the database is created.
 
-    Everything is recovered when this returns. Raises: CorruptionError, UsageError.
+    Each log is recovered at its first use. Raises: CorruptionError, UsageError.
     """
     database = store.ensure(DATABASE, settings)
     commits = store.keyvalue(COMMITS, KeyValueSettings(timed=False))
@@ -193,7 +194,7 @@ def open_topic_logs(store: Store, settings: DatabaseSettings) -> tuple[TopicLogs
 
 
 def _key(client: str, topic: str) -> str:
-    """Return where an offset is kept: under a name that no client or topic can break out of."""
+    """Return the key of a committed offset; client and topic names cannot affect its structure."""
     encoded = client.encode()
     if not 0 < len(encoded) <= CLIENT_BYTES_MAX:
         raise UsageError(

@@ -1,16 +1,16 @@
-"""The protocol of topic logs, without I/O: what requests and replies look like as bytes.
+"""The protocol of topic logs, without I/O: the encoding of requests and replies.
 
-Integers are in network byte order. Both ways every frame begins with twelve bytes:
+Integers are in network byte order. In both directions every frame begins with twelve bytes:
 
-    0   4  size of what follows these four bytes
+    0   4  size of the frame after these four bytes
     4   1  kind
-    5   1  status: 0 in requests and where all is well
-    6   2  size of the topic's name, 0 where there is none
-    8   4  id, chosen by the client; the reply bears it too
-    12     the name, then what the kind says
+    5   1  status: 0 in requests and in successful replies
+    6   2  size of the topic's name, 0 if there is none
+    8   4  id, chosen by the client; the reply has the same id
+    12     the name, then the payload of the kind
 
-A request that cannot be understood is answered with MALFORMED and ends the connection. Replies may
-come in another order than their requests, but those of sends to one topic come in theirs.
+A request that cannot be decoded is answered with MALFORMED, and the connection is closed. Replies
+may come in another order than their requests, but replies to sends to one topic come in order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSION: Final = 1
 HEADER: Final = struct.Struct("!IBBHI")
 HEADER_BYTES: Final = HEADER.size
 NAME_BYTES_MAX: Final = 65_535
-# As many as fit a batch that is worth its trip, and a table that fits a buffer.
+# Enough rows for an efficient batch, and a table that fits into a buffer.
 ROWS_MAX: Final = 1 << 16
 PLACES_MAX: Final = 1 << 12
 
@@ -53,7 +53,7 @@ BATCH: Final = struct.Struct("!HQQII")
 
 
 class Kind(IntEnum):
-    """What is asked for."""
+    """The kind of a request."""
 
     HELLO = 1
     CREATE = 2
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended."""
+    """The result of a request."""
 
     OK = 0
     MALFORMED = 1
@@ -82,7 +82,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The first twelve bytes of a frame; size counts all of the frame."""
+    """The first twelve bytes of a frame; `size` includes the whole frame."""
 
     size: int
     kind: Kind
@@ -93,7 +93,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """From where a topic is to be read."""
+    """The offset from which a topic is to be read."""
 
     topic: str
     offset: int
@@ -101,7 +101,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """A wish for messages: about so many bytes in all, waiting so long for the first."""
+    """A request for messages: about `bytes_max` bytes in total, waiting `wait_ms` for the first."""
 
     places: tuple[Place, ...]
     bytes_max: int
@@ -110,7 +110,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHead:
-    """What a reply says of the messages of one place: offsets from `first` on, the topic's end."""
+    """The head of a batch in a reply: its place, offsets from `first` on, the end of the topic."""
 
     place: int
     first: int
@@ -120,7 +120,7 @@ class BatchHead:
 
 
 def decode_head(data: bytes | bytearray | memoryview, start: int) -> Head:
-    """Read the twelve bytes at start. Raises: ProtocolError."""
+    """Decode the twelve bytes at `start`. Raises: ProtocolError."""
     size, kind, status, name_size, request_id = HEADER.unpack_from(data, start)
     try:
         head = Head(
@@ -138,30 +138,30 @@ def decode_head(data: bytes | bytearray | memoryview, start: int) -> Head:
 
 
 def request(kind: Kind, request_id: int, topic: str = "", payload: bytes = b"") -> bytes:
-    """Build a request. Raises: UsageError for a name that is too long."""
+    """Encode a request. Raises: UsageError for a name that is too long."""
     name = encode_name(topic)
     size = HEADER_BYTES - 4 + len(name) + len(payload)
     return HEADER.pack(size, kind, Status.OK, len(name), request_id) + name + payload
 
 
 def reply_head(kind: Kind, request_id: int, payload_bytes: int) -> bytes:
-    """Build the head of a reply in good order, whose payload follows."""
+    """Encode the head of a successful reply; its payload follows."""
     return HEADER.pack(HEADER_BYTES - 4 + payload_bytes, kind, Status.OK, 0, request_id)
 
 
 def reply(kind: Kind, request_id: int, payload: bytes = b"") -> bytes:
-    """Build a reply in good order."""
+    """Encode a successful reply."""
     return reply_head(kind, request_id, len(payload)) + payload
 
 
 def refusal(kind: Kind, request_id: int, status: Status, reason: str) -> bytes:
-    """Build a reply that says what went wrong."""
+    """Encode a reply with an error."""
     text = reason.encode()[:NAME_BYTES_MAX]
     return HEADER.pack(HEADER_BYTES - 4 + len(text), kind, status, 0, request_id) + text
 
 
 def encode_name(name: str) -> bytes:
-    """Return a topic or client as bytes. Raises: UsageError."""
+    """Encode the name of a topic or client. Raises: UsageError."""
     try:
         data = name.encode()
     except UnicodeEncodeError as exc:
@@ -172,7 +172,7 @@ def encode_name(name: str) -> bytes:
 
 
 def decode_name(data: bytes) -> str:
-    """Read a topic or client. Raises: ProtocolError."""
+    """Decode the name of a topic or client. Raises: ProtocolError."""
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
@@ -180,7 +180,7 @@ def decode_name(data: bytes) -> str:
 
 
 def send_head(request_id: int, topic: str, *, table: bytes, data_bytes: int) -> bytes:
-    """Build what precedes the data of a send; the table has where each message ends, as u32."""
+    """Encode everything before the data of a send; `table` has the end of each message, as u32."""
     name = encode_name(topic)
     size = HEADER_BYTES - 4 + len(name) + 4 + len(table) + data_bytes
     head = HEADER.pack(size, Kind.SEND, Status.OK, len(name), request_id)
@@ -188,60 +188,60 @@ def send_head(request_id: int, topic: str, *, table: bytes, data_bytes: int) -> 
 
 
 def encode_hello(*, body_bytes_max: int) -> bytes:
-    """Return what a server says of itself: version, the largest send, messages of one send."""
+    """Encode the HELLO of a server: version, the largest send, the most messages in one send."""
     return _HELLO.pack(VERSION, body_bytes_max, ROWS_MAX)
 
 
 def decode_hello(payload: memoryview) -> tuple[int, int, int]:
-    """Read what a server says of itself. Raises: ProtocolError."""
+    """Decode the HELLO of a server. Raises: ProtocolError."""
     version, body_bytes_max, rows_max = _unpack(_HELLO, payload)
     return version, body_bytes_max, rows_max
 
 
 def encode_version() -> bytes:
-    """Return what a client says first."""
+    """Encode the HELLO of a client."""
     return _U16.pack(VERSION)
 
 
 def decode_version(payload: memoryview) -> int:
-    """Read what a client says first. Raises: ProtocolError."""
+    """Decode the HELLO of a client. Raises: ProtocolError."""
     return _unpack(_U16, payload)[0]
 
 
 def encode_count(count: int) -> bytes:
-    """Return a u32."""
+    """Encode a u32."""
     return _U32.pack(count)
 
 
 def decode_count(payload: memoryview) -> int:
-    """Read a u32. Raises: ProtocolError."""
+    """Decode a u32. Raises: ProtocolError."""
     return _unpack(_U32, payload)[0]
 
 
 def encode_offset(offset: int) -> bytes:
-    """Return a u64. Raises: UsageError."""
+    """Encode a u64. Raises: UsageError."""
     if not 0 <= offset < 1 << 64:
         raise UsageError(f"offset must be from 0 to 2**64 - 1, got {offset}")
     return _U64.pack(offset)
 
 
 def decode_offset(payload: memoryview) -> int:
-    """Read a u64. Raises: ProtocolError."""
+    """Decode a u64. Raises: ProtocolError."""
     return _unpack(_U64, payload)[0]
 
 
 def encode_bounds(bounds: range) -> bytes:
-    """Return the first offset of a topic, and the one behind its last."""
+    """Encode the first offset of a topic, and the offset after its last message."""
     return _BOUNDS.pack(bounds.start, bounds.stop)
 
 
 def decode_bounds(payload: memoryview) -> range:
-    """Read the bounds of a topic. Raises: ProtocolError."""
+    """Decode the bounds of a topic. Raises: ProtocolError."""
     return range(*_unpack(_BOUNDS, payload))
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    """Return a list of names."""
+    """Encode a list of names."""
     parts = [_U32.pack(len(names))]
     for name in names:
         data = encode_name(name)
@@ -250,7 +250,7 @@ def encode_names(names: Sequence[str]) -> bytes:
 
 
 def decode_names(payload: memoryview) -> list[str]:
-    """Read a list of names. Raises: ProtocolError."""
+    """Decode a list of names. Raises: ProtocolError."""
     reader = _Reader(payload)
     (count,) = reader.take(_U32)
     names = [reader.name(reader.take(_U16)[0]) for _ in range(count)]
@@ -259,19 +259,19 @@ def decode_names(payload: memoryview) -> list[str]:
 
 
 def encode_commit(client: str, offset: int) -> bytes:
-    """Return what a commit says beside the topic. Raises: UsageError."""
+    """Encode the payload of a commit. Raises: UsageError."""
     return encode_offset(offset) + encode_name(client)
 
 
 def decode_commit(payload: memoryview) -> tuple[str, int]:
-    """Read client and offset of a commit. Raises: ProtocolError."""
+    """Decode the client and the offset of a commit. Raises: ProtocolError."""
     reader = _Reader(payload)
     (offset,) = reader.take(_U64)
     return reader.name(reader.left), offset
 
 
 def encode_fetch(fetch: Fetch) -> bytes:
-    """Return a wish for messages. Raises: UsageError."""
+    """Encode a fetch. Raises: UsageError."""
     parts = [_FETCH.pack(fetch.bytes_max, fetch.wait_ms, len(fetch.places))]
     for place in fetch.places:
         name = encode_name(place.topic)
@@ -280,7 +280,7 @@ def encode_fetch(fetch: Fetch) -> bytes:
 
 
 def decode_fetch(payload: memoryview) -> Fetch:
-    """Read a wish for messages. Raises: ProtocolError."""
+    """Decode a fetch. Raises: ProtocolError."""
     reader = _Reader(payload)
     bytes_max, wait_ms, count = reader.take(_FETCH)
     if count > PLACES_MAX:
@@ -294,16 +294,16 @@ def decode_fetch(payload: memoryview) -> Fetch:
 
 
 def encode_batch_heads(heads: Sequence[BatchHead]) -> bytes:
-    """Return what stands before the tables and data of a fetch's reply."""
+    """Encode the part of a fetch reply before the tables and data."""
     packed = [BATCH.pack(h.place, h.first, h.end, h.count, h.data_bytes) for h in heads]
     return _U16.pack(len(heads)) + b"".join(packed)
 
 
 def decode_batches(payload: memoryview) -> list[tuple[BatchHead, memoryview, memoryview]]:
-    """Read a fetch's reply: of each batch its head, its table of offsets, and its data.
+    """Decode a fetch reply: for each batch its head, its table of offsets, and its data.
 
-    The table has a u32 a message and one more, the data begins at the first of them. Raises:
-    ProtocolError.
+    The table has one u32 for each message and one more; the data begins at the first offset.
+    Raises: ProtocolError.
     """
     reader = _Reader(payload)
     heads = [BatchHead(**_named(reader.take(BATCH))) for _ in range(reader.take(_U16)[0])]
@@ -319,7 +319,7 @@ def _named(fields: tuple[int, ...]) -> dict[str, int]:
 
 
 class _Reader:
-    """Takes one thing after another from a payload. Raises: ProtocolError where it ends."""
+    """Decodes a payload in order. Raises: ProtocolError if the payload is too short."""
 
     def __init__(self, payload: memoryview) -> None:
         self._payload = payload
@@ -366,12 +366,12 @@ _STATUS_OF: Final[tuple[tuple[type[SiltstoneError], Status], ...]] = (
 
 
 def status_of(error: Exception) -> Status:
-    """Return the status that tells of an error."""
+    """Return the status for an error."""
     return next((s for kind, s in _STATUS_OF if isinstance(error, kind)), Status.UNAVAILABLE)
 
 
 def error_of(status: Status, reason: str) -> SiltstoneError:
-    """Return the error that a status tells of, for the client to raise."""
+    """Return the error for a status, for the client to raise."""
     match status:
         case Status.MALFORMED | Status.OK:
             return ProtocolError(reason)

@@ -1,4 +1,4 @@
-"""How a client cuts what it sends into requests."""
+"""Splits the messages of a client into requests."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Final
 from siltstone.errors import UsageError
 from siltstone.topiclog.tables import ends_of
 
-# A piece of this size is worth its trip; larger ones would only wait longer for their answer.
+# A larger piece would not be more efficient, only take longer to be answered.
 _PIECE_BYTES: Final = 1024 * 1024
-# Messages that are looked at together.
+# The number of messages that are processed together.
 _CHUNK: Final = 1 << 14
 _CHUNK_FIRST: Final = 16
 
 
 def pieces_of(values: Iterable[bytes], *, rows_max: int, bytes_max: int) -> Iterator[list[bytes]]:
-    """Cut messages, empty ones left out, into sends; one without messages where there are none.
+    """Split messages into sends, without empty messages; yield one empty send if there are none.
 
-    Raises: UsageError for one too large.
+    Raises: UsageError for a message that is too large.
     """
     source = iter(values)
     size_max = min(_PIECE_BYTES, bytes_max)
-    # What is made one by one may be large: of that little is taken at first.
+    # An iterator may produce large messages one by one, so take only a few of them at first.
     count = _CHUNK if isinstance(values, Sequence) else _CHUNK_FIRST
     empty = True
     while chunk := list(islice(source, count)):

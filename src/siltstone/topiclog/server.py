@@ -1,4 +1,4 @@
-"""The listener of topic logs, beside the broker's or alone."""
+"""The listener of topic logs, in the broker or alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from siltstone.topiclog.log import TopicLogs
 _LOG: Final = logging.getLogger("siltstone.topiclog")
 _BACKLOG: Final = 1024
 _DRAIN_STEP: Final = 0.005
-# So many topics are recovered at once, each at its first use.
+# The number of topics that are recovered in parallel, each at its first use.
 _OPENERS: Final = 4
 
 
 class LoopShell:
-    """The hub's way to the loop and to threads."""
+    """The hub's access to the event loop and to threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Topics are created in the order in which that was asked for.
+        # One thread, so that topics are created in the order of the requests.
         self._executor = ThreadPoolExecutor(1, "siltstone-topics")
         self._openers = ThreadPoolExecutor(_OPENERS, "siltstone-topics-open")
 
@@ -35,7 +35,7 @@ class LoopShell:
         self._loop.call_soon(act)
 
     def soon_from_thread(self, act: Act) -> None:
-        # A shard that resolves its last tickets may outlive the loop.
+        # A shard that resolves its last tickets may outlive the event loop.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
 
@@ -65,7 +65,7 @@ class LoopShell:
         return self._loop.call_later(seconds, act).cancel
 
     def close(self) -> None:
-        """Begin nothing new in a thread."""
+        """Wait for the threads and accept no more work."""
         self._executor.shutdown(wait=True)
         self._openers.shutdown(wait=True)
 
@@ -94,7 +94,7 @@ class TopicLogServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Take connections from now on; return the port. Raises: UsageError."""
+        """Begin to accept connections; return the port. Raises: UsageError."""
         try:
             self._server = await self._loop.create_server(
                 self._accept, host, port, backlog=_BACKLOG
@@ -108,7 +108,7 @@ class TopicLogServer:
         return found
 
     async def close(self, drain_timeout: float = 2.0) -> None:
-        """Take no more connections; let what has arrived be stored and told, then end the rest."""
+        """Accept no more connections, store and acknowledge what has arrived, close the rest."""
         if self._server is not None:
             self._server.close()
         if self._sweep_timer is not None:
@@ -125,7 +125,7 @@ class TopicLogServer:
         self._shell.close()
 
     def _sweep(self) -> None:
-        """Cut off connections that are idle, now and then."""
+        """Close idle connections, at regular intervals."""
         for channel in list(self._channels):
             if channel.is_idle(self._idle_timeout, self._body_timeout):
                 log(_LOG, logging.INFO, "topiclog_idle_connection_closed")
@@ -134,7 +134,7 @@ class TopicLogServer:
         self._sweep_timer = self._loop.call_later(shortest / 4, self._sweep)
 
     async def _until(self, holds: Callable[[], bool], deadline: float) -> None:
-        # What is waited for is told by threads and peers, to nobody in particular.
+        # Polling, because the conditions depend on threads and peers that signal no common event.
         while not holds() and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_STEP)
 

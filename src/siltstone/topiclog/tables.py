@@ -1,9 +1,10 @@
-"""Where messages end: the tables of the protocol (u32, big endian) and of the store (i32, little).
+"""The ends of messages: the tables of the protocol (u32, big endian) and of the store (i32,
+little).
 
-A table of ends of the protocol has one number a message; a table of offsets has one more, the first
-being where the data begins. Both turn as a whole, not number by number; the machine is little
-endian, as the store needs it to be. Messages of one length, as devices mostly send them, are told
-by their first and last; then none is looked at for itself.
+A table of ends has one number for each message. A table of offsets has one more: its first number
+is the start of the data. Both are byte-swapped as a whole, not number by number. The machine must
+be little endian, which the store requires anyway. Messages of equal length, which are common for
+devices, have a fast path that does not process each message.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import pyarrow.compute as pc
 from siltstone.errors import ProtocolError
 from siltstone.store.segment.scalars import scalar
 
-# Where calling Arrow costs less than looking at each number.
+# From this count on, a call of Arrow costs less than a loop over the numbers.
 _MANY: Final = 64
-# Messages of one length that are cut out by one call.
+# The number of messages of equal length that one call extracts.
 _GROUP: Final = 64
 
 
 def ends_of(values: Sequence[bytes]) -> Sequence[int]:
-    """Return where each message ends, counted from the first."""
+    """Return the end of each message, relative to the start of the first."""
     size = _size_of_all(values)
     if size:
         return range(size, size * len(values) + 1, size)
@@ -36,7 +37,7 @@ def ends_of(values: Sequence[bytes]) -> Sequence[int]:
 
 
 def table_of_ends(values: Sequence[bytes]) -> bytes:
-    """Return where each message ends, as the protocol has it."""
+    """Return the end of each message, as a table of the protocol."""
     size = _size_of_all(values)
     if size:
         return _even_table(size, len(values))
@@ -46,7 +47,7 @@ def table_of_ends(values: Sequence[bytes]) -> bytes:
 def offsets_of_ends(table: bytes | memoryview) -> bytes:
     """Return the offsets of the store for a table of ends.
 
-    Raises: ProtocolError where a message would be empty or of less than nothing.
+    Raises: ProtocolError if a message would be empty or have a negative size.
     """
     ends = array("I", bytes(4) + table)
     ends.byteswap()
@@ -56,7 +57,7 @@ def offsets_of_ends(table: bytes | memoryview) -> bytes:
 
 
 def joined_offsets(tables: Sequence[bytes], sizes: Sequence[int]) -> bytes:
-    """Return the offsets of the store for data put together of pieces with these offsets."""
+    """Return the offsets of the store for the concatenation of pieces with these offsets."""
     if len(tables) == 1:
         return tables[0]
     joined = array("i", bytes(4))
@@ -75,12 +76,12 @@ def joined_offsets(tables: Sequence[bytes], sizes: Sequence[int]) -> bytes:
 
 
 def table_of_offsets(offsets: memoryview) -> bytes:
-    """Return offsets of the store as the protocol has them."""
+    """Return offsets of the store as a table of the protocol."""
     return _turned(array("I", offsets.tobytes()))
 
 
 def offsets_of_table(table: memoryview) -> Sequence[int]:
-    """Return the offsets of a reply, counted from its data. Raises: ProtocolError."""
+    """Return the offsets of a reply, relative to its data. Raises: ProtocolError."""
     offsets = array("I", bytes(table))
     offsets.byteswap()
     first = offsets[0]
@@ -92,7 +93,7 @@ def offsets_of_table(table: memoryview) -> Sequence[int]:
 
 
 def values_at(offsets: Sequence[int], data: memoryview) -> list[bytes]:
-    """Return the messages that stand in the data at these offsets, which rise."""
+    """Return the messages in the data at these offsets, which must increase."""
     count = len(offsets) - 1
     size = offsets[1] - offsets[0] if count >= _MANY else 0
     even = size > 0 and offsets[0] == 0 and offsets[count] == size * count
@@ -125,7 +126,7 @@ def _even_table(size: int, count: int) -> bytes:
 
 
 def _size_of_all(values: Sequence[bytes]) -> int:
-    """Return the length that all messages have, 0 where they are few or differ."""
+    """Return the common length of all messages; 0 if they are few or differ."""
     if len(values) < _MANY or len(values[0]) != len(values[-1]):
         return 0
     sizes = set(map(len, values))

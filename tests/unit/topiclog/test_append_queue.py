@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from siltstone.errors import OverloadedError, PoisonedError
+from siltstone.store.segment.room import Room
 from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topiclog.append_queue import TopicQueue
 from tests.support.topiclog import offsets_of
@@ -26,6 +27,9 @@ class SlowLog:
         ticket = Ticket(len(offsets) // 4 - 1, 1, waits=True)
         self.appends.append((list(array("i", offsets)), values, ticket))
         return ticket
+
+    def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
+        return self.append(offsets, bytes(room.contents()), timeout=timeout)
 
     def store(self, number: int) -> None:
         offsets, _, ticket = self.appends[number]
@@ -57,6 +61,13 @@ class Bench:
             offsets_of(values),
             b"".join(values),
             lambda outcome: self.told.__setitem__(name, outcome),
+        )
+
+    def send_large(self, value: bytes) -> None:
+        name = value.decode()
+        room = Room(0, len(value), memoryview(bytearray(value)))
+        self.lane.add_room(
+            offsets_of([value]), room, lambda outcome: self.told.__setitem__(name, outcome)
         )
 
     def turn(self) -> None:
@@ -164,3 +175,45 @@ def test_an_append_that_fails_makes_way_for_the_next() -> None:
     bench.log.store(1)
     bench.log.store(2)
     assert (bench.told["b"], bench.told["c"], bench.lane.pending_bytes) == (0, 1, 0)
+
+
+def test_a_large_send_does_not_overtake_the_small_sends_before_it() -> None:
+    bench = Bench()
+    for letter in (b"a", b"b"):
+        bench.send(letter)
+        bench.turn()
+    bench.send(b"c")
+    bench.send_large(b"D")
+    bench.send(b"e")
+    bench.send_large(b"F")
+    bench.turn()
+    assert [values for _, values, _ in bench.log.appends] == [b"a", b"b"]
+    for number in range(6):
+        bench.log.store(number)
+    assert [values for _, values, _ in bench.log.appends] == [b"a", b"b", b"c", b"D", b"e", b"F"]
+    assert bench.told == {"a": 0, "b": 1, "c": 2, "D": 3, "e": 4, "F": 5}
+    assert bench.lane.pending_bytes == 0
+
+
+def test_large_sends_do_not_wait_for_each_other() -> None:
+    bench = Bench()
+    for letter in (b"A", b"B", b"C"):
+        bench.send_large(letter)
+    assert [values for _, values, _ in bench.log.appends] == [b"A", b"B", b"C"]
+
+
+def test_a_large_send_that_is_refused_makes_way_for_the_next() -> None:
+    bench = Bench()
+    bench.send(b"a")
+    bench.send_large(b"B")
+    bench.send(b"c")
+    error = OverloadedError("x")
+    bench.log.refusals = [error]
+    bench.turn()
+    assert bench.told == {"a": error}
+    bench.log.store(0)
+    bench.log.store(1)
+    assert bench.told == {"a": error, "B": 0, "c": 1}
+    bench.log.refusals = [error]
+    bench.send_large(b"D")
+    assert bench.told["D"] is error

@@ -74,6 +74,33 @@ def test_a_refusal_is_raised_and_the_connection_goes_on(client: TopicLogClient) 
     assert client.topics() == []
 
 
+def test_small_and_large_messages_keep_their_order(client: TopicLogClient) -> None:
+    client.create_topic("t")
+    values = [b"%d" % number * (1 if number % 2 else 1_100_000) for number in range(10)]
+    assert client.send_many("t", values) == range(10)
+    client.subscribe(["t"])
+    client.seek("t", 0)
+    assert [message.value for message in iter(client.poll, None)] == values
+
+
+def test_the_replies_of_a_failed_call_are_not_taken_for_those_of_the_next(
+    client: TopicLogClient,
+) -> None:
+    client.create_topic("t")
+
+    def values() -> Iterator[bytes]:
+        for number in range(5):
+            yield b"%d" % number * 1_100_000
+        raise ValueError("the source of the messages failed")
+
+    with pytest.raises(ValueError, match="the source of the messages failed"):
+        client.send_many("t", values())
+    assert client.topics() == ["t"]
+    with pytest.raises(NotFoundError, match="'no'"):
+        client.send_many("no", [b"x" * 1_100_000] * 3)
+    assert client.send("t", b"next") == client.end_offset("t") - 1
+
+
 def test_without_a_subscription_there_is_nothing_to_poll(client: TopicLogClient) -> None:
     for ask in (client.poll, client.poll_batch, client.unsubscribe):
         with pytest.raises(UsageError, match="the client has not subscribed: subscribe first"):
@@ -125,7 +152,7 @@ def test_a_reply_to_another_request_is_not_taken_for_ours(
     client: TopicLogClient, line: WiredSocket
 ) -> None:
     line.server.line.out += reply(Kind.TOPICS, 99, encode_names([]))
-    with pytest.raises(OutcomeUnknownError, match="belongs to another request: kind=TOPICS id=99"):
+    with pytest.raises(OutcomeUnknownError, match="belongs to no request: kind=TOPICS id=99"):
         client.topics()
 
 

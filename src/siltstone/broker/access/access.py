@@ -1,11 +1,12 @@
-"""Who may connect, and what they may do: password file, ACL file and hook behind one door.
+"""Authentication and authorization of clients: password file, ACL file and hook.
 
-A login is decided by the hook, then by the certificate, then by the password file, and last by
-whether the listener lets in who has no name. A topic is decided by the hook, then by the ACL file;
-where there is neither, everything is allowed.
+The hook decides about a login first, then the certificate, then the password file, and at last the
+setting of the listener for anonymous clients. The hook decides about a topic first, then the ACL
+file. Without both, everything is allowed.
 
-Invariants: Identity.user is a name that was proven, or "". A hook that raises refuses. Any thread
-may call `authenticate`, which may take long; all the rest is called in the thread of the loop.
+Invariants: Identity.user is a verified name, or "". If a hook raises, the request is refused. Any
+thread may call `authenticate`, which may take long. All other methods are called on the thread of
+the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _QUIET_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client shows when it connects; the password is never part of a text."""
+    """The credentials of a client that connects; the password is not in the repr."""
 
     client_id: str
     username: str | None
@@ -46,23 +47,23 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a client is: a proven user, "" for nobody, and the client id that it chose itself."""
+    """The identity of a client: its verified user, or "", and the client id that it chose."""
 
     user: str
     client_id: str
 
 
-# What the methods of a hook return is checked when they have returned it.
+# The results of hook methods are checked at run time.
 Authenticate: TypeAlias = Callable[[Credentials], object]
 Authorize: TypeAlias = Callable[[Identity, str, str], object]
 
 
 class _HookFailedError(Exception):
-    """The hook raised, which is the cause, or answered what nobody understands."""
+    """The hook raised (then the exception is the cause), or returned an unexpected value."""
 
 
 class Hook:
-    """Python code that decides: an object with `authenticate`, `authorize`, or both."""
+    """User code for access decisions: an object with `authenticate`, `authorize`, or both."""
 
     def __init__(self, target: object, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -85,7 +86,7 @@ class Hook:
         return self._authorize is not None
 
     def authenticate(self, credentials: Credentials) -> Identity | Reason | None:
-        """Return what the hook says of a login; None: others decide."""
+        """Return the decision of the hook about a login; None if it leaves the decision open."""
         if self._authenticate is None:
             return None
         try:
@@ -104,11 +105,11 @@ class Hook:
                     raise _misunderstood(answer, "a bool, a user or None")
         except _HookFailedError as exc:
             self._log("authenticate", exc)
-            # Not the fault of the client, which may come back: its credentials were not judged.
+            # The credentials were not checked, so the client is not at fault and may try again.
             return Reason.SERVER_UNAVAILABLE
 
     def authorize(self, identity: Identity, action: Action, topic: str) -> bool | None:
-        """Return what the hook says of a topic or filter; None: others decide."""
+        """Return the decision of the hook about a topic or filter; None if it leaves it open."""
         if self._authorize is None:
             return None
         try:
@@ -121,7 +122,7 @@ class Hook:
             return False
 
     def _log(self, method: str, failure: _HookFailedError) -> None:
-        """Log a failure with its traceback; when they come fast, one of each second."""
+        """Log a failure with its traceback, at most one in each second."""
         now = self._clock.monotonic()
         if now < self._quiet_until:
             self._unlogged += 1
@@ -136,26 +137,26 @@ class Hook:
 
 
 class Access:
-    """Decides; made anew when the files are read again."""
+    """The access decisions; a new object is created when the files are read again."""
 
     def __init__(self, passwords: PasswordFile | None, acl: Acl | None, hook: Hook | None) -> None:
         self._passwords = passwords
         self._acl = acl
         self._hook = hook
-        # Everything is allowed to everyone who got in: nobody needs to ask.
+        # Whether every connected client may do everything, so that no check is needed.
         self.open: Final = acl is None and (hook is None or not hook.authorizes)
 
     def trivial(self, credentials: Credentials) -> Identity | Reason | None:
-        """Decide a login where that takes no time; None: call `authenticate` in a thread."""
+        """Decide about a login if that takes no time; None: call `authenticate` in a thread."""
         if self._asks_hook:
             return None
         return self._decide(credentials)
 
     def authenticate(self, credentials: Credentials) -> Identity | Reason:
-        """Decide a login; a hash or a hook may take long.
+        """Decide about a login; a hash or a hook may take long.
 
-        A Reason is why not: BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED where a login is missing, or
-        SERVER_UNAVAILABLE where the hook failed.
+        A refusal is a Reason: BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED if the client gave no user
+        name, or SERVER_UNAVAILABLE if the hook failed.
         """
         if self._hook is not None:
             answer = self._hook.authenticate(credentials)
@@ -169,7 +170,7 @@ class Access:
         return self._hook is not None and self._hook.authenticates
 
     def _decide(self, credentials: Credentials) -> Identity | Reason | None:
-        """Decide without the hook; None where a password must be hashed."""
+        """Decide without the hook; None if a password must be hashed."""
         client_id, user = credentials.client_id, credentials.username
         if credentials.certificate_user:
             return Identity(user=credentials.certificate_user, client_id=client_id)
@@ -179,7 +180,7 @@ class Access:
             if self._passwords.remembers(user, credentials.password):
                 return Identity(user=user, client_id=client_id)
             return None
-        # A name that nobody checks is no name: lines for that user must not apply.
+        # An unverified user name is ignored: the ACL lines of that user must not apply.
         if credentials.anonymous_allowed:
             return Identity(user="", client_id=client_id)
         return Reason.NOT_AUTHORIZED
@@ -202,12 +203,12 @@ class Access:
         return self._rights(identity).may_receive(topic) if answer is None else answer
 
     def may_subscribe(self, identity: Identity, topic_filter: TopicFilter) -> bool:
-        """Tell whether a client may have this subscription; of a shared one the group is free."""
+        """Return whether a client may subscribe; the group of a shared filter is not checked."""
         answer = self._ask(identity, Action.SUBSCRIBE, b"/".join(topic_filter.levels))
         return self._rights(identity).may_subscribe(topic_filter) if answer is None else answer
 
     def _ask(self, identity: Identity, action: Action, topic: bytes) -> bool | None:
-        """Return the answer of the hook, else True where there is no ACL; None: ask the ACL."""
+        """Return the decision of the hook, or True without an ACL; None: the ACL decides."""
         answer = None
         if self._hook is not None and self._hook.authorizes:
             answer = self._hook.authorize(identity, action, topic.decode())
@@ -219,7 +220,7 @@ class Access:
 
 
 def load_access(fs: FileSystem, settings: AccessSettings, clock: Clock | None = None) -> Access:
-    """Read the files and make the hook that the settings name.
+    """Read the files and create the hook that the settings name.
 
     Raises: UsageError, which names the setting, or file and line, and what was expected; DiskError.
     """
@@ -237,7 +238,7 @@ def load_access(fs: FileSystem, settings: AccessSettings, clock: Clock | None = 
 
 
 def load_hook(name: str, clock: Clock | None = None) -> Hook:
-    """Import `module:callable`, call it, and take what it returns for the hook.
+    """Import `module:callable` and call it; the returned object is the hook.
 
     Raises: UsageError.
     """
@@ -273,7 +274,7 @@ def _method(target: object, name: str) -> Callable[..., object] | None:
 
 
 def _called(function: Callable[..., object], *args: object) -> object:
-    """Call what others wrote, and may raise anything. Raises: _HookFailedError."""
+    """Call user code, which may raise any exception. Raises: _HookFailedError."""
     try:
         return function(*args)
     except Exception as exc:
@@ -281,7 +282,7 @@ def _called(function: Callable[..., object], *args: object) -> object:
 
 
 def _misunderstood(answer: object, expected: str) -> _HookFailedError:
-    # The type alone: what it returned may hold a secret.
+    # Only the type is shown: the returned value may contain a secret.
     return _HookFailedError(f"the hook must return {expected}, got {type(answer).__name__}")
 
 

@@ -1,18 +1,19 @@
-"""The ACL file: who may publish, subscribe to and receive what.
+"""The ACL file: the rights of clients to publish, subscribe and receive.
 
     topic read public/#             before the first section: clients without a user
     user alice
-    topic readwrite plant/#         … readwrite is what a line without an access word means
+    topic readwrite plant/#         … readwrite is the default without an access word
     topic deny plant/keys/#
     client panel-1
-    topic subscribe #               … may ask for anything, and gets what a read line allows
-    pattern write meters/%c/up/#    anywhere: everybody; %u is the user, %c the client id
+    topic subscribe #               … may subscribe to all, receives what a read line allows
+    pattern write meters/%c/up/#    in any place: all clients; %u is the user, %c the client id
 
-The lines of Mosquitto's acl_file are understood; `client` and `subscribe` are ours.
+The syntax is that of the acl_file of Mosquitto; `client` and `subscribe` are extensions.
 
-Invariants: what no line allows is refused. A deny line wins over every other line, wherever it
-stands. The name of a user or client never widens a filter: one that holds a wildcard or a slash, or
-would begin a topic with $, is matched by no pattern that mentions it.
+Invariants: everything that no line allows is refused. A deny line has precedence over all other
+lines, wherever it stands. The name of a user or client never widens a filter: a pattern that
+mentions a name is ignored for a name that contains a wildcard or a slash, or that would make the
+topic begin with $.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ RIGHTS_MAX: Final = 100_000
 
 
 class Action(StrEnum):
-    """What a client asks for."""
+    """The actions that need a right."""
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
     RECEIVE = "receive"
 
 
-# The access words of a line; none of the actions: all of them are denied.
+# The actions of each access word. An empty set denies all actions.
 _ACCESS: Final[Mapping[str, frozenset[Action]]] = {
     "read": frozenset({Action.SUBSCRIBE, Action.RECEIVE}),
     "write": frozenset({Action.PUBLISH}),
@@ -48,7 +49,7 @@ _ACCESS: Final[Mapping[str, frozenset[Action]]] = {
     "subscribe": frozenset({Action.SUBSCRIBE}),
     "deny": frozenset(),
 }
-# Blanks are these two: others may be part of a name.
+# Only space and tab separate words: other blanks may be part of a name.
 _FIRST_WORD: Final = re.compile(r"[ \t]*([^ \t]*)[ \t]*(.*?)[ \t]*", re.DOTALL)
 _PLACEHOLDER: Final = re.compile(rb"%[uc]")
 _WIDENING: Final = re.compile(rb"[+#/]")
@@ -56,27 +57,28 @@ _WIDENING: Final = re.compile(rb"[+#/]")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line: what it allows on the topics of a filter; to allow nothing is to deny."""
+    """One line: the actions that it allows on the topics of a filter; no actions mean deny."""
 
     actions: frozenset[Action]
     levels: Levels
 
 
 def covers(outer: Levels, inner: Levels) -> bool:
-    """Tell whether the filter `outer` matches all that `inner` can match.
+    """Return whether the filter `outer` matches every topic that `inner` matches.
 
-    A topic is a filter without wildcards: so this also tells whether `outer` matches a topic.
+    A topic is a filter without wildcards, so `inner` may be a topic.
     """
     # [MQTT-4.7.2-1]: a filter that starts with a wildcard matches no topic that starts with $.
     if inner[0].startswith(b"$") and outer[0] in (b"+", b"#"):
         return False
     count = len(inner)
     for index, level in enumerate(outer):
-        # # stands for its parent too: `a/#` covers `a`.
+        # The wildcard # also matches the parent level: `a/#` covers `a`.
         if level == b"#":
             return True
         if index == count or inner[index] == b"#":
-            # A topic has one level at least, so of all filters with # only `+/#` is no less than #.
+            # Every topic has at least one level, so `+/#` matches the same topics as `#`. No other
+            # filter that ends in # does.
             return index == 0 and level == b"+" and outer[1:] == (b"#",)
         if level not in (inner[index], b"+"):
             return False
@@ -84,7 +86,7 @@ def covers(outer: Levels, inner: Levels) -> bool:
 
 
 class _Filters:
-    """The filters of some lines; those without wildcards are found at once."""
+    """The filters of some lines; those without wildcards are found with one look-up."""
 
     __slots__ = ("_topics", "_wild")
 
@@ -97,17 +99,17 @@ class _Filters:
         return bool(self._topics or self._wild)
 
     def cover(self, levels: Levels) -> bool:
-        """Tell whether one of them covers a filter or topic."""
+        """Return whether one of the filters covers a filter or topic."""
         if levels in self._topics:
             return True
-        for each in self._wild:  # noqa: SIM110 - a generator takes twice the time, a message
+        for each in self._wild:  # noqa: SIM110 - a generator is twice as slow, for every message
             if covers(each, levels):
                 return True
         return False
 
 
 class _RuleSet:
-    """The rules of one section, by what they are about; clients share it."""
+    """The rules of one section, by action; clients share it."""
 
     __slots__ = ("allowed", "denied")
 
@@ -120,7 +122,7 @@ class _RuleSet:
 
 
 class Rights:
-    """What one client may do; made by `Acl.rights`."""
+    """The rights of one client; `Acl.rights` creates it."""
 
     __slots__ = ("_denied", "_publish", "_receive", "_subscribe")
 
@@ -138,9 +140,9 @@ class Rights:
         return self._allow(self._receive, tuple(topic.split(b"/")))
 
     def may_subscribe(self, topic_filter: TopicFilter) -> bool:
-        """Tell whether one line allows the whole filter, and no line denies the whole of it.
+        """Return whether one line allows the whole filter, and no line denies the whole filter.
 
-        Where a denied filter overlaps, `may_receive` decides topic by topic.
+        If a denied filter overlaps it in part, `may_receive` decides for each topic.
         """
         return self._allow(self._subscribe, topic_filter.levels)
 
@@ -155,7 +157,7 @@ class Rights:
 
 
 class Acl:
-    """The rules of one reading of the file; one thread asks it."""
+    """The rules of the ACL file, as read once; only one thread uses it."""
 
     def __init__(
         self,
@@ -172,11 +174,11 @@ class Acl:
 
     @classmethod
     def parse(cls, lines: Sequence[str], path: PurePath) -> Self:
-        """Read the lines of an ACL file. Raises: UsageError, which names file and line."""
+        """Parse the lines of an ACL file. Raises: UsageError, which names file and line."""
         users: dict[str, list[Rule]] = {}
         clients: dict[str, list[Rule]] = {}
         patterns: list[Rule] = []
-        # Of clients without a user, until a section begins.
+        # The lines before the first section are for clients without a user.
         section = users.setdefault("", [])
         for number, line in enumerate(lines, 1):
             keyword, rest = _first_word(line)
@@ -200,7 +202,7 @@ class Acl:
         return cls(users=users, clients=clients, patterns=patterns)
 
     def rights(self, *, user: str, client_id: str) -> Rights:
-        """Return what a client may do; user is "" for one that has none. It is remembered."""
+        """Return the rights of a client, from a cache; `user` is "" for a client without one."""
         key = (user, client_id)
         known = self._rights.get(key)
         if known is None:
@@ -220,7 +222,7 @@ class Acl:
 
 
 def _first_word(text: str) -> tuple[str, str]:
-    """Split behind the first word; what follows, a name or a filter, may have blanks in it."""
+    """Split after the first word; the rest, a name or a filter, may contain blanks."""
     found = _FIRST_WORD.fullmatch(text)
     assert found is not None
     return found[1], found[2]
@@ -233,10 +235,10 @@ def _name(keyword: str, rest: str) -> str:
 
 
 def _rule(rest: str) -> Rule:
-    """Read `[access] filter`; the access word may be left out where the filter has no blank."""
+    """Parse `[access] filter`; the access word is optional if the filter contains no blank."""
     first, text = _first_word(rest)
     if not text:
-        # `topic deny` alone would otherwise allow the topic named deny.
+        # Otherwise `topic deny` without a filter would allow the topic named deny.
         if not first or first in _ACCESS:
             raise UsageError(f"expected a topic filter, got {rest!r}")
         first, text = "readwrite", first
@@ -265,7 +267,7 @@ def _names_in(rule: Rule) -> set[bytes]:
 
 
 def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
-    """Return the patterns with names in place of %u and %c, without those that match nothing."""
+    """Return the patterns with %u and %c replaced, without those that a name cannot fill."""
     encoded = {key: name.encode(errors="surrogatepass") for key, name in names.items()}
     usable = {key: name for key, name in encoded.items() if name and not _WIDENING.search(name)}
     rules = []

@@ -1,14 +1,14 @@
-"""The password file: one user a line, blank lines and comments between them.
+"""The password file: one user per line, with optional blank lines and comments.
 
     # who may connect
     meter-7:$scrypt$ln=14,r=8,p=1$c2l4dGVlbiBieXRlcy4u$kN5j…
 
-Invariants: the file holds no password. Each hash stands with what it cost, so that new ones may
-cost more. A wrong password and an unknown user take the same time.
+Invariants: the file contains no passwords. Each hash contains its cost, so that new hashes may cost
+more. An unknown user takes as long as a wrong password with the most common cost of the file.
 
-A password that was right is remembered for a while as a keyed digest, so that thousands of devices
-that come back at once do not cost a hash each. Key and digests belong to one PasswordFile: reading
-the file again forgets them. Any thread may verify.
+A correct password is cached for a while as a keyed digest, so that thousands of devices that
+connect again at the same time do not cost one hash each. Key and digests belong to one
+PasswordFile: they are lost when the file is read again. Any thread may verify.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REMEMBERED_SECONDS: Final = 3_600.0
 
 _SALT_BYTES: Final = 16
 _DIGEST_BYTES: Final = 32
-# A hash that asks for more memory was made to harm, or by mistake.
+# A hash that needs more memory is an attack or an error.
 _MEMORY_BYTES_MAX: Final = 1 << 30
 _PARALLEL_MAX: Final = 64
 _HASH: Final = re.compile(
@@ -47,18 +47,18 @@ _HASH: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one hash costs: memory 128 * block * 2**log_rounds bytes, and time in proportion."""
+    """The cost of one hash: memory 128 * block * 2**log_rounds bytes, and proportional time."""
 
     log_rounds: int = 14
     block: int = 8
     parallel: int = 1
 
     def memory_bytes(self) -> int:
-        # What OpenSSL counts before it agrees to start.
+        # OpenSSL computes the same number and compares it with `maxmem`.
         return 128 * self.block * ((1 << self.log_rounds) + self.parallel + 2)
 
     def is_sound(self) -> bool:
-        """Tell whether scrypt works with these numbers, in an amount of memory that is bearable."""
+        """Return whether scrypt accepts these numbers, and the memory is within the limit."""
         return (
             1 <= self.log_rounds < 16 * self.block
             and 1 <= self.parallel <= _PARALLEL_MAX
@@ -68,7 +68,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PasswordHash:
-    """What is kept of a password; `str` and `parse` turn it into the text of the file and back."""
+    """The hash of a password; `str` returns the text in the file, `parse` reads it."""
 
     cost: Cost
     salt: bytes
@@ -76,14 +76,14 @@ class PasswordHash:
 
     @classmethod
     def make(cls, password: bytes, *, cost: Cost | None = None) -> Self:
-        """Hash a password, with a salt of its own."""
+        """Hash a password with a new random salt."""
         cost = cost or Cost()
         salt = secrets.token_bytes(_SALT_BYTES)
         return cls(cost=cost, salt=salt, digest=_scrypt(password, salt, cost, _DIGEST_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text of a hash; the error shows none of it. Raises: UsageError."""
+        """Parse the text of a hash; errors do not show it. Raises: UsageError."""
         found = _HASH.fullmatch(text)
         if found is None:
             raise UsageError(
@@ -102,7 +102,7 @@ class PasswordHash:
             raise UsageError("salt and hash must be base64 without padding") from exc
 
     def matches(self, password: bytes) -> bool:
-        """Tell whether this is the password; takes the time that the hash costs."""
+        """Return whether this is the password; takes the time of one hash."""
         digest = _scrypt(password, self.salt, self.cost, len(self.digest))
         return hmac.compare_digest(digest, self.digest)
 
@@ -115,12 +115,12 @@ class PasswordHash:
 
 
 class PasswordFile:
-    """The users of one reading of the file."""
+    """The users of the password file, as read once."""
 
     def __init__(self, hashes: Mapping[str, PasswordHash], clock: Clock) -> None:
         self._hashes = dict(hashes)
         self._clock = clock
-        # Asked in place of a user that does not exist, so that the time tells nothing.
+        # Checked for an unknown user, so that the time does not tell whether a user exists.
         self._stranger = PasswordHash(
             cost=_usual_cost(self._hashes.values()),
             salt=secrets.token_bytes(_SALT_BYTES),
@@ -128,11 +128,14 @@ class PasswordFile:
         )
         self._key = secrets.token_bytes(32)
         self._mutex = Lock()
-        # User -> digest of the password that was right, and until when it is taken; oldest first.
+        # User -> digest of the correct password and its end of validity; oldest first.
         self._remembered: dict[str, tuple[bytes, float]] = {}
 
     def verify(self, user: str, password: bytes) -> bool:
-        """Tell whether this is the user's password; takes tens of milliseconds without the GIL."""
+        """Return whether this is the password of the user.
+
+        Takes tens of milliseconds, during which the GIL is released.
+        """
         if self.remembers(user, password):
             return True
         known = self._hashes.get(user)
@@ -143,7 +146,7 @@ class PasswordFile:
         return True
 
     def remembers(self, user: str, password: bytes) -> bool:
-        """Tell, in microseconds, whether this password was right a while ago."""
+        """Return, in microseconds, whether this password was verified a short time ago."""
         with self._mutex:
             digest, until = self._remembered.get(user, (b"", 0.0))
         if not digest or self._clock.monotonic() >= until:
@@ -160,12 +163,12 @@ class PasswordFile:
             self._remembered[user] = (digest, until)
 
     def _digest(self, user: str, password: bytes) -> bytes:
-        # No name in the file has a NUL, so no other pair gives the same bytes.
+        # No name in the file contains a NUL, so no other pair gives the same bytes.
         return hashlib.blake2b(b"%s\0%s" % (user.encode(), password), key=self._key).digest()
 
 
 def text_lines(data: bytes, path: PurePath) -> list[str]:
-    """Split a file of text into its lines, without their ends.
+    """Split a text file into lines, without line ends.
 
     Raises: UsageError, which names the line that is not UTF-8.
     """
@@ -182,7 +185,7 @@ def text_lines(data: bytes, path: PurePath) -> list[str]:
 
 
 def parse_passwords(lines: Sequence[str], path: PurePath) -> dict[str, PasswordHash]:
-    """Return the users of a password file with their hashes, in its order.
+    """Return the users of a password file with their hashes, in the order of the file.
 
     Raises: UsageError, which names file and line.
     """
@@ -204,7 +207,7 @@ def parse_passwords(lines: Sequence[str], path: PurePath) -> dict[str, PasswordH
 
 
 def check_user(user: str) -> None:
-    """Refuse a name that cannot stand in a password file. Raises: UsageError."""
+    """Check that a name can be written to a password file. Raises: UsageError."""
     if not user or user != user.strip() or user.startswith("#"):
         raise UsageError(
             f"a user name must not be empty, begin with # or begin or end with a space: "
@@ -215,7 +218,7 @@ def check_user(user: str) -> None:
 
 
 def with_password(lines: Sequence[str], user: str, password: PasswordHash) -> list[str]:
-    """Return the lines with this hash for the user: in place, or as a new last line."""
+    """Return the lines with this hash for the user: replaced, or added as the last line."""
     entry = f"{user}:{password}"
     if not any(_user_of(line) == user for line in lines):
         return [*lines, entry]
@@ -223,7 +226,7 @@ def with_password(lines: Sequence[str], user: str, password: PasswordHash) -> li
 
 
 def without_user(lines: Sequence[str], user: str) -> list[str]:
-    """Return the lines without those of the user."""
+    """Return the lines without the lines of the user."""
     return [line for line in lines if _user_of(line) != user]
 
 

@@ -1,9 +1,9 @@
-"""One client: what each of its packets makes the broker do.
+"""One client: what the broker does for each of its packets.
 
-It decides, and writes bytes to its session's outbox; sockets and threads are the channel's. A
-client is connecting until its CONNECT was judged, then connected until one of the two sides ends
-it. It ends once: with CONNACK or DISCONNECT and a reason where the version has one, and with its
-will if it went without a word.
+This module decides, and writes bytes to the outbox of the session. The channel owns the socket and
+threads. A client is connecting until its CONNECT is accepted or refused, then connected until one
+side ends the connection. It ends once: with CONNACK or DISCONNECT and a reason, if the version has
+one, and with its will if the client did not send DISCONNECT.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from siltstone.mqtt.reason import ERROR, Reason
 from siltstone.mqtt.wire import Bounds, Version
 from siltstone.session.session import Session
 
-# A CONNECT with every field at its longest; of a stranger no more need be kept.
+# The size of a CONNECT with all fields at their longest: the limit for a client before login.
 CONNECT_SIZE_MAX: Final = 6 * 65_536
-# So many packets, of which a run of messages is one, are taken from one client in a turn.
+# Packets of one client that are processed in a turn; consecutive messages count as one.
 _TURN_EVENTS: Final = 256
 _PINGRESP: Final = encode(Version.V5, PingResp())
 _NOWHERE: Final = Nowhere()
@@ -84,11 +84,12 @@ class ClientConnection:
         self._address = ""
         self._asked_id = ""
         self._asked_user = ""
-        # How often reading was stopped, and how often of these because others are behind.
+        # How often reading was stopped, and how many of these stops the broker caused, not the
+        # client.
         self._stops = 0
         self._waits = 0
         self._partial_bytes = 0
-        # What came and waits for its turn.
+        # Received packets that wait for the next turn.
         self._unread: Iterator[Event] | None = None
         self.ended = False
         # Whether CONNACK was sent.
@@ -99,7 +100,7 @@ class ClientConnection:
 
     @property
     def client_id(self) -> str:
-        """The client id; before CONNECT was accepted, the one that it asks for."""
+        """The client id; before CONNECT was accepted, the one that the client requests."""
         return self._session.client_id if self._session is not None else self._asked_id
 
     @property
@@ -115,7 +116,7 @@ class ClientConnection:
     # Bytes and the state of the connection, from the channel.
 
     def receive(self, data: bytes) -> None:
-        """Take the next bytes of the client."""
+        """Process the next bytes of the client."""
         self._broker.statistics.bytes_received += len(data)
         if len(data) >= PROGRESS_BYTES:
             self._keep_alive.seen()
@@ -127,7 +128,7 @@ class ClientConnection:
         self._count_partial()
 
     def _count_partial(self) -> None:
-        """Take note of an unfinished packet, and end the client if all of them are too much."""
+        """Count the bytes of an incomplete packet; end the connection if the total is too large."""
         broker = self._broker
         held = 0 if self.ended else self._connection.held_bytes
         broker.partial_bytes += held - self._partial_bytes
@@ -139,13 +140,13 @@ class ClientConnection:
             )
 
     def pause_writing(self) -> None:
-        """Send no more for now: the peer does not read."""
+        """Stop sending messages: the write buffer is full, because the client does not read."""
         if self._session is not None and not self.ended:
             self._session.outbox.paused = True
             self._session.outbox.paused_at = self._broker.shell.now()
 
     def resume_writing(self) -> None:
-        """Send again."""
+        """Send messages again."""
         if self._session is not None and not self.ended:
             outbox = self._session.outbox
             outbox.paused = False
@@ -153,11 +154,11 @@ class ClientConnection:
             self._asked.refill()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """End the client, because its connection was lost."""
         self._finish(with_will=True)
 
     def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, as far as its version can, and close."""
+        """Send the client the reason, if its version allows it, and close."""
         if self.ended:
             return
         try:
@@ -166,7 +167,7 @@ class ClientConnection:
             self._finish_and_close(with_will=True)
 
     def _say(self, reason: Reason, text: str) -> None:
-        """Send what is left, and why it is the last."""
+        """Send the rest of the outbox, then the packet with the reason."""
         session = self._session
         data = b"" if session is None else session.outbox.take()
         data += last_words(
@@ -190,7 +191,7 @@ class ClientConnection:
             outlet.close()
 
     def _finish(self, *, with_will: bool) -> None:
-        """Leave the session behind, once; whatever fails, others can have it."""
+        """Release the session, once. Even after an error, other connections can use it."""
         if self.ended:
             return
         self.ended = True
@@ -216,7 +217,7 @@ class ClientConnection:
             broker.leave(session, will)
 
     def _let_go(self) -> None:
-        """Refer to none of those that refer to this, so that all of them go without a collector."""
+        """Break all reference cycles, so that memory is freed without the garbage collector."""
         self._outlet = _NOWHERE
         self._intake = None
         self._requests = None
@@ -225,7 +226,7 @@ class ClientConnection:
     # Packets.
 
     def _take(self, events: Iterator[Event]) -> None:
-        """Do what packets ask for, so many in a turn: others have their turns too."""
+        """Process packets, a limited number in one turn, so that other clients are served too."""
         for left, event in zip(range(_TURN_EVENTS - 1, -1, -1), events, strict=False):
             if self.ended:
                 return
@@ -240,7 +241,7 @@ class ClientConnection:
                     self.end(Reason(event.reason), str(event))
                 case _:
                     self._packet(event)
-            # A filter may cost as much as many messages.
+            # The filters of one packet may cost as much as many messages.
             if left == 0 or isinstance(event, Subscribe | Unsubscribe):
                 self._unread = events
                 self.stop()
@@ -249,7 +250,7 @@ class ClientConnection:
                 return
 
     def take_more(self) -> None:
-        """Go on with what the last turn has left."""
+        """Continue with the packets that the last turn left."""
         events, self._unread = self._unread, None
         if events is not None and not self.ended:
             contain_with(self._take, events, partial(self.end, Reason.UNSPECIFIED_ERROR))
@@ -274,13 +275,13 @@ class ClientConnection:
 
     @property
     def _asked(self) -> Requests:
-        """What the client asked for, once CONNECT was accepted."""
+        """The requests of the client; they exist once CONNECT was accepted."""
         assert self._requests is not None
         return self._requests
 
     @property
     def _written(self) -> Session:
-        """The session, which there is once CONNECT was accepted."""
+        """The session, which exists once CONNECT was accepted."""
         assert self._session is not None
         return self._session
 
@@ -305,7 +306,7 @@ class ClientConnection:
         *,
         is_present: bool,
     ) -> None:
-        """Begin the connection with a session that is there, or make one."""
+        """Begin the connection with the given session, or create one."""
         broker = self._broker
         if session is None:
             session = broker.registry.create(terms.client_id, identity.user)
@@ -332,7 +333,7 @@ class ClientConnection:
         self._requests.restore(partial(self._greet, terms, session, is_present=is_present))
 
     def _greet(self, terms: Negotiated, session: Session, *, is_present: bool) -> None:
-        """Say CONNACK, and read and send from now on."""
+        """Send CONNACK, and start reading and sending."""
         broker = self._broker
         requests = self._asked
         self._is_greeted = True
@@ -367,7 +368,7 @@ class ClientConnection:
         session.outbox.changing()
         expiry = packet.properties.session_expiry_interval
         if expiry is not None:
-            # 3.14.2.2.2: what was 0 at CONNECT must stay so.
+            # 3.14.2.2.2: an expiry that was 0 at CONNECT must stay 0.
             if self._asked_expiry == 0 and expiry != 0:
                 self.end(
                     Reason.PROTOCOL_ERROR,
@@ -376,19 +377,22 @@ class ClientConnection:
                 return
             session.expiry_seconds = min(expiry, int(self._broker.limits.session_expiry_max))
         self.report(logging.INFO, "client_disconnected", packet.reason, "")
-        # [MQTT-3.1.2-10]: a client that says goodbye takes its will with it.
+        # [MQTT-3.1.2-10]: a normal DISCONNECT deletes the will.
         self._finish_and_close(with_will=packet.reason != Reason.NORMAL_DISCONNECTION)
 
     # Reading.
 
     def stop(self) -> None:
-        """Read no more until as many have said go on; meanwhile the client's silence is ours."""
+        """Stop reading until `go_on` was called as often as `stop`.
+
+        Meanwhile the keep alive timeout is suspended, because the broker does not read.
+        """
         self._waits += 1
         self._keep_alive.is_deaf = True
         self.choke()
 
     def go_on(self) -> None:
-        """Read again, if nobody else says stop."""
+        """End one `stop`; read again if it was the last."""
         self._waits -= 1
         if self._waits == 0:
             self._keep_alive.is_deaf = False
@@ -396,15 +400,16 @@ class ClientConnection:
         self.unchoke()
 
     def choke(self) -> None:
-        """Read no more: the client does not read its answers, and will be silent by its own
-        fault.
+        """Stop reading, because the client does not read its answers.
+
+        The keep alive timeout continues: the client itself causes the silence.
         """
         self._stops += 1
         if self._stops == 1 and not self.ended:
             self._outlet.pause_reading()
 
     def unchoke(self) -> None:
-        """Read again, if nobody else says stop."""
+        """End one `choke`; read again if no other stop is left."""
         self._stops -= 1
         if self._stops == 0 and not self.ended:
             self._outlet.resume_reading()
@@ -421,7 +426,10 @@ class ClientConnection:
         self._answered(session.outbox.acknowledge(first, packet_ids, now))
 
     def _answered(self, wrong: int) -> None:
-        """Go on after acknowledgements, unless one of them was of the wrong kind."""
+        """Send more after acknowledgements; if one was of the wrong kind, end the connection.
+
+        `wrong` is the packet id of the wrong acknowledgement, or 0.
+        """
         if wrong:
             # [MQTT-4.13.1-1].
             text = f"acknowledgement does not match the QoS of the message: packet_id={wrong}"
@@ -430,7 +438,7 @@ class ClientConnection:
             self._asked.refill()
 
     def _reasoned(self, packet: PubAck | PubRec | PubRel | PubComp) -> None:
-        """Take an acknowledgement that says more than success."""
+        """Process an acknowledgement that has a reason code or properties."""
         first = _FIRST_BYTES[type(packet)]
         if packet.reason >= ERROR and isinstance(packet, PubAck | PubRec):
             now = self._broker.shell.now()
@@ -442,14 +450,14 @@ class ClientConnection:
 
     def _connect_timed_out(self) -> None:
         if self._connection.state is State.CONNECTING:
-            # [MQTT-3.1.4-1]: no CONNECT within a reasonable time; there is nobody to answer.
+            # [MQTT-3.1.4-1]: no CONNECT within a reasonable time, so no CONNACK is sent.
             self.report(logging.INFO, "connect_timed_out", Reason.MAXIMUM_CONNECT_TIME, "")
             self._finish_and_close(with_will=False)
 
     def report(
         self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None
     ) -> None:
-        """Log something that happened to this client."""
+        """Log an event of this client."""
         logger = self._broker.log
         if not logger.isEnabledFor(level):
             return

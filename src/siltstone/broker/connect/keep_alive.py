@@ -1,4 +1,4 @@
-"""Whether a client still lives: it must show it within one and a half times its keep alive."""
+"""The keep alive timeout: a client must send something within 1.5 times its keep alive."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Final
 from siltstone.broker.sessions.timers import Timer, Timers
 
 _GRACE: Final = 1.5
-# [MQTT-3.1.2-22] asks for whole packets; so much of a large one is a sign of life all the same.
+# [MQTT-3.1.2-22] asks for whole packets. A read of at least this many bytes of a large packet
+# resets the timeout too.
 PROGRESS_BYTES: Final = 1000
 
 
 def _nothing() -> None:
-    """Hear nothing."""
+    """Do nothing."""
 
 
 class KeepAlive:
-    """Calls `silent` once when the client was silent for too long; 0 seconds are for ever."""
+    """Calls `silent` once when the client was silent for too long; 0 seconds mean no timeout."""
 
     __slots__ = ("_now", "_seconds", "_seen", "_silent", "_timer", "_timers", "is_deaf")
 
@@ -30,22 +31,22 @@ class KeepAlive:
         self._seconds = 0.0
         self._seen = now()
         self._timer: Timer | None = None
-        # Whether we do not read the client, so that its silence says nothing.
+        # Whether the broker does not read from the client, so that silence means nothing.
         self.is_deaf = False
 
     def begin(self, seconds: int) -> None:
-        """Expect a sign of life so often from now on."""
+        """Start the timeout, with the keep alive of the client."""
         self._seen = self._now()
         if seconds:
             self._seconds = seconds * _GRACE
             self._timer = self._timers.at(self._seen + self._seconds, self._check)
 
     def seen(self) -> None:
-        """Take note of a sign of life."""
+        """Restart the timeout, because the client sent something."""
         self._seen = self._now()
 
     def end(self) -> None:
-        """Expect nothing any more, and let go of who would hear of silence."""
+        """Cancel the timeout, and drop the reference to the callback."""
         self._timers.cancel(self._timer)
         self._silent = _nothing
 

@@ -1,9 +1,9 @@
-"""From CONNECT to a session: terms, credentials, the connection that is taken over, the wait.
+"""The steps from CONNECT to a session: terms, credentials, and the takeover of a connection.
 
-It ends in `welcome`, or in `end` with a reason. After a failure, a guess of a password waits before
-it is hashed, and its refusal waits again, longer with each failure of the user from the address; a
-client that shows what was verified before, or needs no hash, does not wait. After too many failures
-all of them are refused for a while.
+A login ends with `welcome`, or with `end` and a reason. After a failure, the next password of the
+same user and address waits before it is hashed, and its refusal is delayed again. Both delays grow
+with each failure. A client whose password was verified before, or that needs no hash, does not
+wait. After too many failures, all logins of the user from the address are refused for a while.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from siltstone.logs import log
 from siltstone.mqtt.packets import Connect
 from siltstone.mqtt.reason import Reason
 
-# So many hashes may wait for a thread; who comes then is asked to come back.
+# Logins that may wait for a thread; further clients receive SERVER_BUSY.
 _LOGINS_MAX: Final = 1000
 
 
 class Login:
-    """One CONNECT on its way."""
+    """The login of one CONNECT."""
 
     __slots__ = (
         "_answer",
@@ -55,7 +55,7 @@ class Login:
         self._timer: Timer | None = None
 
     def begin(self, credentials_of: Callable[[str], Credentials]) -> str:
-        """Judge the CONNECT; return the address that it came from."""
+        """Start the login; return the address of the client."""
         broker = self._broker
         terms = agree(self._connect, broker.limits, broker.assigned_id())
         self._credentials = credentials_of("" if isinstance(terms, Reason) else terms.client_id)
@@ -81,7 +81,7 @@ class Login:
         return (self._credentials.username or "", network_of(self._credentials.address))
 
     def _is_locked_out(self) -> bool:
-        """Refuse a user that has failed too often from this address; tell whether."""
+        """Refuse a user that has failed too often from this address; return whether it was."""
         shown = self._credentials
         if shown.certificate_user or shown.username is None:
             return False
@@ -91,7 +91,7 @@ class Login:
         return True
 
     def _take_lane(self) -> None:
-        """Try the login when it may be tried, by what has become of those before it."""
+        """Try the login when its turn comes, after the outcomes of earlier logins."""
         broker = self._broker
         if self._visitor.ended or self._is_locked_out():
             broker.login_lanes.end(self._lane)
@@ -115,7 +115,7 @@ class Login:
             act()
 
     def _ask(self) -> None:
-        """Let a thread hash the password, or call the hook."""
+        """Hash the password or call the hook, in a thread."""
         broker = self._broker
         access = broker.access
         if self._visitor.ended:
@@ -136,7 +136,7 @@ class Login:
         def then() -> None:
             broker.logins -= 1
             broker.login_lanes.end(self._lane)
-            # A hook is others' code: what it raises is caught by Access, and means no.
+            # Access catches the exceptions of a hook, which is user code, and refuses the login.
             answer = self._answer or Reason.SERVER_UNAVAILABLE
             contain_with(
                 self._judged, answer, partial(self._visitor.end, Reason.SERVER_UNAVAILABLE)
@@ -145,10 +145,11 @@ class Login:
         broker.shell.in_thread(work, then)
 
     def _judged(self, answer: Identity | Reason) -> None:
-        """Go on when it is known who the client is."""
+        """Continue when the credentials are accepted or refused."""
         broker = self._broker
         user, address = self._credentials.username, self._credentials.address
-        # A server that cannot decide is not the client's fault; to be gone by now is no excuse.
+        # SERVER_UNAVAILABLE is not a failure of the client. A wrong password counts even if the
+        # client has disconnected meanwhile.
         if isinstance(answer, Reason) and answer is not Reason.SERVER_UNAVAILABLE:
             self._count_failure(answer)
         if self._visitor.ended:
@@ -183,7 +184,7 @@ class Login:
             log(broker.log, logging.WARNING, "user_locked_out", seconds=seconds, **facts)
 
     def _enter(self, identity: Identity) -> None:
-        """Take a place."""
+        """Find or create the session of an accepted client."""
         self._identity = identity
         durables = self._broker.durables
         if durables is None:
@@ -194,12 +195,12 @@ class Login:
             ).begin()
 
     def _take_place(self) -> None:
-        """Take the place of an earlier connection, when what that one sent has its outcome."""
+        """Replace an earlier connection, once the outcome of its publishes is known."""
         broker = self._broker
         client_id = self._terms.client_id
         if broker.waiting.get(client_id) is self._visitor:
             del broker.waiting[client_id]
-        # Others may have come in while this one was judged, or waited.
+        # Other clients may have connected during the login, or during the wait.
         session = broker.registry.find(client_id)
         if (
             self._visitor.ended
@@ -214,8 +215,8 @@ class Login:
                 session = broker.registry.find(client_id)
         is_clean = self._connect.clean_start
         if session is not None and session.unsettled and not is_clean:
-            # Messages of the connection before are on their way to the disk: what the client sends
-            # again must find their outcome.
+            # Messages of the previous connection are not on disk yet. Their outcome must be known
+            # before the client sends them again.
             broker.waiting[client_id] = self._visitor
             session.when_settled.append(self._take_place)
             if self._timer is None:

@@ -1,6 +1,7 @@
-"""Logins of one user from one address: a few at a time are judged, the others wait.
+"""Queues of logins: for one user and address, a few are checked at a time, the others wait.
 
-So the failures of the first ones are known before the others are tried, however many come at once.
+Failures of the first logins are therefore known before the others are tried, however many arrive at
+the same time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Final
 
 Act = Callable[[], None]
 
-# As many as there are threads that hash passwords.
+# The number of threads that hash passwords.
 LANES: Final = 4
 WAITING_MAX: Final = 1000
 
 
 class LoginQueues:
-    """The lanes of every user and address that has a login under way."""
+    """The logins under way and waiting, for each user and address."""
 
     def __init__(self, soon: Callable[[Act], None]) -> None:
         self._soon = soon
@@ -29,8 +30,9 @@ class LoginQueues:
         return sum(self._under_way.values())
 
     def begin(self, key: tuple[str, str], act: Act) -> bool:
-        """Let a login be judged, now or when a lane is free; it must see to it that `end` is
-        called, once. False: too many wait.
+        """Call `act` now or when a lane is free; return False if too many logins wait.
+
+        The login must call `end` exactly once after `act` was called.
         """
         under_way = self._under_way.get(key, 0)
         if under_way < LANES:
@@ -44,7 +46,7 @@ class LoginQueues:
         return True
 
     def end(self, key: tuple[str, str]) -> None:
-        """Give a lane to the next one."""
+        """Give the lane to the next waiting login."""
         waiting = self._waiting.get(key)
         if waiting:
             act = waiting.popleft()

@@ -1,4 +1,4 @@
-"""What a client and the broker agree on at CONNECT: a pure function of both sides' wishes."""
+"""The terms of a connection: a pure function of the CONNECT and the limits of the broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_PACKET_LIMIT: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
-    """What holds for one connection. A packet size limit or keep alive of 0 is none."""
+    """The terms of one connection. A packet size limit or keep alive of 0 means none."""
 
     client_id: str
     keep_alive_seconds: int
@@ -31,14 +31,14 @@ class Negotiated:
 
 
 def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Reason:
-    """Return the terms, or why there are none.
+    """Return the terms of a connection, or the reason to refuse it.
 
-    `assigned_id` is used where the client brings none [MQTT-3.1.3-6], [MQTT-3.1.3-7].
+    `assigned_id` is used if the client sends no client id [MQTT-3.1.3-6], [MQTT-3.1.3-7].
     """
     if connect.properties.authentication_method is not None:
         return Reason.BAD_AUTHENTICATION_METHOD
     client_id = connect.client_id or assigned_id
-    # The limit is the client's; one that brings no id may always have one.
+    # The limit applies to ids of clients, not to the one that the broker assigns.
     if len(connect.client_id.encode()) > limits.client_id_size_max:
         return Reason.CLIENT_IDENTIFIER_NOT_VALID
     if connect.will is not None and is_reserved(connect.will.topic):
@@ -55,13 +55,13 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Re
         maximum_packet_size=limits.packet_size_max,
         assigned_client_identifier=None if connect.client_id else client_id,
         topic_alias_maximum=limits.topic_alias_max,
-        # [MQTT-3.1.2-21]: the client must use this one in place of its own.
+        # [MQTT-3.1.2-21]: the client must use this value, not its own.
         server_keep_alive=None if keep_alive == connect.keep_alive_seconds else keep_alive,
     )
     size_max = asked.maximum_packet_size or _NO_PACKET_LIMIT
     answer = encode(connect.version, ConnAck(properties=properties))
     if size_max != _NO_PACKET_LIMIT and len(answer) > size_max:
-        # [MQTT-3.1.2-24]: who cannot take the answer cannot be told what holds.
+        # [MQTT-3.1.2-24]: a client that cannot receive this CONNACK cannot learn the terms.
         return Reason.PACKET_TOO_LARGE
     return Negotiated(
         client_id=client_id,
@@ -77,5 +77,5 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Re
 def _asked_expiry(connect: Connect) -> int:
     if connect.version is Version.V5:
         return connect.properties.session_expiry_interval or 0
-    # 3.1.1 has no interval: a session that is not clean is to be kept.
+    # 3.1.1 has no expiry interval: a session without clean start never expires.
     return 0 if connect.clean_start else NO_EXPIRY

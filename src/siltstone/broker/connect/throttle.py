@@ -1,12 +1,13 @@
-"""What failed logins cost: a wait that doubles with each failure, then a lockout.
+"""The cost of failed logins: a delay that doubles with each failure, then a lockout.
 
-Failures are counted by user and address. A login that works forgets those of its own user from its
-own address, and no others. An address from which many users have failed may try one login at a
-time. Addresses of IPv6 are taken by their /64, for that is what one customer gets.
+Failures are counted by user and address. A successful login deletes only the failures of its own
+user from its own address. After `failures_max` failures from one address, of any users, its logins
+are tried one at a time, `delay` seconds apart. An IPv6 address counts as its /64 network, because
+one customer usually has a whole /64.
 
-Invariants: a wait is a place in time that no other login of the same user and address gets, so that
-many connections at once may guess no more than one. Memory is bounded: of very many the ones that
-failed longest ago are forgotten first. One thread uses it.
+Invariants: each waiting login of one user and address gets its own time slot. A client with many
+connections can therefore guess no faster than with one. Memory is limited: above `ENTRIES_MAX`
+entries, the one that failed longest ago is deleted first. Only one thread uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from siltstone.mqtt.reason import Reason
 ENTRIES_MAX: Final = 10_000
 FORGET_SECONDS: Final = 600.0
 
-# Doubled so often, any delay has reached its maximum.
+# After this many doublings any delay has reached its maximum. It keeps the shift small.
 _DOUBLINGS_MAX: Final = 32
 _HOST_BITS: Final = 64
 
@@ -31,7 +32,7 @@ _K = TypeVar("_K")
 
 
 class _Key(NamedTuple):
-    """One user from one network; the user as a digest, for a name may be long."""
+    """One user from one network; the user as a digest, because a name may be long."""
 
     user: bytes
     network: str
@@ -41,16 +42,16 @@ class _Key(NamedTuple):
 class _Failures:
     count: int
     last: float
-    # When the next login may be tried, those that wait counted in.
+    # When the next login may be tried, after those that wait already.
     next_at: float
     locked_until: float = 0.0
 
 
 class Throttle:
-    """Failed logins of late.
+    """Recent failed logins.
 
-    `delay` is the wait after the first failure, 0 for none at all; `failures_max` failures lock a
-    user out from an address for `lockout` seconds, 0 for never.
+    `delay` is the wait after the first failure; 0 means no delays. `failures_max` failures lock a
+    user out from an address for `lockout` seconds; 0 for either means no lockout.
     """
 
     def __init__(
@@ -67,21 +68,21 @@ class Throttle:
         self._delay_max = delay_max
         self._failures_max = failures_max
         self._lockout = lockout
-        # The one that failed last is the last one.
+        # Ordered by the time of the last failure, the most recent last.
         self._users: OrderedDict[_Key, _Failures] = OrderedDict()
         self._networks: OrderedDict[str, _Failures] = OrderedDict()
 
     def is_locked(self, user: str | None, address: str) -> bool:
-        """Tell whether a user is locked out from an address."""
+        """Return whether a user is locked out from an address."""
         if not self._users:
             return False
         failures = self._recent(self._users, _key(user, address))
         return failures is not None and self._clock.monotonic() < failures.locked_until
 
     def judge(self, user: str | None, address: str) -> float | Reason:
-        """Return how many seconds to wait with a login, or why not to try it at all.
+        """Return how many seconds a login must wait, or the reason to refuse it.
 
-        It is BANNED while locked out, and SERVER_BUSY where too many wait for their turn.
+        The reason is BANNED during a lockout, and SERVER_BUSY if too many logins wait.
         """
         if not self._networks:
             return 0.0
@@ -103,16 +104,17 @@ class Throttle:
         return max(0.0, at - now)
 
     def delay_for(self, user: str | None, address: str) -> float:
-        """Return how many seconds to wait with the answer to a login that failed."""
+        """Return by how many seconds to delay the answer to a failed login."""
         if not self._users:
             return 0.0
         failures = self._recent(self._users, _key(user, address))
         return 0.0 if failures is None else self._delay_after(failures.count)
 
     def failed(self, user: str | None, address: str) -> bool:
-        """Count a failed login; tell whether it locks the user out.
+        """Count a failed login; return whether it starts a lockout of the user.
 
-        A client that gave no user name has guessed nothing, and is not locked out.
+        A client without a user name has not guessed a password, so it is not locked out, and its
+        failure is not counted for its network.
         """
         failures = self._count(self._users, _key(user, address))
         failures.next_at = max(
@@ -149,7 +151,10 @@ class Throttle:
         return failures
 
     def _recent(self, entries: OrderedDict[_K, _Failures], key: _K) -> _Failures | None:
-        """Return the failures of a key, unless they are so old that they are forgotten."""
+        """Return the failures of a key; delete old ones, unless they still lock out.
+
+        Failures are old `FORGET_SECONDS` after the last one.
+        """
         failures = entries.get(key)
         if failures is None:
             return None
@@ -161,13 +166,16 @@ class Throttle:
 
 
 def _key(user: str | None, address: str) -> _Key:
-    # No digest is empty, so that this is no user's.
+    # No digest is empty, so the empty key cannot be that of a user.
     digest = b"" if user is None else blake2b(user.encode(), digest_size=16).digest()
     return _Key(digest, network_of(address))
 
 
 def network_of(address: str) -> str:
-    """Return what stands for an address: of IPv6 the /64; what is no address for itself."""
+    """Return the network of an address: the /64 of IPv6, otherwise the address itself.
+
+    Text that is not an IP address, for example `local`, is returned unchanged.
+    """
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is wrong with the machine that the broker runs on, for its log and for `$SYS`."""
+"""Alarms about the machine of the broker, for the log and for `$SYS`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ _LOG: Final = logging.getLogger("siltstone.alarms")
 
 
 class Alarms:
-    """The alarms by their names; a text says what is wrong, and what the broker does about it."""
+    """The alarms by name; the text describes the problem and what the broker does about it."""
 
     def __init__(self) -> None:
         self._texts = dict.fromkeys(ALARMS, QUIET)
-        # Whether the disk has room for sessions that are not there yet.
+        # Whether the disk has room for new sessions.
         self.takes_new_sessions = True
 
     def text(self, name: str) -> str:
-        """Return what is wrong, "ok" when nothing is."""
+        """Return the text of an alarm, "ok" if there is no problem."""
         return self._texts[name]
 
     def set(self, name: str, text: str, level: int = logging.ERROR, **facts: object) -> None:
-        """Say what is wrong, "ok" when nothing is any more; a change is logged, at this level."""
+        """Set the text of an alarm, "ok" to clear it; log a change.
+
+        A new alarm is logged at `level`, a cleared one as a warning.
+        """
         if text == self._texts[name]:
             return
         self._texts[name] = text

@@ -1,7 +1,7 @@
-"""A wall clock that has jumped, told to those who run the broker, with what they can do about it.
+"""The alarm for a wall clock that jumped, with remedies for the operator.
 
-clock.py decides what is believed of the clock. Here are the alarm, the answers to
-`siltstone clock`, and what follows when the time of the broker goes back.
+clock.py decides whether the clock is trusted. This module raises the alarm, answers the requests of
+`siltstone clock`, and corrects stored times when the time of the broker goes back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOG: Final = logging.getLogger("siltstone.clock")
 
 
 def clock_word(state: ClockState, newest_us: int | None, jump_us: int) -> str:
-    """Say in a word what is wrong: ahead, back, absent, stamped, or ok."""
+    """Return the state of the clock as one word: ahead, back, absent, stamped, or ok."""
     if state.ahead_us:
         return "ahead" if state.ahead_us > 0 else "back"
     if state.held_us:
@@ -61,7 +61,7 @@ def clock_word(state: ClockState, newest_us: int | None, jump_us: int) -> str:
 def clock_document(
     state: ClockState, newest_us: Mapping[str, int], jump_us: int
 ) -> dict[str, object]:
-    """Return what `siltstone clock status` shows, as plain values."""
+    """Return the values that `siltstone clock status` shows."""
     word = clock_word(state, max(newest_us.values(), default=None), jump_us)
     return {
         "state": word,
@@ -81,7 +81,7 @@ def clock_document(
 def watch_clock(
     alarms: Alarms, clock: GuardedClock, newest_us: Mapping[str, int] | None = None
 ) -> None:
-    """Raise the alarm while the wall clock is not believed, or rows are stamped ahead of it."""
+    """Set the alarm while the wall clock is not trusted, or rows have times ahead of it."""
     state = clock.state()
     newest = newest_us or {}
     word = clock_word(state, max(newest.values(), default=None), clock.jump_us)
@@ -90,7 +90,7 @@ def watch_clock(
         facts = {"absent_seconds": round(state.held_us / _US)}
     elif word == "stamped":
         facts = {"databases": ",".join(_ahead(newest, state.now_us + clock.jump_us))}
-    # A machine that was off is no fault.
+    # A machine that was switched off is not an error.
     level = logging.WARNING if word == "absent" else logging.ERROR
     alarms.set(CLOCK, _TEXTS[word], level, **facts)
 
@@ -100,7 +100,7 @@ def _ahead(newest_us: Mapping[str, int], limit_us: int) -> list[str]:
 
 
 class ClockWatch:
-    """Looks at the clock of a broker every second; carries requests about it out, on the loop."""
+    """Checks the clock of a broker every second, and executes requests about it, on the loop."""
 
     def __init__(self, store: Store, broker: Broker, clock: Clock) -> None:
         self._store = store
@@ -108,7 +108,8 @@ class ClockWatch:
         self._clock = clock
         self._noted_at = clock.monotonic()
         self._returning: asyncio.Task[None] | None = None
-        # Lets sessions and groups that are away have left by now; there are none without it.
+        # Corrects sessions and groups whose times are in the future (`Control.come_back`). None
+        # without durable sessions.
         self.come_back: Callable[[], Awaitable[int]] | None = None
         self.deeds = {
             "clock-status": self.status,
@@ -117,11 +118,11 @@ class ClockWatch:
         }
 
     async def look(self) -> None:
-        """Tell of the clock, and keep in mind now and then where it stands."""
+        """Update the alarm, and save the time of the clock once a minute."""
         clock = self._clock
         if not isinstance(clock, GuardedClock):
             return
-        # Of a store that is being closed nothing is known, and the alarm stays as it is.
+        # A store that is being closed reports no times, and the alarm stays unchanged.
         with suppress(ClosedError):
             watch_clock(self._broker.alarms, clock, self._store.newest_us())
         if clock.went_back and (self._returning is None or self._returning.done()):
@@ -130,17 +131,17 @@ class ClockWatch:
             await self._note()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the correction of stored times, if it is running."""
         if self._returning is not None:
             self._returning.cancel()
 
     async def status(self, _: Mapping[str, Any]) -> dict[str, object]:
-        """Return what is believed of the clock."""
+        """Return the state of the clock."""
         clock = self._guarded()
         return clock_document(clock.state(), self._store.newest_us(), clock.jump_us)
 
     async def confirm(self, request: Mapping[str, Any]) -> dict[str, object]:
-        """Believe the clock of the machine from now on; return what is believed then."""
+        """Trust the clock of the machine from now on; return the new state."""
         clock = self._guarded()
         before = clock.state()
         clock.confirm()
@@ -156,7 +157,7 @@ class ClockWatch:
         return await self.status(request)
 
     async def reset(self, request: Mapping[str, Any]) -> int:
-        """Stamp the rows of a database by the clock again; return in how many shards."""
+        """Use the time of the clock for new rows of a database; return the number of shards."""
         clock = self._guarded()
         name = str(request["database"])
         refuse_held(clock.state())
@@ -166,7 +167,7 @@ class ClockWatch:
         return shards
 
     async def _return(self, clock: GuardedClock) -> None:
-        """Let nothing that is kept have come later than now; what fails is done again."""
+        """Correct stored times that are in the future; after a failure it is tried again."""
         try:
             away = await self.come_back() if self.come_back is not None else 0
             retained = await self._come_again()
@@ -202,7 +203,7 @@ class ClockWatch:
 
 
 def refuse_held(state: ClockState) -> None:
-    """Raise UsageError where times cannot begin anew, for the clock is not believed."""
+    """Check that the clock is trusted, so that rows can use its time. Raises: UsageError."""
     if state.is_held:
         raise UsageError(
             "the clock is not believed so far, so that rows cannot be stamped by it; "

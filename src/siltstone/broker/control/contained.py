@@ -1,5 +1,7 @@
-"""Coroutines of a task that runs as long as the broker: a mistake of ours ends one of them, and not
-the task, with which the broker would end.
+"""Containment of internal errors in coroutines.
+
+An error ends the coroutine, not its task. The tasks run as long as the broker, and the end of one
+would end the broker.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from siltstone.guard import contain_with
 
 
 async def contain_async(act: Callable[[], Awaitable[object]]) -> None:
-    """Await something; if it raises, log that with its trace. That the caller is cancelled passes
-    through.
+    """Await the result of `act`; if it raises, log the exception with its traceback.
+
+    Cancellation of the caller passes through.
     """
     [outcome] = await asyncio.gather(_do(act), return_exceptions=True)
     if isinstance(outcome, Exception):

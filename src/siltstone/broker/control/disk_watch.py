@@ -1,7 +1,7 @@
-"""What is left of the disk, and who must stop: publishers first, then those with new sessions.
+"""The free space of the disk: when it runs low, publishes are refused, then new durable sessions.
 
-Sessions that return, acknowledgements and deletes always have room: `commits` has what publishers
-must leave free, and a reserve of its own.
+Returning sessions, acknowledgements and deletes always have room: `commits` can use the space that
+publishers must leave free, and it has a reserve of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ SCARCE: Final = "the disk is full: publishes and new durable sessions are refuse
 
 
 def retained_free_bytes(keep_free_bytes: int) -> int:
-    """Return what the log of retained messages leaves free: less than messages do, for it takes
-    back what they were refused.
+    """Return the bytes that the log of retained messages leaves free.
+
+    This is less than for messages, because the log must be able to undo the changes of messages
+    that were refused.
     """
     return keep_free_bytes * 3 // 4
 
 
 class DiskWatch:
-    """Looks at the disk now and then, and raises the alarm."""
+    """Checks the free space of the disk, and sets the alarm."""
 
     def __init__(
         self, alarms: Alarms, free_bytes: Callable[[], int], *, keep_free_bytes: int
@@ -33,14 +35,14 @@ class DiskWatch:
         self._keep_free_bytes = keep_free_bytes
 
     def look(self) -> None:
-        """Ask the disk how much is left."""
+        """Read the free space, and update the alarm."""
         try:
             free = self._free_bytes()
         except SiltstoneError:
-            # The store itself will tell of a disk that does not answer.
+            # The store itself reports a disk that does not answer.
             return
         is_scarce = free < self._keep_free_bytes // 2
-        # The alarm is not over before there is room for more than the next message.
+        # The alarm is cleared only with some space above the limit, so that it does not flap.
         was_quiet = self._alarms.text(DISK) == QUIET
         enough = self._keep_free_bytes if was_quiet else self._keep_free_bytes * 9 // 8
         text = SCARCE if is_scarce else DISK_LOW if free < enough else QUIET

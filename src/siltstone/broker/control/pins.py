@@ -1,8 +1,9 @@
-"""What keeps rows from being reclaimed for a while: a backup that copies them, a session that is
-moved back to them.
+"""Pins, which keep rows from being reclaimed for a while.
 
-Invariant: once `settled` has returned to whoever took a pin, no slab is reclaimed until the pin is
-let go of. A drop that had begun before is done by then.
+A backup takes a pin while it copies rows, and a request that moves a session back to earlier rows.
+
+Invariant: after a caller took a pin and `settled` returned, no slab is reclaimed until the pin is
+released. A drop that had begun before is done by then.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from threading import Event, Lock
 
 
 class Pins:
-    """Counts those that need all rows as they are. Taken and let go of on the loop; any thread may
-    ask.
-    """
+    """Counts the pins. They are taken and released on the loop; any thread may call `is_free`."""
 
     def __init__(self) -> None:
-        # Held for moments only, never while the disk is waited for.
+        # Held for a short time only, never during I/O.
         self._lock = Lock()
         self._count = 0
-        # How often one was taken.
+        # How many pins were taken since the start.
         self.taken = 0
         # Set while no slab is being dropped.
         self._is_quiet = Event()
         self._is_quiet.set()
 
     def take(self) -> Callable[[], None]:
-        """Let no drop begin from now on; return what lets go, once. One that has begun goes on:
-        await `settled` before rows are looked at.
+        """Take a pin, so that no new drop begins; return the function that releases it.
+
+        A drop that has begun continues: await `settled` before you read rows. Only the first call
+        of the returned function counts.
         """
         with self._lock:
             self._count += 1
@@ -47,19 +48,20 @@ class Pins:
         return release
 
     async def settled(self) -> None:
-        """Return when no drop is under way that had begun before a pin was taken."""
+        """Wait until no drop is under way that began before the pin was taken."""
         if not self._is_quiet.is_set():
             await asyncio.get_running_loop().run_in_executor(None, self._is_quiet.wait)
 
     def is_free(self, taken: int) -> bool:
-        """Tell whether none is held, and none was taken since there were so many."""
+        """Return whether no pin is held, and none was taken since `self.taken` had this value."""
         with self._lock:
             return self._count == 0 and self.taken == taken
 
     @contextmanager
     def dropping(self, taken: int) -> Iterator[bool]:
-        """Tell whether a slab may be dropped, as `is_free` does, and let those who take a pin
-        meanwhile know when that is done. One thread at a time.
+        """Yield whether a slab may be dropped, by the rule of `is_free`.
+
+        Until the block ends, `settled` waits. One thread at a time may use it.
         """
         with self._lock:
             may_drop = self._count == 0 and self.taken == taken

@@ -1,18 +1,19 @@
-"""Gives back the space of what was delivered: a sealed slab is dropped as soon as no durable
-session and no share group needs a row of it, where the database says so (`reclaim`).
+"""Reclaims the space of delivered rows, if the setting `reclaim` of the database asks for it.
 
-A pass over all sessions and groups finds the floor of each shard: the first row that is needed. It
-begins with the rows that are announced and lowers the floor by each of them:
+A sealed slab is dropped as soon as no durable session and no share group needs a row of it. A pass
+over all sessions and groups finds the floor of each shard: the first row that is needed. The floor
+starts at the end of the rows that could be dropped. Each of these lowers it:
 
-- a session that is being created, by where it will begin;
-- a session that reads rows, by what it has not acknowledged; a group in memory likewise;
-- any other session or group, by its saved state. Where that stands in the oldest slab, the slab is
-  read for what is still to be delivered: a session that is away may want nothing of it.
+- a session that is being created, to its start position;
+- a session that reads rows, to its first unacknowledged row; a group in memory likewise;
+- any other session or group, to its saved position. If this is in the oldest slab, the slab is read
+  to find the first row to deliver: a disconnected session may need no row of it.
 
-Invariant: a row that somebody needs now is at or above the floor of every later moment of the pass,
-for places only move on. What moves them back takes a pin, and then the pass drops nothing.
+Invariant: a row that is needed now is at or above the floor at every later moment of the pass,
+because positions only move forward. An operation that moves a position back takes a pin, and then
+the pass drops nothing.
 
-Everything here runs on the loop, but for what waits for the disk.
+Everything here runs on the loop, except the work that waits for the disk.
 """
 
 from __future__ import annotations
@@ -43,31 +44,31 @@ T = TypeVar("T")
 
 _LOG: Final = logging.getLogger("siltstone.store")
 _LOOK_SECONDS: Final = 1.0
-# The next look after one that has dropped something.
+# The delay after a pass that dropped or sealed a slab.
 _AGAIN_SECONDS: Final = 0.1
-# A shard to which no row comes for so long may be sealed before its generation is due.
+# A shard that gets no row for this long may be sealed before its generation is due.
 QUIET_SECONDS: Final = 5.0
-# So many sessions that are away are read for in one thread at a time.
+# Disconnected sessions that one call of a thread examines.
 _EXAMINED_TOGETHER: Final = 16
-# So many of them are remembered with what is known not to be for them.
+# Disconnected sessions for which the rows that they do not need are cached.
 _REMEMBERED_MAX: Final = 10_000
 
 
 class Shell(Protocol):
-    """What is needed of the loop."""
+    """The functions of the loop that are needed."""
 
     def now(self) -> float:
         """Return the loop's time."""
 
 
 class Holder(NamedTuple):
-    """What needs a row: a session by its client id, or a share group by its filter."""
+    """The holder of a row: a session by its client id, or a share group by its filter."""
 
     kind: str
     name: str
 
     def __str__(self) -> str:
-        """Return it as people read it."""
+        """Return the text for the operator."""
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
@@ -81,14 +82,14 @@ class _Pass:
 
     def __init__(self, floors: dict[int, int], oldest: dict[int, int], pinned: int) -> None:
         self.floors = floors
-        # Behind the oldest slab of each shard, which is dropped first.
+        # The end of the oldest slab of each shard, which is dropped first.
         self.oldest = oldest
         self.pinned = pinned
-        # Who set the floor of a shard.
+        # The holder that set the floor of a shard.
         self.holders: dict[int, Holder] = {}
 
     def lower(self, needed: Serials, holder: Holder) -> None:
-        """Take note of the first row of each shard that somebody needs."""
+        """Lower the floors to the first row of each shard that a holder needs."""
         for shard, serial in needed.items():
             if shard in self.floors and serial < self.floors[shard]:
                 self.floors[shard] = serial
@@ -96,12 +97,12 @@ class _Pass:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nothing can be dropped any more."""
+        """Whether no slab of any shard can be dropped."""
         return all(serial < self.oldest[shard] for shard, serial in self.floors.items())
 
 
 class Reclaimer:
-    """Looks for slabs that are delivered, for ever."""
+    """Finds and drops delivered slabs, periodically, as long as the broker runs."""
 
     def __init__(
         self,
@@ -122,14 +123,14 @@ class Reclaimer:
         self._timers = timers
         self._clock = clock
         self._source = durables.feeding.source
-        # Who needs a row of the oldest slab, and how many rows stand behind that one.
+        # The holder of a row in the oldest slab, and the number of rows from this one on.
         self.held_by: Holder | None = None
         self.held_rows = 0
-        # The ends of the shards, and since when they are there.
+        # The end of each shard, and since when it has not changed.
         self._ends: dict[int, tuple[int, float]] = {}
-        # Before these rows nothing is for a session that is away.
+        # For each disconnected session: it needs no rows before these serials.
         self._known: dict[str, dict[int, int]] = {}
-        # The time by which it was judged last what is expired.
+        # The time that decided last which messages are expired.
         self._judged_us = 0
         self._known_at = pins.taken
         self._trouble = ""
@@ -137,7 +138,7 @@ class Reclaimer:
         self._again(_LOOK_SECONDS)
 
     def values(self) -> dict[bytes, str]:
-        """Return what was reclaimed since the start, and what holds the rest, by topics."""
+        """Return the $SYS values: what was reclaimed since the start, and the current holder."""
         drops = self._database.drops
         return {
             b"store/reclaimed/messages": f"{drops.reclaimed_rows}",
@@ -147,7 +148,7 @@ class Reclaimer:
         }
 
     def _again(self, seconds: float) -> None:
-        # One look at a time, be it that a mistake came behind the call.
+        # Only one timer at a time, also if an internal error followed an earlier call.
         self._timers.cancel(self._timer)
         self._timer = self._timers.at(self._shell.now() + seconds, self._look)
 
@@ -164,7 +165,7 @@ class Reclaimer:
         self._ask(self._database.reclaimable, self._begin)
 
     def _begin(self, found: Reclaimable) -> None:
-        """Begin a pass where there is anything to drop or to seal."""
+        """Begin a pass, if there are slabs that could be dropped or sealed."""
         ends = self._durables.feeding.ends()
         floors: dict[int, int] = {}
         oldest: dict[int, int] = {}
@@ -190,7 +191,7 @@ class Reclaimer:
         self._weigh_former(search, partial(self._find, search, ""))
 
     def _weigh_former(self, search: _Pass, then: Act) -> None:
-        """Begin with the one that held the space before: while it does, nobody else is asked."""
+        """Check the previous holder first: while it holds the space, the pass can end early."""
         former = self.held_by
         if former is not None and former.kind == SESSION:
             self._weigh(search, [former.name], then)
@@ -207,7 +208,7 @@ class Reclaimer:
             return False
         return now - since >= QUIET_SECONDS
 
-    # Sessions, a page at a time.
+    # Sessions, page by page.
 
     def _find(self, search: _Pass, after: str) -> None:
         if search.is_hopeless:
@@ -227,7 +228,7 @@ class Reclaimer:
         self._weigh(search, page.client_ids, then)
 
     def _weigh(self, search: _Pass, client_ids: list[str], then: Act) -> None:
-        """Lower the floors by what these sessions need."""
+        """Lower the floors to the rows that these sessions need."""
         away: list[str] = []
         for client_id in client_ids:
             session = self._durables.sessions.get(client_id)
@@ -240,14 +241,14 @@ class Reclaimer:
         self._examine(search, away, then)
 
     def _examine(self, search: _Pass, client_ids: list[str], then: Act) -> None:
-        """Read for sessions by what is saved of them, some at a time."""
+        """Find the rows that disconnected sessions need from their saved states, some at a time."""
         some, rest = client_ids[:_EXAMINED_TOGETHER], client_ids[_EXAMINED_TOGETHER:]
         if not some or search.is_hopeless:
             then()
             return
         now_us = self._certain_us()
         if now_us < self._judged_us:
-            # Messages that had expired by a clock that was ahead are owed again.
+            # Messages that had expired only because the clock was ahead must be delivered again.
             self._known.clear()
         self._judged_us = now_us
         known = {client_id: self._known.get(client_id, {}) for client_id in some}
@@ -263,13 +264,13 @@ class Reclaimer:
         self._ask(partial(self._needs, known, dict(search.oldest), now_us), examined)
 
     def _certain_us(self) -> int:
-        """Return the time that has come for certain: a message is expired only by this."""
+        """Return the time that has certainly come; only this time expires messages."""
         return self._clock.now_us() - len(self._clock.held_us())
 
     def _needs(
         self, known: dict[str, dict[int, int]], ends: Serials, now_us: int
     ) -> dict[str, dict[int, int]]:
-        """Return the first row of each shard that sessions have still to get; in a thread."""
+        """Return the first row of each shard that sessions have not received; in a thread."""
         found: dict[str, dict[int, int]] = {}
         for client_id, starts in known.items():
             saved = self._durables.archive.peek(client_id)
@@ -281,7 +282,7 @@ class Reclaimer:
     # Share groups that are not in memory.
 
     def _weigh_groups(self, search: _Pass, only: list[str] | None, then: Act) -> None:
-        """Lower the floors by what these groups need, or all that are kept."""
+        """Lower the floors to the rows that these groups need; None means all saved groups."""
         live = {text for text, group in self._groups.groups.items() if group.is_open}
 
         def weighed(needs: dict[str, dict[int, int]]) -> None:
@@ -294,7 +295,7 @@ class Reclaimer:
     def _needs_of_groups(
         self, only: list[str] | None, live: set[str], ends: Serials
     ) -> dict[str, dict[int, int]]:
-        """Return the first row of each shard that groups have still to lend; in a thread."""
+        """Return the first row of each shard that groups have not delivered; in a thread."""
         archive = self._durables.archive
         found: dict[str, dict[int, int]] = {}
         for text in _kept_groups(archive) if only is None else only:
@@ -323,7 +324,10 @@ class Reclaimer:
         self.held_by, self.held_rows = holder, rows
 
     def _drop(self, search: _Pass) -> bool:
-        """Drop what nobody needs, and seal what may then be dropped; in a thread."""
+        """Drop slabs without needed rows, and seal those that can be dropped next; in a thread.
+
+        Return whether a slab was dropped or sealed.
+        """
         floors = search.floors
         dropped = self._database.reclaim(floors, partial(self._pins.dropping, search.pinned))
         return self._database.seal_delivered(floors) or bool(dropped)
@@ -333,7 +337,7 @@ class Reclaimer:
         self._again(_AGAIN_SECONDS if has_moved else _LOOK_SECONDS)
 
     def _ask(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what waits for the disk in a thread, then go on; or try again later."""
+        """Run `work`, which waits for the disk, in a thread, then `then`; on errors retry later."""
 
         def answered(answer: T | SiltstoneError) -> None:
             if isinstance(answer, SiltstoneError):
@@ -344,7 +348,7 @@ class Reclaimer:
         self._durables.ask(work, answered)
 
     def _fail(self, error: SiltstoneError) -> None:
-        # People hear of it once.
+        # The same error is logged once.
         if str(error) != self._trouble:
             self._trouble = str(error)
             log(
@@ -366,7 +370,7 @@ def _kept_groups(archive: SessionArchive) -> Iterator[str]:
 
 
 def _at_least(first: dict[int, int], ends: Serials, position: Serials) -> dict[int, int]:
-    """Return what is needed; behind the rows that were looked through, from the position on."""
+    """Return the needed rows; beyond the rows that were read, use the saved position."""
     return {
         shard: max(serial, position.get(shard, 0)) if serial >= ends[shard] else serial
         for shard, serial in first.items()

@@ -1,4 +1,4 @@
-"""What a start found in a database, told in the log."""
+"""Log messages about the recovery of a database."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _NAMES_MAX: Final = 10
 
 
 def tell_recovered(database: Database) -> None:
-    """Log what was mended after a crash, and the files that are not the store's own; also of the
-    shards that are opened later.
+    """Log the repairs after a crash, and the files that do not belong to the store.
+
+    Shards that are opened later are included.
     """
     database.when_recovered(partial(_tell, database.name))
 

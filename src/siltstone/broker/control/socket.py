@@ -1,7 +1,7 @@
-"""What a broker does for people who run it: over a socket in its data directory, for its own user.
+"""The control socket of a broker, in its data directory, for requests of operators.
 
-A request is a line of JSON, `{"do": name, …}`; the answer is one too, `{"ok": …}` or `{"error":
-text}`. The socket can be used by whoever may write the directory, and nobody else.
+A request is one line of JSON, `{"do": name, …}`. The answer is one line too, `{"ok": …}` or
+`{"error": text}`. Only the user of the broker (and root) can use the socket: its mode is 0600.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTROL: Final = "control.sock"
 _MODE: Final = 0o600
 _LINE_MAX: Final = 1 << 20
 _SAVE_SECONDS: Final = 30.0
-# How long a request waits for those before it.
+# How long a request waits for its turn.
 _TURN_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("siltstone.control")
 
@@ -44,8 +44,11 @@ T = TypeVar("T")
 
 
 class Visit:
-    """One connection to the socket. While it holds the broker, clients are not read; it lets go
-    when it ends, and after some seconds. While it has a pin, no delivered rows are reclaimed.
+    """One connection to the socket.
+
+    While it holds the broker, the broker does not read from clients. The hold ends with the
+    connection, or after `STANDSTILL_SECONDS`. While the connection has a pin, no delivered rows are
+    reclaimed.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -55,7 +58,7 @@ class Visit:
         self._timer: asyncio.TimerHandle | None = None
 
     async def hold(self) -> bool:
-        """Let the broker stand still; tell whether it does."""
+        """Stop the broker from reading; return whether everything published so far is stored."""
         self.release()
         self._standstill = standstill = Standstill(self._broker)
         is_still = await standstill.reach()
@@ -63,7 +66,7 @@ class Visit:
         return is_still
 
     async def pin(self) -> bool:
-        """Keep all rows until the visit ends, also those that are delivered meanwhile."""
+        """Keep all rows until the connection ends, including those that are delivered meanwhile."""
         if self._unpin is None:
             self._unpin = self._broker.pins.take()
         await self._broker.pins.settled()
@@ -71,17 +74,17 @@ class Visit:
 
     @property
     def has_pin(self) -> bool:
-        """Whether rows are kept for it."""
+        """Whether the connection has a pin."""
         return self._unpin is not None
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Release the hold and the pin."""
         self.release()
         if self._unpin is not None:
             self._unpin()
 
     def release(self) -> bool:
-        """Let the broker go on; tell whether it stood still until now."""
+        """End the hold; return whether nothing was stored during it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -90,18 +93,18 @@ class Visit:
 
 
 class ControlOperations:
-    """Answers requests, each by the deed of its name."""
+    """Answers requests; each calls the function of its name."""
 
     def __init__(self, broker: Broker, deeds: Mapping[str, Deed]) -> None:
         self._broker = broker
         self._deeds = deeds
 
     def visit(self) -> Visit:
-        """Begin to answer on one connection."""
+        """Return the state of a new connection."""
         return Visit(self._broker)
 
     async def answer(self, line: bytes, visit: Visit | None = None) -> bytes:
-        """Carry a request out; return the answer."""
+        """Execute a request; return the answer."""
         try:
             request = json.loads(line)
             if visit is not None and request == {"do": "hold"}:
@@ -124,13 +127,13 @@ class ControlOperations:
         except (UsageError, ValueError) as exc:
             result = {"error": str(exc)}
         except SiltstoneError as exc:
-            # The request was right: it may be asked again.
+            # The request was valid: the command may send it again.
             result = {"error": str(exc), "failed": True}
         return _encoded(result)
 
 
 class Control:
-    """Carries requests about sessions and share groups out, on the loop."""
+    """Executes requests about sessions and share groups, on the loop."""
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class Control:
         }
 
     async def _kick(self, request: Mapping[str, Any]) -> bool:
-        """End the connection of a client; tell whether there was one."""
+        """End the connection of a client; return whether there was one."""
         return self._end(str(request["client_id"]))
 
     def _end(self, client_id: str) -> bool:
@@ -166,7 +169,7 @@ class Control:
         return client is not None
 
     async def _drop(self, request: Mapping[str, Any]) -> bool:
-        """End a session for good; tell whether there was one."""
+        """Delete a session; return whether there was one."""
         client_id = str(request["client_id"])
         is_connected = self._end(client_id)
         async with self._turn(client_id):
@@ -176,7 +179,7 @@ class Control:
             if owned is None:
                 return is_connected
             if owned.state.will is not None:
-                # [MQTT-3.1.3-9]: with its session ends the delay of its will.
+                # [MQTT-3.1.3-9]: the will is published when the session ends.
                 told: asyncio.Future[Exception | None] = _future()
                 self._broker.due_wills.publish_last(owned, owned.state.will, told.set_result)
                 await told
@@ -188,7 +191,7 @@ class Control:
         return True
 
     async def _move(self, request: Mapping[str, Any]) -> bool:
-        """Move a session in time; its client, if it is connected, must connect again."""
+        """Move a session to another position; a connected client is disconnected."""
         client_id = str(request["client_id"])
         place = _place_of(request)
         self._end(client_id)
@@ -205,7 +208,7 @@ class Control:
         return True
 
     async def _move_group(self, request: Mapping[str, Any]) -> bool:
-        """Move a share group in time; its members go on from there."""
+        """Move a share group to another position; its members continue there."""
         text = str(request["group"])
         name, topic_filter = group_parts(text)
         place = _place_of(request)
@@ -229,7 +232,7 @@ class Control:
         return True
 
     async def _drop_group(self, request: Mapping[str, Any]) -> bool:
-        """End a share group that has no members; tell whether there was one."""
+        """Delete a share group without connected members; return whether there was one."""
         text = str(request["group"])
         name, topic_filter = group_parts(text)
         async with self._turn(text):
@@ -243,7 +246,7 @@ class Control:
         return owned is not None
 
     async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
-        """Return the share groups that have members."""
+        """Return the share groups with connected members."""
         return [
             {
                 "group": group.text,
@@ -255,8 +258,9 @@ class Control:
         ]
 
     async def come_back(self) -> int:
-        """Let no session or group that is away have left later than now, for the clock was ahead
-        then; return how many had.
+        """Correct saved sessions and groups whose last use is in the future; return their number.
+
+        The clock was ahead when they were saved. Their expiry counts from now.
         """
         now_us, archive = self._broker.clock.now_us(), self._durables.archive
         count, after = 0, ""
@@ -297,7 +301,7 @@ class Control:
             return True
 
     async def _take(self, client_id: str) -> OwnedSession | None:
-        """Take a session that is away; it is its turn."""
+        """Load a disconnected session. The caller has its turn."""
         future: asyncio.Future[OwnedSession | SiltstoneError | None] = _future()
         self._durables.find(client_id, future.set_result)
         found = await future
@@ -306,14 +310,15 @@ class Control:
         return found
 
     async def _take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
-        """Take a group that has no members; it is its turn."""
+        """Load a group without members. The caller has its turn."""
         archive = self._durables.archive
         return await self._in_thread(lambda: archive.take_group(name, topic_filter))
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
-        """Have a turn, whatever becomes of it. Raises: RetryError where those before it last too
-        long.
+        """Wait for the turn of a session or group, and end the turn after the block.
+
+        Raises: RetryError if earlier turns take too long.
         """
         turns = self._durables.turns
         begun: asyncio.Future[None] = _future()
@@ -333,7 +338,7 @@ class Control:
 
     @asynccontextmanager
     async def _pinned(self) -> AsyncIterator[None]:
-        """Keep all rows meanwhile: somebody is about to need earlier ones."""
+        """Keep all rows during the block: a session or group is about to need earlier ones."""
         release = self._broker.pins.take()
         try:
             await self._broker.pins.settled()
@@ -359,18 +364,18 @@ def _place_of(request: Mapping[str, Any]) -> Place:
 async def serve_control(
     fs: PosixFileSystem, data: PurePath, control: ControlOperations, idle_timeout: float
 ) -> asyncio.Server | None:
-    """Listen in the data directory; None where its name is too long for a socket.
+    """Listen in the data directory; None if that fails, for example because its path is too long.
 
-    A connection that asks nothing for `idle_timeout` seconds is closed.
+    A connection without a request for `idle_timeout` seconds is closed, unless it has a pin.
     """
     path = data / CONTROL
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Whoever listened there is gone: the directory is locked, and ours.
+        # This process has the lock of the directory, so no other process uses the old socket.
         with suppress(NotFoundError):
             fs.remove(path)
         sock.bind(str(path))
-        # Nobody can connect before listen, so nobody gets in by the mode that bind gave it.
+        # No client can connect before listen(), so the mode that bind() gave the file is harmless.
         fs.set_mode(path, _MODE)
         sock.listen()
     except (SiltstoneError, OSError) as exc:
@@ -392,14 +397,14 @@ async def _serve(
 ) -> None:
     visit = control.visit()
     try:
-        # A backup that has pinned the rows asks nothing more until it is written.
+        # A backup that has a pin sends no further request until it is written.
         while line := await asyncio.wait_for(
             reader.readline(), None if visit.has_pin else idle_timeout
         ):
             writer.write(await control.answer(line, visit))
             await asyncio.wait_for(writer.drain(), idle_timeout)
     except (ConnectionError, ValueError, TimeoutError):
-        # It has gone, its line has no end, or it says nothing.
+        # The peer disconnected, sent a line that is too long, or was idle.
         pass
     finally:
         visit.end()

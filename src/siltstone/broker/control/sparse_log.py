@@ -1,4 +1,4 @@
-"""Events that clients can cause at any rate, told at most once in a while."""
+"""A rate limit for log events that clients can cause at any rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from siltstone.logs import log
 
 
 class SparseLog:
-    """Logs one event of those that come in so many seconds, and says how many it left out."""
+    """Logs at most one event per `seconds`, with the number of events that it left out."""
 
     def __init__(
         self, logger: logging.Logger, now: Callable[[], float], seconds: float = 1.0
@@ -21,7 +21,7 @@ class SparseLog:
         self._unlogged = 0
 
     def tell(self, level: int, event: str, **facts: object) -> None:
-        """Log an event, unless another one was logged just now."""
+        """Log an event, or only count it if another one was logged within `seconds`."""
         now = self._now()
         if now < self._quiet_until:
             self._unlogged += 1

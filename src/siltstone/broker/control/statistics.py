@@ -1,10 +1,10 @@
-"""What the broker counts, for $SYS topics and people."""
+"""The counters of the broker, for the $SYS topics."""
 
 from __future__ import annotations
 
 
 class Statistics:
-    """Counters since the start; whoever does a thing counts it, a batch at a time."""
+    """Counters since the start; each component updates its own, once per batch."""
 
     __slots__ = (
         "bytes_received",

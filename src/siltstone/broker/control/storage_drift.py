@@ -1,5 +1,6 @@
-"""What `[storage]` and `[topiclog]` ask of a database that exists already, and keeps its own
-settings.
+"""Warnings about settings in `[storage]` and `[topiclog]` that an existing database ignores.
+
+A database keeps the settings with which it was created.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LOG: Final = logging.getLogger("siltstone.server")
 
 
 def drift(section: Storage | TopicLogSettings, settings: DatabaseSettings) -> dict[str, Any]:
-    """Return what a section says otherwise than the database; only what somebody has set."""
+    """Return the settings of a section that differ from the database; defaults are left out."""
     wanted = section.database_settings()
     said = section.model_fields_set - OF_THE_BROKER
     if isinstance(section, TopicLogSettings):
@@ -31,13 +32,13 @@ def drift(section: Storage | TopicLogSettings, settings: DatabaseSettings) -> di
 
 
 def command_for(changes: dict[str, Any], database: str, data: str) -> str:
-    """Return the command that makes a database as the settings want it."""
+    """Return the command that changes a database to these settings."""
     assignments = [f"{name}={_text(value)}" for name, value in changes.items()]
     return shlex.join(["siltstone", "db", "set", database, *assignments, "--data", data])
 
 
 def tell_drift(section: Storage | TopicLogSettings, database: Database, data: str) -> None:
-    """Warn of settings that do nothing, for the database has its own."""
+    """Log a warning about settings that have no effect, because the database has its own."""
     title = "[storage]" if isinstance(section, Storage) else "[topiclog]"
     changes = drift(section, database.settings)
     fixed = {name: changes.pop(name) for name in sorted(FIXED & changes.keys())}

@@ -1,7 +1,7 @@
-"""What the broker tells of itself, under the topics that Mosquitto's users know.
+"""The state of the broker, published under the $SYS topics that Mosquitto uses.
 
-Values are retained, live in RAM only, and go to whoever subscribed, at the interval that the
-settings say. A value that has not changed is not sent again.
+Values are retained in RAM only, and are sent to subscribers at the interval of the settings. A
+value that has not changed is not sent again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Load:
         self.averages = [0.0, 0.0, 0.0]
 
     def update(self, total: int, seconds: float) -> None:
-        """Take the total of now, so many seconds after the last one."""
+        """Update the averages with the current total, `seconds` after the previous one."""
         rate = (total - self._before) * 60.0 / seconds
         self._before = total
         for index, (minutes, _) in enumerate(_MINUTES):
@@ -58,17 +58,17 @@ class SysTopics:
         }
 
     async def run(self) -> None:
-        """Publish at intervals, for ever."""
+        """Publish at intervals until cancelled; return at once if `sys_interval` is 0."""
         interval = self._broker.settings.sys_interval
         if interval == 0:
             return
         while True:
-            # What cannot be told now is told the next time; the broker goes on.
+            # After an error, the values are published the next time, and the broker continues.
             contain_with(self.publish, interval)
             await asyncio.sleep(interval)
 
     def publish(self, seconds: float) -> None:
-        """Publish what has changed in the last seconds."""
+        """Publish the values that have changed since the last call, `seconds` ago."""
         batch = PublishBatch()
         for name, value in self.values(seconds).items():
             topic = _PREFIX + name

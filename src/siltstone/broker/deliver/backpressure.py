@@ -1,7 +1,8 @@
-"""Backpressure: a client that publishes faster than others can take it is read more slowly.
+"""Backpressure: the broker slows down a client that publishes faster than others can receive.
 
-The broker stops reading while too much waits for the disk, for a moment while a subscriber is far
-behind, and for as long as the rate limit asks. Each stop has its own end.
+The broker stops reading from the client while too many bytes wait for the disk, for a short time
+while a subscriber is far behind, and for as long as the rate limit requires. Each stop ends
+independently of the others.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from siltstone.broker.listen.outlet import Owner
 from siltstone.broker.publish.rate import Rate
 from siltstone.session.sending.outbox import Outbox
 
-# So many messages in one read are bulk, which waits at most so long for a subscriber.
+# A read with this many messages is bulk. Its client waits at most this long for a subscriber.
 _BULK: Final = 256
 _PACE_SECONDS: Final = 0.1
 
 
 class Backpressure:
-    """How fast one connection is read."""
+    """Controls how fast the broker reads from one connection."""
 
     def __init__(self, broker: Broker, owner: Owner) -> None:
         self._broker = broker
@@ -27,7 +28,7 @@ class Backpressure:
         self._rate = Rate(broker.limits.publish_rate_max)
 
     def hold_back(self, count: int) -> None:
-        """Read on only when others can take more, after so many messages."""
+        """Stop reading after `count` messages, if the store or a subscriber cannot keep up."""
         broker = self._broker
         if broker.bridge.is_full:
             self._owner.stop()
@@ -41,10 +42,10 @@ class Backpressure:
             self._slow_down(count)
 
     def _wait_for(self, behind: Outbox) -> None:
-        """Let a subscriber that is far behind catch up, for a moment, before reading more.
+        """Stop reading for a short time, so that a subscriber that is far behind can catch up.
 
-        Only a client that publishes in bulk is made to wait, and never long: it goes on at a pace,
-        and no other publisher notices.
+        Only a client that publishes in bulk waits, and at most `_PACE_SECONDS`. It continues at a
+        slower rate, and other publishers are not affected.
         """
         now = self._broker.shell.now()
         if behind.is_stuck(now):

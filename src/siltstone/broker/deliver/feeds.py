@@ -1,7 +1,7 @@
-"""The store's rows on the loop: one hub for all durable sessions and share groups.
+"""Rows of the store on the loop: one hub for all durable sessions and share groups.
 
-What shards commit is announced here from their threads; what must be read is read in others; who
-gets which rows is decided and done on the loop.
+Shards announce committed rows from their threads. Other threads read rows from the disk. The loop
+decides which consumer gets which rows, and delivers them.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ Act = Callable[[], None]
 
 
 class Shell(Protocol):
-    """What feeding needs of the loop."""
+    """The functions of the loop that feeds need."""
 
     def now(self) -> float:
         """Return the loop's time."""
 
     def soon_from_thread(self, act: Act) -> None:
-        """Run something on the loop, called from any thread."""
+        """Run `act` on the loop; may be called from any thread."""
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        """Do work that waits for the disk in a thread, then something on the loop."""
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
 
 
 class Consumer(Protocol):
-    """Who takes the rows of a feed."""
+    """A receiver of the rows of a feed: a durable session or a share group."""
 
     feed: Feed | None
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
-        """Take some rows of a batch, all of them for None."""
+        """Receive some rows of a batch; None means all of them."""
 
     def freed(self) -> int:
-        """Return how many more rows it could take, if that is worth telling; else 0."""
+        """Return how many more rows it can receive; 0 if the number is too small to report."""
 
     def lost(self, serials: int) -> None:
-        """Hear that so many serials were dropped from the store before they came by."""
+        """Handle the loss of rows: the store dropped this many serials before they were read."""
 
     def broken(self, error: Exception) -> None:
-        """Hear that the rows cannot be read."""
+        """Handle an error: the rows cannot be read."""
 
 
 class SessionFeeds:
-    """The hub of a broker."""
+    """The feed hub of a broker."""
 
     def __init__(self, source: Source, shell: Shell, clock: Clock) -> None:
         self._shell = shell
@@ -65,11 +65,11 @@ class SessionFeeds:
         self.hub = FeedHub(source, self._deliver, self._read, FeedSettings())
 
     def ends(self) -> dict[int, int]:
-        """Return for each shard the row behind the last that was announced."""
+        """Return for each shard the serial after the last announced row."""
         return dict(enumerate(self.hub.ends))
 
     def announce_from_thread(self, batch: FeedBatch) -> None:
-        """Take what a shard has committed, on its thread."""
+        """Announce rows that a shard has committed; called on the thread of the shard."""
         self._shell.soon_from_thread(partial(self.hub.announce, batch))
 
     def begin(
@@ -79,18 +79,19 @@ class SessionFeeds:
         position: Mapping[int, int],
         credit: int,
     ) -> None:
-        """Let rows come by from a place on, so many before more are asked for."""
+        """Start the feed of a consumer at a position, with credit for a number of rows."""
         consumer.feed = self.hub.add(filters, FeedPosition(position), credit, consumer)
 
     def end(self, consumer: Consumer) -> None:
-        """Let no more rows come by."""
+        """End the feed of a consumer."""
         if consumer.feed is not None:
             self.hub.remove(consumer.feed)
-            # The two refer to each other, and the consumer still asks how far its feed has come.
+            # Break the reference cycle. The consumer keeps its feed, because it still needs the
+            # position of the feed.
             consumer.feed.tag = None
 
     def replenish(self, consumer: Consumer) -> None:
-        """Let more rows come by where there is room for them."""
+        """Give the feed of a consumer more credit, if the consumer has room."""
         if consumer.feed is not None:
             freed = consumer.freed()
             if freed:
@@ -132,8 +133,9 @@ class SessionFeeds:
     def _take_back(
         self, consumer: Consumer, feed: Feed, batch: FeedBatch, rows: list[int] | None
     ) -> None:
-        """End a feed whose consumer could not take its rows for a mistake of ours: they come by
-        again when it begins anew.
+        """End a feed whose consumer raised an internal error when it received rows.
+
+        The feed is set back to the first of these rows, so they come again when it restarts.
         """
         self.hub.remove(feed)
         feed.places[batch.shard] = batch.serials[rows[0] if rows else 0]
@@ -145,5 +147,5 @@ class SessionFeeds:
 
 
 def _consumer_of(feed: Feed) -> Consumer | None:
-    """Return who takes the rows of a feed; None where that has ended."""
+    """Return the consumer of a feed; None if it has ended."""
     return cast("Consumer | None", feed.tag)

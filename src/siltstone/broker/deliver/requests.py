@@ -1,5 +1,7 @@
-"""SUBSCRIBE and UNSUBSCRIBE of one connection: answered when they are kept, and then the retained
-messages, as fast as the client takes them.
+"""SUBSCRIBE and UNSUBSCRIBE of one connection.
+
+They are answered when the subscriptions are saved. Then the retained messages follow, as fast as
+the client receives them.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from siltstone.session.subscribed import Subscribed
 
 
 class Owner(Protocol):
-    """The client that asks."""
+    """The client that sends the requests."""
 
     ended: bool
 
     def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
+        """Send the client the reason, and close."""
 
     def take_more(self) -> None:
-        """Go on with the packets behind the one that was long."""
+        """Continue with the packets after a request that took several turns."""
 
 
 class Requests:
-    """What one client wants to receive."""
+    """The subscriptions of one client, and the messages that they request."""
 
     def __init__(
         self,
@@ -58,12 +60,13 @@ class Requests:
         self._is_bridge = is_bridge
         self._replays: deque[Replay] = deque()
         self._is_refilling = False
-        # Whether the filters of a packet are not all taken yet.
+        # Whether some filters of a packet are not processed yet.
         self.is_busy = False
 
     def restore(self, then: Callable[[], None]) -> None:
-        """Route the subscriptions of earlier connections, then go on; with very many of them that
-        is in a later turn.
+        """Route the subscriptions of earlier connections, then call `then`.
+
+        With very many subscriptions, `then` is called in a later turn.
         """
         durable = self._session.durable
         if durable is None:
@@ -80,16 +83,16 @@ class Requests:
             then()
 
     def _later(self, following: Callable[[], None]) -> None:
-        """Go on in a later turn. A mistake there ends the connection, which would wait for ever."""
+        """Continue in a later turn; an error ends the connection, which would wait forever."""
         self._broker.shell.soon(self._contained(following))
 
     def _contained(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Return a callback that ends the connection where it raises: nobody else answers."""
+        """Return a callback that ends the connection if `act` raises: no answer would follow."""
         failed = partial(self._owner.end, Reason.UNSPECIFIED_ERROR, "internal error")
         return partial(contain, act, failed)
 
     def begin(self, *, is_present: bool) -> None:
-        """Go on with what an earlier connection has left unsent."""
+        """Continue with the messages that an earlier connection left unsent."""
         durables = self._broker.durables
         session = self._session
         if session.durable is not None and durables is not None:
@@ -99,11 +102,11 @@ class Requests:
             self.refill()
 
     def end(self) -> None:
-        """Leave what is unsent to the next connection."""
+        """Leave the unsent retained messages to the next connection."""
         self._broker.subscriptions.put_off(self._session, self._replays)
 
     def subscribe(self, packet: Subscribe) -> None:
-        """Take SUBSCRIBE; `is_busy` where that goes on in later turns."""
+        """Process SUBSCRIBE; `is_busy` is set while it continues in later turns."""
         if self._is_bridge:
             packet = _bridged(packet)
         self._subscribe_slice(packet, 0, [], [])
@@ -111,7 +114,7 @@ class Requests:
     def _subscribe_slice(
         self, packet: Subscribe, start: int, reasons: list[Reason], replays: list[Replay]
     ) -> None:
-        """Take some filters; other clients have their turns in between."""
+        """Process some filters; other clients are served before the next ones."""
         if self._owner.ended:
             return
         subscriptions = packet.subscriptions
@@ -132,9 +135,9 @@ class Requests:
     def _keep_subscribed(
         self, packet_id: int, reasons: tuple[Reason, ...], replays: list[Replay]
     ) -> None:
-        """Answer when all is kept."""
+        """Answer when the subscriptions are saved."""
         if self._version is not Version.V5:
-            # The one failure that 3.1.1 knows.
+            # The only failure code of 3.1.1.
             reasons = tuple(
                 Reason.UNSPECIFIED_ERROR if reason >= ERROR else reason for reason in reasons
             )
@@ -150,14 +153,14 @@ class Requests:
 
     def _subscribed(self, answer: SubAck, replays: list[Replay]) -> None:
         self._answer(answer)
-        # A subscription that is made again begins anew.
+        # A repeated subscription sends its retained messages from the start.
         again = {replay.text for replay in replays}
         self._replays = deque(replay for replay in self._replays if replay.text not in again)
         self._replays.extend(replays)
         self.refill()
 
     def unsubscribe(self, packet: Unsubscribe) -> None:
-        """Take UNSUBSCRIBE; `is_busy` where that goes on in later turns."""
+        """Process UNSUBSCRIBE; `is_busy` is set while it continues in later turns."""
         self._unsubscribe_slice(packet, 0, [])
 
     def _unsubscribe_slice(self, packet: Unsubscribe, start: int, reasons: list[Reason]) -> None:
@@ -192,7 +195,7 @@ class Requests:
             return
         data = encode(self._version, packet)
         if 0 < self._packet_size_max < len(data):
-            # [MQTT-3.1.2-24]: it must not be sent, and the client waits for it.
+            # [MQTT-3.1.2-24]: the answer must not be sent, and the client would wait for it.
             self._owner.end(Reason.PACKET_TOO_LARGE)
         else:
             self._session.outbox.write(data)
@@ -220,7 +223,7 @@ class Requests:
 
     def _rights(self) -> Rights:
         broker = self._broker
-        # By way of the broker, for the files may be read again.
+        # Methods of the broker, not of Access: the files may be read again.
         return Rights(
             may_subscribe=partial(broker.may_subscribe, self._identity),
             may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
@@ -228,10 +231,10 @@ class Requests:
 
 
 def _bridged(packet: Subscribe) -> Subscribe:
-    """Return SUBSCRIBE with the options that a bridge of 3.1.1 has no bits for.
+    """Return SUBSCRIBE with the options that a bridge of 3.1.1 cannot encode.
 
-    Without them a topic that is bridged both ways would go round for ever, and nothing would be
-    retained on the other side.
+    Without them, messages of a topic that is bridged in both directions would circulate forever,
+    and no message would be retained on the other side.
     """
     subscriptions = [
         replace(each, no_local=each.filter.group is None, retain_as_published=True)

@@ -1,10 +1,10 @@
-"""Topics to the outboxes that want them: routes, remembered by topic, and batches sent along them.
+"""The router: sends batches to the outboxes of their subscribers, along cached routes.
 
-A route says for one topic which sessions get it, each once, and which share groups. Overlapping
-subscriptions of a session are one target with the highest QoS and all identifiers. Routes are found
-in the matcher when a topic is first met, and forgotten when a subscription changes that could
-matter to them, or when they take too much memory: a message costs one look-up, however many
-subscriptions there are.
+A route lists the sessions that get the messages of one topic, each once, and the share groups.
+Overlapping subscriptions of a session form one target with the highest QoS and all identifiers. The
+matcher finds the route of a topic at its first message. A route is dropped from the cache when a
+subscription changes that may affect it, or when the cache takes too much memory. A message
+therefore costs one look-up, however many subscriptions there are.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from siltstone.session.sending.delivery import NEVER
 from siltstone.session.sending.outbox import Outbox
 from siltstone.topic.matcher import Matcher
 
-# What remembered routes may take, and about what a route and each of its targets take.
+# The memory limit of cached routes, and estimates for a route and for each of its targets.
 _ROUTES_BYTES_MAX: Final = 128 * 1024 * 1024
 _ROUTE_BYTES: Final = 400
 _TARGET_BYTES: Final = 150
 
 
 class Target:
-    """How one session gets the messages of a topic."""
+    """How one session receives the messages of a topic."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
         self.qos = 0
         self.keeps_retain = False
         self.identifiers = b""
-        # Where a subscription said no-local, what the session gets of its own messages; None where
-        # that is nothing.
+        # Whether a subscription has the no-local option. If so, `own` is the target for messages
+        # that the session itself published, or None if it does not get them.
         self.no_local = False
         self.own: Target | None = None
 
     def add(self, subscriber: Subscriber) -> None:
-        """Join one more subscription of the session."""
+        """Add one more subscription of the session."""
         self.qos = max(self.qos, subscriber.qos)
         self.keeps_retain = self.keeps_retain or subscriber.keeps_retain
         # [MQTT-3.3.4-3]: the identifiers of all subscriptions that match.
@@ -46,7 +46,7 @@ class Target:
     def send(
         self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
     ) -> None:
-        """Offer a message as the subscriptions ask for it."""
+        """Offer a message with the options of the subscriptions."""
         offer_message(
             self.outbox,
             self.qos,
@@ -61,7 +61,7 @@ class Target:
 
 
 class Route:
-    """Who gets the messages of one topic."""
+    """The receivers of the messages of one topic."""
 
     def __init__(self) -> None:
         self.targets: list[Target] = []
@@ -69,7 +69,7 @@ class Route:
 
 
 class Router:
-    """All subscriptions, and the way from a message to them."""
+    """All subscriptions, and the delivery of messages to them."""
 
     def __init__(self, routes_bytes_max: int = _ROUTES_BYTES_MAX) -> None:
         self._routes_bytes_max = routes_bytes_max
@@ -83,19 +83,19 @@ class Router:
         return len(self._matcher)
 
     def subscribe(self, levels: tuple[bytes, ...], subscriber: Subscriber) -> None:
-        """Send what matches to an outbox, in place of its former subscription with this filter."""
+        """Send matching messages to an outbox; replace its earlier subscription of this filter."""
         self._matcher.put(levels, subscriber.outbox, subscriber)
         self._forget(levels)
 
     def unsubscribe(self, levels: tuple[bytes, ...], outbox: Outbox) -> None:
-        """Send no more for this filter."""
+        """Remove the subscription of an outbox to this filter."""
         self._matcher.remove(levels, outbox)
         self._forget(levels)
 
     def join(
         self, name: str, levels: tuple[bytes, ...], subscriber: Subscriber, strategy: str
     ) -> None:
-        """Make an outbox a member of the group of this name and filter."""
+        """Add an outbox to the share group of this name and filter."""
         key = (name, levels)
         group = self._groups.get(key)
         if group is None:
@@ -106,7 +106,7 @@ class Router:
         group.join(subscriber)
 
     def leave(self, name: str, levels: tuple[bytes, ...], outbox: Outbox) -> None:
-        """Take an outbox out of a group; the last one ends it."""
+        """Remove an outbox from a group; the group ends with its last member."""
         key = (name, levels)
         group = self._groups.get(key)
         if group is None:
@@ -118,12 +118,12 @@ class Router:
             self._forget(levels)
 
     def forget_routes(self) -> None:
-        """Find every route anew: what sessions may read has changed."""
+        """Drop all cached routes, for example because the rights of sessions changed."""
         self._routes = {}
         self._routes_bytes = 0
 
     def dispatch(self, batch: PublishBatch, source: Outbox | None, now: float) -> None:
-        """Send a batch along its routes. A session's own messages have it as their source."""
+        """Send a batch along its routes; `source` is the outbox of the publishing session."""
         if len(self._matcher) == 0:
             return
         extended = len(batch.properties) > 0
@@ -154,7 +154,7 @@ class Router:
                     member.send(topic, payload, flags, properties, expires_at)
 
     def _find(self, topic: bytes) -> Route:
-        """Ask the matcher, and remember."""
+        """Find the route of a topic with the matcher, and cache it."""
         route = Route()
         targets: dict[Outbox, Target] = {}
         for value in self._matcher.match(topic):
@@ -193,7 +193,7 @@ class Router:
         self._routes_bytes += size
 
     def _forget(self, levels: tuple[bytes, ...]) -> None:
-        """Forget the routes that a change under a filter could alter."""
+        """Drop the cached routes that a change of this filter may affect."""
         if b"+" in levels or levels[-1] == b"#":
             self.forget_routes()
             return
@@ -204,5 +204,5 @@ class Router:
 
 
 def _size(topic: bytes, route: Route) -> int:
-    """Return about how many bytes a remembered route takes."""
+    """Return the estimated size of a cached route, in bytes."""
     return _ROUTE_BYTES + len(topic) + _TARGET_BYTES * len(route.targets)

@@ -1,9 +1,9 @@
-"""Subscriptions, and share groups of them: each message of a group goes to one member (4.8.2).
+"""Subscriptions and share groups in memory: each message goes to one member of a group (4.8.2).
 
-A member that can take a message at once is preferred to one that would let it wait, and one that is
-connected to one that is away. Who is chosen among these is the strategy's: in turn, at random, the
-one with the least to do, or the same member for all messages of a publisher or topic, which may
-then wait for it, so that they stay in order.
+A member that can receive a message at once is preferred to a connected member with a queue, and
+this one to a disconnected member. Among equal members the strategy decides: in turn, at random, the
+member with the fewest messages under way, or always the same member for the messages of a publisher
+or of a topic. With the last two, messages wait for a busy member, so that they stay in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_LOADED: Final = "least-loaded"
 STICKY: Final = "sticky"
 STICKY_TOPIC: Final = "sticky-topic"
 
-# How well a member can take a message: at once, later, or when it is back.
+# When a member can receive a message: at once, later, or after it connects again.
 _CLEAR: Final = 3
 _BUSY: Final = 2
 _AWAY: Final = 1
@@ -42,9 +42,9 @@ class Subscriber:
         self.qos = qos
         self.no_local = no_local
         self.keeps_retain = keeps_retain
-        # The encoded property, or nothing.
+        # The encoded property, or empty.
         self.identifier = identifier
-        # Says whether the session may read a topic; None where it may read all.
+        # Returns whether the session may read a topic; None if it may read all topics.
         self.guard = guard
 
     def may_receive(self, topic: bytes) -> bool:
@@ -54,7 +54,7 @@ class Subscriber:
     def send(
         self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
     ) -> None:
-        """Offer a message as this subscription asks for it."""
+        """Offer a message with the options of this subscription."""
         offer_message(
             self.outbox,
             self.qos,
@@ -79,9 +79,9 @@ def offer_message(
     properties: bytes,
     expires_at: float,
 ) -> None:
-    """Offer a message with the QoS, retain flag and identifiers that subscriptions ask for."""
+    """Offer a message with the QoS, retain flag and identifiers of the subscriptions."""
     qos = flags & 3
-    # [MQTT-3.8.4-8]: the lower one of the message's and the subscription's.
+    # [MQTT-3.8.4-8]: the lower QoS of the message and the subscription.
     qos = min(qos, qos_max)
     # [MQTT-3.3.1-12], [MQTT-3.3.1-13].
     if keeps_retain:
@@ -101,7 +101,7 @@ class ShareGroup:
         self._turn = 0
 
     def join(self, subscriber: Subscriber) -> None:
-        """Add a member, or put its new subscription in place of its former one."""
+        """Add a member, or replace its earlier subscription."""
         for index, member in enumerate(self.members):
             if member.outbox is subscriber.outbox:
                 self.members[index] = subscriber
@@ -109,11 +109,11 @@ class ShareGroup:
         self.members.append(subscriber)
 
     def leave(self, outbox: Outbox) -> None:
-        """Take a member out."""
+        """Remove a member."""
         self.members = [member for member in self.members if member.outbox is not outbox]
 
     def choose(self, topic: bytes, source: Outbox | None) -> Subscriber | None:
-        """Return who gets the next message; None where nobody may read it."""
+        """Return the member that gets the next message; None if no member may read it."""
         count = len(self.members)
         start = self._start(topic, source, count)
         found: Subscriber | None = None
@@ -125,7 +125,7 @@ class ShareGroup:
                 continue
             found = member
             found_rank = rank
-            # In turn, the first that can take it at once is the one.
+            # The first member in turn that can receive the message at once gets it.
             if rank == _CLEAR and self.strategy != LEAST_LOADED:
                 break
         if self.strategy == LEAST_LOADED and found is not None:
@@ -149,8 +149,9 @@ class ShareGroup:
         return _CLEAR if is_sticky or outbox.is_clear() else _BUSY
 
     def _least_loaded(self, topic: bytes, rank: int) -> Subscriber | None:
-        """Return the member of this rank with the fewest messages under way, in turn among
-        equals.
+        """Return the member of this rank with the fewest messages under way.
+
+        Among equal members the first in turn is returned.
         """
         best: Subscriber | None = None
         count = len(self.members)

@@ -1,9 +1,9 @@
-"""SUBSCRIBE and UNSUBSCRIBE: what each filter is answered, and the retained messages that follow.
+"""SUBSCRIBE and UNSUBSCRIBE: the reason for each filter, and the retained messages that follow.
 
-Retained messages are sent as fast as the client takes them and none is queued: each is looked up
-when its turn comes, so that one that was replaced meanwhile, and has gone out live, is not sent
-after its successor. One that came meanwhile may so be sent twice. However many there are, a turn of
-the loop looks at a bounded number.
+Retained messages are sent as fast as the client receives them, and are not queued. Each is looked
+up when its turn comes. A message that was replaced meanwhile is therefore never sent after its
+successor, which was delivered live. A message that was retained meanwhile may be sent twice. Each
+turn of the loop processes a limited number of retained messages.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from siltstone.session.subscribed import Subscribed
 from siltstone.topic.grammar import TopicFilter
 
 _RETAIN: Final = 4
-# What one turn looks at for one client.
+# Steps of a walk through the retained messages in one turn, for one client.
 _STEPS_MAX: Final = 1000
-# Sessions that are away and keep their place among the retained messages.
+# Disconnected sessions that keep their position in the walk through the retained messages.
 _PUT_OFF_MAX: Final = 1000
-# Many are small: others should not wait for all that fit into a buffer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """What a client may subscribe to and read; None of `may_receive` is everything."""
+    """The rights of a client to subscribe and read; `may_receive` is None if all is allowed."""
 
     may_subscribe: Callable[[TopicFilter], bool]
     may_receive: Callable[[bytes], bool] | None
@@ -67,15 +66,15 @@ class Subscriptions:
         self._retained = retained
         self._now_us = now_us
         self._now = now
-        # Where share groups read the store; None where they get what comes.
+        # Share groups that read the store; None if groups receive messages from the router.
         self.groups: StoredShareGroups | None = None
-        # What sessions that are away have not been sent yet, by client id.
+        # Retained messages that disconnected sessions have not received yet, by client id.
         self._put_off: dict[str, deque[Replay]] = {}
 
     def subscribe(
         self, session: Session, packet: Subscribe, rights: Rights
     ) -> tuple[tuple[Reason, ...], list[Replay]]:
-        """Take all filters of a packet; return the reasons, and the retained messages to send."""
+        """Add all filters of a packet; return the reasons, and the retained messages to send."""
         session.outbox.changing()
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else 0
@@ -97,21 +96,22 @@ class Subscriptions:
             if session.durable is not None:
                 session.durable.keep(subscription, identifier)
             reasons.append(Reason(subscription.qos))
-            # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; a shared subscription gets none (4.8.2).
+            # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; shared subscriptions get no retained messages
+            # (4.8.2).
             handling = subscription.retain_handling
             if subscription.filter.group is None and (handling == 0 or (handling == 1 and is_new)):
                 replays.append(Replay(text, self._retained.walk(subscription.filter)))
         return tuple(reasons), replays
 
     def when_kept(self, session: Session, act: Callable[[], None]) -> None:
-        """Call back when the share groups of a durable session are kept."""
+        """Call `act` when the share groups of a durable session are saved."""
         if self.groups is None:
             act()
         else:
             self.groups.when_kept(list(session.groups), act)
 
     def unsubscribe(self, session: Session, packet: Unsubscribe) -> tuple[Reason, ...]:
-        """Drop all filters of a packet; return the reasons."""
+        """Remove all filters of a packet; return the reasons."""
         session.outbox.changing()
         reasons: list[Reason] = []
         for topic_filter in packet.filters:
@@ -125,8 +125,9 @@ class Subscriptions:
         return tuple(reasons)
 
     def restore(self, session: Session, saved: Iterator[Subscribed], rights: Rights) -> bool:
-        """Route some of the subscriptions that a session has from earlier connections, as many as
-        one turn takes; return whether there may be more.
+        """Route as many subscriptions of earlier connections as one turn processes.
+
+        Return whether there may be more.
         """
         levels = 0
         for each in saved:
@@ -137,15 +138,16 @@ class Subscriptions:
         return False
 
     def put_back(self, session: Session, saved: Subscribed, rights: Rights) -> None:
-        """Route a subscription that a session has from earlier on."""
+        """Route a subscription that a session has from an earlier connection."""
         session.subscriptions[saved.subscription.filter.text] = saved
         self._registry.count_subscription(session, saved.subscription.filter)
         self._route(session, saved.subscription, saved.identifier, rights)
 
     def put_off(self, session: Session, replays: deque[Replay]) -> None:
-        """Keep what a connection that ends has left unsent, but for QoS 0.
+        """Keep the unsent retained messages of a connection that ends, except those of QoS 0.
 
-        Where very many are kept, further ones will begin anew, for a place in a walk takes memory.
+        A position in a walk takes memory. If `_PUT_OFF_MAX` sessions have one, further sessions
+        start again with the first message.
         """
         known = session.subscriptions
         kept = deque(
@@ -161,19 +163,19 @@ class Subscriptions:
         self._put_off[session.client_id] = kept
 
     def forget(self, client_id: str) -> None:
-        """Forget what a session has left unsent that is no more."""
+        """Delete the unsent retained messages of a session that has ended."""
         self._put_off.pop(client_id, None)
 
     def take_up(self, session: Session) -> deque[Replay]:
-        """Return what the connection before has left unsent."""
+        """Return and delete the retained messages that the previous connection left unsent."""
         return self._put_off.pop(session.client_id, deque())
 
     def send_retained(
         self, session: Session, replays: deque[Replay], may_receive: Callable[[bytes], bool] | None
     ) -> bool:
-        """Send retained messages as long as the client takes them, and not for long.
+        """Send retained messages while the client can receive them, at most `_STEPS_MAX` steps.
 
-        Return whether the client could take more at once.
+        Return whether the limit of steps was reached, so that the client can receive more at once.
         """
         now_us = self._now_us()
         outbox = session.outbox
@@ -183,7 +185,8 @@ class Subscriptions:
                 return True
             steps += 1
             replay = replays[0]
-            # As the subscription is now. [MQTT-3.10.4-2]: without one nothing new is sent.
+            # The current options of the subscription apply. [MQTT-3.10.4-2]: after UNSUBSCRIBE no
+            # new message is sent.
             subscribed = session.subscriptions.get(replay.text)
             try:
                 message = None if subscribed is None else next(replay.messages)
@@ -231,7 +234,7 @@ class Subscriptions:
         subscription: Subscription,
         subscriber: Subscriber,
     ) -> None:
-        """Let a share group lend rows of the store to a session."""
+        """Add a session to a share group that reads the store."""
         member = Member(
             session.outbox,
             subscription.qos,
@@ -261,7 +264,7 @@ class Subscriptions:
 
 
 class Replay:
-    """The retained messages of one subscription that are still to be sent."""
+    """The unsent retained messages of one subscription."""
 
     __slots__ = ("messages", "text")
 
@@ -279,12 +282,12 @@ def _send_retained(
         left_us = message.expires_us - now_us
         properties = with_time_left(properties, left_us)
         expires_at = now + left_us / 1_000_000
-    # [MQTT-3.3.1-8]: sent because of a subscription, it has the retain flag.
+    # [MQTT-3.3.1-8]: a message that is sent for a new subscription has the retain flag.
     flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
     properties += _encoded(subscribed.identifier)
     outbox.offer(message.topic, message.payload, flags, properties, expires_at)
 
 
 def _encoded(identifier: int) -> bytes:
-    """Return the property that tells a subscription identifier."""
+    """Return the encoded property of a subscription identifier; empty for 0."""
     return b"\x0b" + encode_variable(identifier) if identifier else b""

@@ -1,7 +1,7 @@
-"""How many connections there may be, in all and from one address, before anything is known of them.
+"""Limits for the number of connections, in total and from one address, before CONNECT.
 
-Clients beyond `connections_max` are told so by CONNACK; those who have not said who they are yet
-may come in some number beyond it, and no more: each costs memory too.
+A client above `connections_max` is refused with CONNACK. For this, some connections above the limit
+are accepted until they have sent CONNECT. Their number is limited too, because each takes memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from siltstone.broker.settings.broker import Limits
 
 _TELL_SECONDS: Final = 10.0
 
-# Connections that are being made, or closed, while all places are taken.
+# Connections that are being opened or closed, in addition to `connections_max`.
 _STRANGERS_MAX: Final = 1000
 
 
@@ -28,16 +28,16 @@ class Admission:
         self._told_at: float | None = None
 
     def bound(self, connections_max: int) -> None:
-        """Let no more in than there are file descriptors for."""
+        """Lower the limit to the number of connections that have file descriptors."""
         self._max = min(self._max, connections_max)
 
     @property
     def connections(self) -> int:
-        """How many were let in and are there."""
+        """The number of admitted connections that are open."""
         return self._count
 
     def refused(self, now: float) -> int:
-        """Count a connection that was not let in; return how many to tell of, 0 for not now."""
+        """Count a refused connection; return how many to report now, or 0 if none are due."""
         self._refused += 1
         if self._told_at is not None and now - self._told_at < _TELL_SECONDS:
             return 0
@@ -46,7 +46,7 @@ class Admission:
         return count
 
     def enter(self, address: str) -> bool:
-        """Count a connection in, if there is room for it."""
+        """Count a new connection if the limits allow it; return whether they do."""
         here = self._by_address.get(address, 0)
         if self._count >= self._max or 0 < self._per_address_max <= here:
             return False
@@ -55,7 +55,7 @@ class Admission:
         return True
 
     def leave(self, address: str) -> None:
-        """Count a connection out that was let in."""
+        """Remove an admitted connection from the counts."""
         self._count -= 1
         here = self._by_address[address] - 1
         if here:

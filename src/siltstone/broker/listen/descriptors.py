@@ -1,7 +1,8 @@
-"""How the file descriptors of the process are shared out: some for storage, the rest for clients.
+"""The division of the file descriptors of the process between the store and connections.
 
-A connection takes one each. What the store needs to roll a segment or to read must never depend on
-how many clients are there, so connections end before descriptors do.
+Each connection takes one descriptor. The store must always be able to start a segment or to read,
+however many clients are connected. The broker therefore refuses connections before the descriptors
+run out.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from siltstone.broker.listen.admission import Admission
 from siltstone.logs import log
 
 _LOG: Final = logging.getLogger("siltstone.server")
-# Segments and tables that are opened later, files that are replaced, sockets that close slowly.
+# Reserved for segments and tables that are opened later, files that are being replaced, and
+# sockets that close slowly.
 STORAGE: Final = 128
-# The logs of topics that hold one all the time.
+# Reserved for topic logs, which keep files open all the time.
 TOPIC_LOGS: Final = 64
-# Fewer connections make no broker; with less than this the limit itself is the fault.
+# The smallest useful number of connections, granted even if the limit is lower.
 _CONNECTIONS_MIN: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """How many connections there may be at once."""
+    """The largest numbers of connections at the same time."""
 
     clients: int
     topic_logs: int
@@ -33,7 +35,10 @@ class Shares:
 def share_descriptors(
     limit: int, in_use: int, *, clients_wanted: int, topic_logs_wanted: int = 0
 ) -> Shares:
-    """Return what is left for connections; topic logs get a quarter of it at most."""
+    """Return the descriptors left for connections; topic logs get at most a quarter of them.
+
+    The minimum of `_CONNECTIONS_MIN` has precedence over the quarter.
+    """
     kept = STORAGE + (TOPIC_LOGS if topic_logs_wanted else 0)
     free = max(2 * _CONNECTIONS_MIN, limit - in_use - kept)
     topic_logs = min(topic_logs_wanted, max(_CONNECTIONS_MIN, free // 4))
@@ -41,7 +46,7 @@ def share_descriptors(
 
 
 def tell_shares(shares: Shares, limit: int, *, clients_wanted: int, topic_logs_wanted: int) -> None:
-    """Warn where the settings allow more connections than the limit does."""
+    """Log a warning for each setting that allows more connections than the limit."""
     for setting, wanted, allowed in (
         ("limits.connections_max", clients_wanted, shares.clients),
         ("topiclog.connections_max", topic_logs_wanted, shares.topic_logs),
@@ -60,7 +65,7 @@ def tell_shares(shares: Shares, limit: int, *, clients_wanted: int, topic_logs_w
 
 
 def tell_refused(admission: Admission, address: str, now: float) -> None:
-    """Warn of a connection that got no place, and of those since the last warning."""
+    """Log a warning that connections were refused, with the number since the last warning."""
     if count := admission.refused(now):
         log(
             _LOG,

@@ -1,7 +1,7 @@
-"""The door for Flight: a server beside the listeners, with the broker's users and rights.
+"""The Arrow Flight servers of the broker, with the users and rights of the broker.
 
-Calls come on threads of their own. What belongs to the loop (rights, failed logins, subscribers) is
-asked of it there; a caller waits for the answer.
+Calls run on threads of Flight. The event loop owns rights, failed logins and subscribers. A call
+that needs them runs a function on the loop and waits for the result.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _LOGINS_MAX: Final = 32
 _ANSWER_SECONDS: Final = 30.0
 _BIND_ATTEMPTS: Final = 100
 _BIND_PAUSE_SECONDS: Final = 0.05
-# Under this name the hook, and whoever else judges logins, is shown a token as the password.
+# The user name under which an unknown token is checked as a password, for example by the hook.
 _TOKEN_USER: Final = "token"  # noqa: S105 - a name
-# What the name of a Unix socket may have, its end included, is 108 bytes.
+# The path of a Unix socket has at most 108 bytes, with a zero byte at its end.
 _SOCKET_SIZE_MAX: Final = 107
 _SOCKET_MODE: Final = 0o600
 T = TypeVar("T")
 
 
 class FlightListener:
-    """The Flight servers of a broker: one for the network, one for programs of its own user."""
+    """The Flight servers of a broker: one for the network, one for programs of the same user."""
 
     def __init__(
         self, settings: FlightSettings, desk: FlightOperations, gate: BrokerFlightAccess
@@ -64,30 +64,30 @@ class FlightListener:
         self._network = FlightServer(settings.address, desk, gate, self._certificates)
         self._local: FlightServer | None = None
         self._socket: PurePath | None = None
-        # Those that were replaced, while calls that they have run on.
+        # Servers that a reload replaced; their calls may still run.
         self._replaced: list[FlightServer] = []
         self._closed = False
         self._mutex = Lock()
 
     @property
     def port(self) -> int:
-        """Where the network is served."""
+        """The port of the server for the network."""
         return self._network.port
 
     def serve_socket(self, data: PurePath) -> None:
-        """Serve programs of our own user too. Raises: UsageError, DiskError."""
+        """Also serve programs of the same user, on a socket. Raises: UsageError, DiskError."""
         self._local = FlightServer(socket_node(data).url, self._desk, OpenAccess())
         self._socket = data / SOCKET
         PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
 
     def reload(self) -> None:
-        """Forget the tokens, and show other certificates to those who come from now on.
+        """Revoke all tokens, and use new certificates for future connections.
 
-        Calls that run go on. Nobody can connect for the moment in which the port changes hands.
-        Never called on the loop.
+        Running calls continue. If the certificates changed, the old server ends before the new one
+        opens the port; between the two, no client can connect. Never call it on the loop.
 
-        Raises: UsageError, and the old ones stay; where another took the port in that moment,
-        nobody is served before the next reload.
+        Raises: UsageError; the old certificates stay in use. If another program took the port
+        meanwhile, no client is served until the next reload.
         """
         self._gate.tokens.clear()
         found = read_certificates(self._settings)
@@ -101,9 +101,10 @@ class FlightListener:
             self._certificates = found
 
     def close(self, timeout: float) -> bool:
-        """Take no more calls, and wait so long for those that run; tell whether all have ended.
+        """Refuse new calls, and wait up to `timeout` seconds; return whether all calls have ended.
 
-        Never called on the loop, which calls may need to end.
+        The timeout is for each server. Never call it on the loop: running calls may need the loop
+        to end.
         """
         with self._mutex:
             self._closed = True
@@ -118,7 +119,7 @@ class FlightListener:
 
 
 def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
-    """Take a port that is about to be free. Raises: UsageError."""
+    """Open a server on a port that is about to become free. Raises: UsageError."""
     for _ in range(_BIND_ATTEMPTS):
         with suppress(UsageError):
             return serve()
@@ -127,7 +128,7 @@ def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
 
 
 def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightListener:
-    """Serve Flight. Raises: UsageError, DiskError."""
+    """Open the Flight servers of a broker. Raises: UsageError, DiskError."""
     fs = PosixFileSystem()
     announce = partial(_announce, broker, broker.settings.storage.database)
     desk = FlightOperations(fs, store, Commits(Staging(fs, store.path), announce), announce)
@@ -149,13 +150,13 @@ def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightL
 
 
 def read_certificates(settings: FlightSettings) -> Certificates | None:
-    """Read the files that the settings name; None where no TLS is spoken.
+    """Read the files that the settings name; None without TLS.
 
     Raises: UsageError that names the setting and the file.
     """
     if not settings.certificate:
         return None
-    # A context of Python's own says what is wrong with a file; gRPC does not.
+    # A context of Python reports errors in a file; gRPC does not.
     server_context(
         ListenerSettings(
             kind="tls",
@@ -181,7 +182,7 @@ def _announce(broker: Broker, database: str, name: str, rows: Columns) -> None:
 
 
 class BrokerFlightAccess:
-    """Lets in whom the broker would let in."""
+    """Checks the logins of Flight clients with the users of the broker."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class BrokerFlightAccess:
             certificate_user=None,
             address=caller.address,
             listener=self._settings.address,
-            # Who shows a token that nobody knows is not taken for one who shows none.
+            # A client with an unknown token is not an anonymous client.
             anonymous_allowed=self._settings.anonymous_allowed and caller.token is None,
         )
 
@@ -256,7 +257,7 @@ _REFUSALS: Final = {
 
 
 class BrokerFlightUser:
-    """A user of the broker, with the rights of now."""
+    """A user of the broker; its rights are checked at each call, as they are then."""
 
     def __init__(self, broker: Broker, identity: Identity) -> None:
         self._broker = broker
@@ -290,7 +291,10 @@ class BrokerFlightUser:
 
 
 def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
-    """Ask something on the loop and wait for the answer. Raises: RetryError when it has ended."""
+    """Call a function on the loop and wait for its result.
+
+    Raises: RetryError if the loop does not answer within `_ANSWER_SECONDS`.
+    """
     answer: Future[T] = Future()
 
     def run() -> None:

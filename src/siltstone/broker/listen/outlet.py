@@ -1,5 +1,6 @@
-"""A connection as the client behind it sees it, and a client as its parts do: protocols, and the
-outlet of a client that has none.
+"""Interfaces between a connection and its client, and between a client and its parts.
+
+`Nowhere` is the outlet of a client that has ended.
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ class Outlet(Protocol):
     """The connection, as its client sees it."""
 
     def credentials(self, connect: Connect, client_id: str) -> Credentials:
-        """Return what the client and its connection say of who it is."""
+        """Return the credentials of the client, from its CONNECT and its connection."""
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
 
     def close(self) -> None:
-        """Close once the peer has had a moment to read what was sent."""
+        """Close, after the client has had time to read the bytes that were sent."""
 
     def pause_reading(self) -> None:
-        """Stop bringing bytes."""
+        """Pause reading from the socket."""
 
     def resume_reading(self) -> None:
-        """Bring bytes again."""
+        """Resume reading from the socket."""
 
 
 class Nowhere:
-    """The outlet of a client that has ended: it has no connection any more."""
+    """The outlet of a client that has ended and has no connection."""
 
     def credentials(self, connect: Connect, client_id: str) -> Credentials:
         """Refuse: a client that has ended does not log in."""
         raise AssertionError(f"{client_id} has ended and logs in: version={connect.version}")
 
     def write(self, data: bytes) -> None:
-        """Send nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing."""
 
     def pause_reading(self) -> None:
-        """Stop nothing."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """Bring nothing."""
+        """Do nothing."""
 
 
 class Owner(Protocol):
@@ -56,15 +57,15 @@ class Owner(Protocol):
     ended: bool
 
     def end(self, reason: Reason, text: str = "") -> None:
-        """Tell the client why, and close."""
+        """Send the client the reason, and close."""
 
     def stop(self) -> None:
-        """Read no more until as many have said go on."""
+        """Stop reading until `go_on` was called as often as `stop`."""
 
     def go_on(self) -> None:
-        """Read again, if nobody else says stop."""
+        """End one `stop`; read again if it was the last."""
 
     def report(
         self, level: int, event: str, reason: Reason, text: str, topic: bytes | None = None
     ) -> None:
-        """Log something that happened to this client."""
+        """Log an event of this client."""

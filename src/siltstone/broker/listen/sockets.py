@@ -1,8 +1,8 @@
-"""The places where clients connect: TCP, TLS, WebSocket and Unix sockets, opened and closed.
+"""The listeners of the broker: TCP, TLS, WebSocket and Unix sockets, opened and closed.
 
-Invariants: a listener listens on all of its addresses or on none; it never takes the socket file
-of a server that lives, nor a file that is no socket; certificates are swapped without a moment in
-which nobody listens. What is said on a connection is left to the channel.
+Invariants: a listener listens on all of its addresses or on none. It never replaces the socket file
+of a running server, nor a file that is not a socket. The socket keeps listening while certificates
+are replaced. The channel of a connection processes its bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from siltstone.broker.listen.websocket import WebSocketProtocol, WebSocketRules
 from siltstone.broker.settings.broker import Limits, ListenerSettings
 from siltstone.errors import DiskError, NotFoundError, UsageError
 
-# The kernel takes less where its own limit is lower; a storm of clients should find room.
+# Large enough for many clients that connect at the same time. The kernel may apply a lower limit.
 BACKLOG: Final = 4096
 
-# One frame may hold many packets, so a small limit for packets is none for frames.
+# One frame may contain many packets, so a small packet limit must not limit frames.
 FRAME_SIZE_MIN: Final = 64 * 1024
 
-# The event loops take no 0 for the time that a TLS peer has to say goodbye.
+# The event loops do not accept 0 as the timeout of the TLS shutdown.
 _SHUTDOWN_TIMEOUT_MIN: Final = 0.1
 
 _REASONS: Final = {
@@ -45,7 +45,7 @@ MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class SocketFiles(Protocol):
-    """What the files of Unix sockets need of a file system."""
+    """The file system calls that Unix sockets need."""
 
     def exists(self, path: PurePath) -> bool: ...
 
@@ -69,12 +69,13 @@ class _Serving:
     async def start(
         self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None
     ) -> list[asyncio.Server]:
-        """Accept on the sockets, which are owned by the servers from here on."""
+        """Accept connections on the sockets; the servers own the sockets from now on."""
         servers: list[asyncio.Server] = []
         try:
             for sock in sockets:
-                servers.append(await self._start_one(sock, context))  # noqa: PERF401 - kept so far
+                servers.append(await self._start_one(sock, context))  # noqa: PERF401 - see below
         except BaseException:
+            # The list has the servers that were started before the error.
             _close(servers, sockets)
             raise
         return servers
@@ -97,10 +98,10 @@ class _Serving:
 
 
 class _Doorkeeper(asyncio.Protocol):
-    """Stands where the channel will until TLS has shaken hands.
+    """The protocol of a TLS connection until its handshake is done; then the channel replaces it.
 
-    The loops make a protocol at the accept, and tell it nothing if the handshake fails: a channel
-    would never learn that it is over.
+    The event loops create the protocol when they accept a connection, and do not call it if the
+    handshake fails. A channel would never learn that its connection has ended.
     """
 
     def __init__(self, make_channel: MakeProtocol) -> None:
@@ -113,7 +114,7 @@ class _Doorkeeper(asyncio.Protocol):
 
 
 class Listener:
-    """One listener that is open."""
+    """One open listener."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class Listener:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it really listens, as `ListenerSettings.address` has it."""
+        """The bound addresses, in the form of `ListenerSettings.address`."""
         if self._serving.is_unix:
             return (self._settings.address,)
         return tuple(
@@ -146,18 +147,18 @@ class Listener:
         return self._bound[0][1] if self._bound else 0
 
     async def reload(self) -> None:
-        """Read the certificates again, for the connections to come.
+        """Read the certificates again, for future connections.
 
-        Raises: UsageError, and the old ones stay.
+        Raises: UsageError; the old certificates stay in use.
         """
         if not self._settings.secure or not self._servers:
             return
         context = server_context(self._settings)
-        # The same queue of connections under a second descriptor: none of them is lost.
+        # A second descriptor of the same accept queue, so that no waiting connection is lost.
         sockets: list[socket.socket] = []
         try:
             for sock in self._sockets:
-                sockets.append(sock.dup())  # noqa: PERF401 - those so far are closed on error
+                sockets.append(sock.dup())  # noqa: PERF401 - closed on error
             servers = await self._serving.start(sockets, context)
         except OSError as exc:
             _close([], sockets)
@@ -169,10 +170,10 @@ class Listener:
         self._sockets, self._servers = sockets, servers
 
     async def close(self) -> None:
-        """Accept no more; connections that are open stay. A second call does nothing."""
+        """Accept no more connections; open ones stay. A second call does nothing."""
         if self._serving.is_unix and self._servers:
-            # While the socket still listens: another server that starts now must not find the file
-            # dead, put its own there, and lose it to us.
+            # Remove the file while the socket still listens. If it was removed later, another
+            # server could find a dead file, replace it by its own, and lose it here.
             with suppress(NotFoundError):
                 self._fs.remove(PurePath(self._settings.path))
         _close(self._servers, self._sockets)
@@ -188,12 +189,12 @@ async def open_listener(
     limits: Limits,
     drain_timeout: float,
 ) -> Listener:
-    """Listen where the settings say; each connection gets a channel of its own.
+    """Listen on the addresses of the settings; each connection gets its own channel.
 
-    A channel is made when the handshakes of TLS and WebSocket are done, which have
-    limits.connect_timeout from the accept.
+    A channel is created when the handshakes of TLS and WebSocket are done. They must end within
+    `limits.connect_timeout` after the accept.
 
-    Raises: UsageError that names the listener and, where it is about one, the file.
+    Raises: UsageError that names the listener and, if a file is the cause, the file.
     """
     serving = _Serving(
         loop=loop,
@@ -244,13 +245,14 @@ async def _bind_all(
     )
     sockets: list[socket.socket] = []
     try:
-        # A host may be listed twice under one address.
+        # The result may contain an address twice.
         for family, address in dict.fromkeys((family, address) for family, *_, address in found):
             sock = socket.create_server(
                 address, family=family, backlog=BACKLOG, dualstack_ipv6=host == "::"
             )
             sockets.append(sock)
-            # The sockets that it accepts inherit this; asyncio would not know them to be TCP.
+            # Accepted sockets inherit this option. asyncio would not set it, because it does not
+            # recognize them as TCP.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError:
         _close([], sockets)
@@ -259,7 +261,7 @@ async def _bind_all(
 
 
 def _bind_unix(settings: ListenerSettings, fs: SocketFiles) -> socket.socket:
-    """Return a listening socket with the file of the settings, which it replaces if it is dead."""
+    """Return a listening Unix socket; a socket file without a running server is replaced."""
     path = PurePath(settings.path)
     if fs.is_socket(path):
         if _is_live(path):
@@ -277,7 +279,7 @@ def _bind_unix(settings: ListenerSettings, fs: SocketFiles) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
-        # Nobody can connect before listen, so nobody gets in by the mode that bind gave it.
+        # No client can connect before listen(), so the mode that bind() gave the file is harmless.
         fs.set_mode(path, settings.mode)
         sock.listen(BACKLOG)
     except (DiskError, OSError):

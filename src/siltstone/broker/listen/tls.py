@@ -1,7 +1,8 @@
-"""What TLS asks of the settings of a listener, and who a client's certificate says it is.
+"""TLS contexts of listeners, and the user names in client certificates.
 
-Invariants: nothing older than TLS 1.2 is spoken; a context is complete or is not returned; no
-password is ever asked for on the terminal. How a certificate's name is used is left to access.
+Invariants: no version older than TLS 1.2 is accepted; only complete contexts are returned; the
+broker never asks for a password on the terminal. The `access` package decides how the name of a
+certificate is used.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _VERIFY: Final[dict[Literal["none", "optional", "required"], ssl.VerifyMode]] = 
 
 
 def server_context(settings: ListenerSettings) -> ssl.SSLContext:
-    """Read the certificates that the settings name, and return a context to serve with.
+    """Read the certificates that the settings name, and return a server context.
 
     Raises: UsageError that names the listener, the setting and the file.
     """
     with _reading(settings, "certificate", settings.certificate, holds="a PEM certificate"):
-        # What loads certificate and key together does not say which of the files it is about.
+        # load_cert_chain does not say which of its two files is wrong: check this one first.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client could otherwise make us compute handshakes on one connection without end.
+    # Otherwise a client could force any number of handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
     with _reading(settings, "key", settings.key, holds="a PEM private key"):
         context.load_cert_chain(settings.certificate, settings.key, _no_password(settings))
@@ -43,10 +44,10 @@ def server_context(settings: ListenerSettings) -> ssl.SSLContext:
 
 
 def certificate_user(peercert: Mapping[str, object] | None) -> str | None:
-    """Return the common name of the subject, of what a transport calls its `peercert`.
+    """Return the common name of the subject of a certificate (`peercert` of a transport).
 
-    None without a certificate, and where no name can be meant: it has none, has several, or one
-    that MQTT does not allow as a user name [MQTT-1.5.4-2].
+    Return None without a certificate, and if the subject has no common name, several, or one that
+    MQTT does not allow as a user name [MQTT-1.5.4-2].
     """
     subject = cast("tuple[tuple[tuple[str, str], ...], ...]", (peercert or {}).get("subject", ()))
     names = [value for parts in subject for key, value in parts if key == "commonName"]
@@ -72,7 +73,7 @@ def _reading(settings: ListenerSettings, name: str, path: str, *, holds: str) ->
 
 
 def _no_password(settings: ListenerSettings) -> Callable[[], str]:
-    """Return what answers when the key is encrypted; OpenSSL would ask on the terminal."""
+    """Return a password callback that raises; without one OpenSSL would ask on the terminal."""
 
     def refuse() -> str:
         raise UsageError(

@@ -1,7 +1,8 @@
-"""One connection's bytes between its transport and its client; it moves them and decides nothing.
+"""The bytes of one connection, between its transport and its client; it makes no decisions.
 
-After the last packet it half-closes and reads on for a while, throwing away what comes: closing at
-once with unread bytes would reset the connection, and the peer could not read why it was ended.
+After the last packet, the connection is half-closed. The broker reads and discards further bytes
+for a while. Closing at once with unread bytes would reset the connection, and the client could not
+read the reason.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from siltstone.mqtt.reason import Reason
 
 
 class ClientTransport:
-    """One connection; `closed` is called when it is gone.
+    """One connection; `closed` is called when it is lost.
 
-    It has all methods of asyncio.Protocol, and as a compiled class cannot inherit from it.
+    It has all methods of asyncio.Protocol. As a compiled class it cannot inherit from it.
     """
 
     __slots__ = (
@@ -61,20 +62,21 @@ class ClientTransport:
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._is_draining = False
-        # Messages wait long before so much is unsent, but for the one that is being written.
+        # Messages stop at `write_buffer_max` unsent bytes, except for the one that is being
+        # written. More unsent bytes than this are therefore answers.
         limits = broker.limits
         self._answers_max = 2 * limits.write_buffer_max + limits.packet_size_max
         self._is_choked = False
-        # The address under which it is counted; None where it was not let in.
+        # The address under which the connection is counted; None if it was not admitted.
         self._admitted: str | None = None
         self._aborting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are asyncio's in all but their class.
+        # The transports of uvloop have the methods of asyncio.Transport, but are not subclasses.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._broker.limits.write_buffer_max)
         address = self.address
-        # Its time may be over before the handshake of TLS was.
+        # The connect timeout may end before the TLS handshake does.
         if self._client.ended:
             self.abort()
         elif self._admission.enter(address):
@@ -89,7 +91,7 @@ class ClientTransport:
         contain_with(self._client.receive, data, self.abort)
 
     def eof_received(self) -> bool:
-        # The client closed without a word: nothing more is sent to it.
+        # The client closed without DISCONNECT: nothing more is sent to it.
         return False
 
     def pause_writing(self) -> None:
@@ -108,13 +110,13 @@ class ClientTransport:
         if self._admitted is not None:
             self._admission.leave(self._admitted)
         self._closed(self)
-        # The two refer to each other.
+        # Break the reference cycle between the two.
         self._transport = None
 
-    # What the client asks for.
+    # Methods of Outlet, for the client.
 
     def credentials(self, connect: Connect, client_id: str) -> Credentials:
-        """Return what the client and its connection say of who it is."""
+        """Return the credentials of the client, from its CONNECT and its connection."""
         certificate = None
         if self._listener.secure and self._listener.user_from_certificate:
             assert self._transport is not None
@@ -131,13 +133,13 @@ class ClientTransport:
 
     @property
     def address(self) -> str:
-        """The address of the peer, without its port."""
+        """The address of the client, without its port; `local` for a Unix socket."""
         assert self._transport is not None
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) else "local"
 
     def write(self, data: bytes) -> None:
-        """Send bytes. Who reads no answers is not read either, once there are too many."""
+        """Send bytes. If a client does not read its answers, stop reading from it at a limit."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -147,7 +149,7 @@ class ClientTransport:
             self._client.choke()
 
     def close(self) -> None:
-        """Close once the peer has had a moment to read what was sent."""
+        """Half-close, and close after `drain_timeout`, so that the client can read the rest."""
         transport = self._transport
         if self._is_draining or transport is None or transport.is_closing():
             return
@@ -165,21 +167,21 @@ class ClientTransport:
             self._transport.abort()
 
     def stop_reading(self) -> None:
-        """Bring no more bytes, whoever waits for whom."""
+        """Read no more bytes, for good: no `go_on` follows."""
         self._client.stop()
 
     def end_service(self) -> None:
-        """Tell the client that the server shuts down."""
+        """Tell the client that the server shuts down, and close."""
         self._client.end(Reason.SERVER_SHUTTING_DOWN)
 
     def pause_reading(self) -> None:
-        """Stop bringing bytes."""
+        """Pause reading from the socket."""
         if self._transport is not None and not self._is_paused and not self._is_draining:
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Bring bytes again."""
+        """Resume reading from the socket."""
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             if not self._transport.is_closing():

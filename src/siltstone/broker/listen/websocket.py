@@ -1,16 +1,16 @@
 """MQTT over WebSocket (RFC 6455; MQTT 6.0): the bytes of a channel, in binary frames.
 
-`WebSocketProtocol` owns the socket and the handshake; once that is done it owns a channel, which
-sees a plain connection: `data_received` with the payload of binary frames in whatever pieces they
-came, and a `WebSocketTransport` to write to. The frames themselves are the business of the
-`websockets` library, which does no I/O here.
+`WebSocketProtocol` owns the socket and the handshake. After the handshake it owns a channel, which
+sees a plain connection: `data_received` with the payload of binary frames, in pieces of any size,
+and a `WebSocketTransport` to write to. The `websockets` library encodes and decodes the frames; it
+does no I/O here.
 
 Invariants: no channel exists before the handshake is done; the channel is never called from within
-its own call of the transport; the memory held for a peer is bounded by the head of its request, one
-frame, and what its channel lets it have.
+its own call of the transport; the memory for one client is limited to the head of its request, one
+frame, and the limits of its channel.
 
-The Origin header is not checked: MQTT has its own login, and sends no cookies along. Compression
-is not offered.
+The Origin header is not checked: MQTT has its own login and uses no cookies. Compression is not
+offered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from websockets.protocol import SEND_EOF, State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-# The second is what clients of MQTT 3.1 offered before the name was settled [MQTT-6.0.0-3].
+# Clients of MQTT 3.1 offer the second name, which is older than the standard [MQTT-6.0.0-3].
 SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 HEAD_SIZE_MAX: Final = 16 * 1024
 
@@ -37,11 +37,11 @@ _PAYLOAD: Final = (Opcode.BINARY, Opcode.CONT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketRules:
-    """What every connection of one listener is held to; times in seconds.
+    """The limits for every connection of one listener; times in seconds.
 
-    The handshake, with that of TLS before it, ends `handshake_timeout` after the accept; a peer
-    that was told of the end has `drain_timeout` to close. A frame is held whole until its last
-    byte is there, a message of several frames is not.
+    The handshake, including the one of TLS, must end within `handshake_timeout` after the accept.
+    After a close frame, the client has `drain_timeout` to close. A frame is kept in memory until
+    it is complete; a message of several frames is passed on frame by frame.
     """
 
     path: str
@@ -51,9 +51,9 @@ class WebSocketRules:
 
 
 class WebSocketTransport(asyncio.Transport):
-    """What a channel writes to: each write is one binary frame, and `write_eof` a close frame.
+    """The transport of a channel: each write is one binary frame, and `write_eof` a close frame.
 
-    What is written after a close frame of either side is dropped, for it has no place on the wire.
+    Data written after a close frame of either side is dropped: no frame may follow a close frame.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WebSocketTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        """Send the close frame; the peer may go on until it answers with its own."""
+        """Send the close frame; the client may send until it answers with its own."""
         if self._is_open():
             self._frames.send_close(CloseCode.NORMAL_CLOSURE)
             self._flush()
@@ -82,7 +82,7 @@ class WebSocketTransport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """Send the close frame, if none was, and close without waiting for the answer."""
+        """Send the close frame, if none was sent, and close without waiting for the answer."""
         self.write_eof()
         self._transport.close()
 
@@ -90,7 +90,7 @@ class WebSocketTransport(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Tell whether nothing more will be read; after `write_eof` that takes the peer's word."""
+        """Return whether reading has ended; after `write_eof`, once the client has closed too."""
         return self._frames.eof_sent or self._transport.is_closing()
 
     def pause_reading(self) -> None:
@@ -113,9 +113,9 @@ class WebSocketTransport(asyncio.Transport):
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """One WebSocket connection: its handshake, then the channel that make_channel returns.
+    """One WebSocket connection: its handshake, then the channel that `make_channel` returns.
 
-    Make it at the accept: its time runs from there.
+    Create it when the connection is accepted: the handshake timeout starts with the constructor.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._make_channel = make_channel
         self._rules = rules
         self._deadline = loop.time() + rules.handshake_timeout
-        # Messages may be endless, for they are passed on frame by frame; frames may not.
+        # Messages have no size limit, because they are passed on frame by frame. Frames have one.
         self._frames = ServerProtocol(
             subprotocols=SUBPROTOCOLS, max_size=(None, rules.frame_size_max)
         )
@@ -140,7 +140,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pong_owed = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Transports of uvloop have the methods of asyncio.Transport, and not always its type.
+        # The transports of uvloop have the methods of asyncio.Transport, but not always its type.
         self._transport = cast("asyncio.Transport", transport)
         self._timer = self._loop.call_at(self._deadline, self._open_transport().abort)
 
@@ -153,7 +153,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._take_frames(self._channel, data)
 
     def eof_received(self) -> bool:
-        """Tell the channel, unless a close frame did; the loop then closes the socket."""
+        """Notify the channel, unless a close frame was sent; the loop then closes the socket."""
         if self._channel is not None and not self._frames.eof_sent:
             self._frames.receive_eof()
             self._frames.data_to_send()
@@ -180,7 +180,7 @@ class WebSocketProtocol(asyncio.Protocol):
             channel.connection_lost(exc)
 
     def _take_head(self, data: bytes) -> bytes:
-        """Collect the head of the request, answer it when it is whole, and return what follows."""
+        """Collect the request head, answer it when complete, and return the bytes after it."""
         searched = max(0, len(self._head) - len(_HEAD_END) + 1)
         self._head += data
         end = self._head.find(_HEAD_END, searched) + len(_HEAD_END)
@@ -190,7 +190,8 @@ class WebSocketProtocol(asyncio.Protocol):
         elif not found:
             return b""
         else:
-            # Not with what follows: the library would read frames before it has its answer.
+            # Only the head: the library would read further bytes as frames before the answer is
+            # decided.
             self._frames.receive_data(self._head[:end])
             for request in self._frames.events_received():
                 assert isinstance(request, Request)
@@ -225,7 +226,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 # close the Network Connection."
                 self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT must be sent in binary frames")
                 break
-        # Before the channel is called: what it does to its transport meets nothing half done.
+        # Flush before the channel is called, so that its calls of the transport find no pending
+        # output.
         ended = self._flush()
         if payload := b"".join(payloads):
             channel.data_received(payload)
@@ -233,15 +235,15 @@ class WebSocketProtocol(asyncio.Protocol):
             self._end()
 
     def _flush(self) -> bool:
-        """Write what the library has to say; return whether that was its last word."""
+        """Write the output of the library; return whether it ends the connection."""
         ended = False
         writes = []
         for data in self._frames.data_to_send():
             if data == SEND_EOF:
                 ended = True
             elif self._writing_paused and data[0] == _PONG:
-                # RFC 6455 5.5.3: a pong for the last ping alone will do. A peer that pings and
-                # never reads would otherwise fill our memory.
+                # RFC 6455 5.5.3: a pong for the last ping is enough. Otherwise a client that sends
+                # pings and never reads would fill the memory of the broker.
                 self._pong_owed = data
             else:
                 writes.append(data)
@@ -250,8 +252,10 @@ class WebSocketProtocol(asyncio.Protocol):
         return ended
 
     def _end(self) -> None:
-        """Close when the peer does, or after a while: at once, what it still sends would reset the
-        connection before it has read why.
+        """Half-close, and close when the client does or after `drain_timeout`.
+
+        If the socket was closed at once, bytes that the client still sends would reset the
+        connection before it has read the reason.
         """
         transport = self._open_transport()
         if self._channel is not None and not transport.is_closing():

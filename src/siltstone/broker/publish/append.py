@@ -1,14 +1,14 @@
-"""Where publishes meet the store: batches become appends, and outcomes come back to the loop.
+"""Appends of published messages: batches become appends, and outcomes return to the event loop.
 
-The batches of one turn of the loop, and those that come while the disk is busy, are one append. It
-has at most two appends under way for each kind of durability: one that is being synced, and, if it
-is worth that, one that follows as soon as the disk is free. Everything here runs on the loop; a
-shard's thread only hands over.
+The batches of one turn of the loop, and those that arrive while the disk is busy, form one append.
+For each durability at most two appends are under way: one that is being synced and, if it has
+enough rows, one that follows as soon as the disk is free. Everything here runs on the loop. The
+thread of a shard only passes the outcome to the loop.
 
-Invariants: the rows of one publisher are given to the store in their order, whatever their
-durability. Those that follow rows which still wait here wait with them, and the append has the
-stronger durability of both. Whatever is given to the bridge is settled, once: stored, refused, or
-failed, be it by a mistake of ours.
+Invariants: the store receives the rows of one publisher in their order, whatever their durability.
+If earlier rows of the publisher still wait here, later rows wait with them, and the append has the
+stronger durability of both. Each batch is settled exactly once: stored, refused, or failed. This
+also holds after an internal error.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from siltstone.store.writer.ticket import Ticket
 
 # Runs a callback on the loop.
 Soon = Callable[[Callable[[], None]], object]
-# Runs a callback on the loop after so many seconds.
+# Runs a callback on the loop after a number of seconds.
 Later = Callable[[float, Callable[[], None]], object]
 Settle = Callable[[Exception | None], None]
-# A name and a sequence: what was stored under them is not stored again.
+# A producer name and a sequence number: an append repeated with both is stored once.
 Producer = tuple[str, int]
 
 _UNDER_WAY_MAX: Final = 2
-# A smaller append waits until the one before it is on disk, and gathers more rows meanwhile.
+# A smaller append waits until the previous one is on disk, and collects more rows meanwhile.
 _PIPELINED_ROWS: Final = 256
-# For a row of durability none, which nobody waits for, others are awaited.
+# No client waits for a row of durability none, so its append waits this long for more rows.
 _LAZY_SECONDS: Final = 0.005
-# An append is closed at this size and another begun, so that the store can refuse one alone.
+# At this size a new append is started, so that the store can refuse one without the other.
 _APPEND_BYTES: Final = 16 * 1024 * 1024
 
 
 def stronger(one: Durability, other: Durability) -> Durability:
-    """Return the one of two durabilities that promises more."""
+    """Return the stronger of two durabilities."""
     if one == "synced" or other == "synced":
         return "synced"
     return "written" if one == "written" or other == "written" else "none"
 
 
 class _Append:
-    """Rows that will be one append, and who waits for it."""
+    """The rows of one append, and the callbacks that wait for its outcome."""
 
     __slots__ = ("durability", "producer", "rows", "settles")
 
     def __init__(self, durability: Durability, producer: Producer | None = None) -> None:
         self.durability: Durability = durability
-        # An idempotent append has no others' rows, and waits for none.
+        # An append with a producer has the rows of one batch only. It does not count as under
+        # way, so it does not wait for appends that are.
         self.producer = producer
         self.rows = GatheredPublishes()
         self.settles: list[Settle] = []
@@ -73,7 +74,7 @@ class _Append:
 
 
 class _DurabilityQueue:
-    """The appends of one durability, in order; some have a stronger one."""
+    """The appends of one durability, in order; some of them have a stronger durability."""
 
     __slots__ = ("open", "under_way", "waiting")
 
@@ -84,8 +85,9 @@ class _DurabilityQueue:
 
 
 class AppendBatcher:
-    """Appends for the broker; `soon` and `later` are called on the loop, `soon_from_thread` from
-    any thread.
+    """Groups the batches of the broker into appends.
+
+    `soon` and `later` are called on the loop, `soon_from_thread` from any thread.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class AppendBatcher:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is pending that sockets should not be read."""
+        """Whether the pending bytes reached their limit, so that sockets should not be read."""
         return self.pending_bytes >= self._pending_bytes_max
 
     def when_room(self, resume: Callable[[], None]) -> None:
-        """Call back once when there is room again."""
+        """Call `resume` once, when the pending bytes are below the limit again."""
         self._waiting.append(resume)
 
     def append(
@@ -134,8 +136,9 @@ class AppendBatcher:
         settle: Settle | None,
         producer: Producer | None = None,
     ) -> None:
-        """Store a batch with others, or by itself where it has a producer; `settle` hears of the
-        outcome, on the loop.
+        """Store a batch together with others, or alone if it has a producer.
+
+        `settle` is called with the outcome, on the loop.
         """
         lane = self._lane_of(durability, publisher)
         append = lane.open
@@ -159,7 +162,7 @@ class AppendBatcher:
             self._later(_LAZY_SECONDS, self._flush_lazily)
 
     def _lane_of(self, durability: Durability, publisher: bytes) -> _DurabilityQueue:
-        """Return where rows are to wait: where rows of their publisher do, if any."""
+        """Return the queue for new rows: the one where rows of the publisher wait, if any."""
         lane = self._lanes[durability]
         for other in self._lanes.values():
             if other is lane:
@@ -184,13 +187,13 @@ class AppendBatcher:
                     break
 
     def _may_follow(self, lane: _DurabilityQueue, append: _Append) -> bool:
-        """Tell whether an append may be given to the store now."""
+        """Return whether an append may be given to the store now."""
         if append.producer is not None or lane.under_way == 0:
             return True
         return lane.under_way < _UNDER_WAY_MAX and len(append.rows) >= self._pipelined_rows
 
     def _submit(self, lane: _DurabilityQueue, append: _Append) -> bool:
-        """Give an append to the database; tell whether the next one may follow now."""
+        """Give an append to the database; return whether the next one may follow now."""
         if append.producer is None:
             lane.under_way += 1
         outcomes: list[Ticket | SiltstoneError] = []
@@ -210,7 +213,7 @@ class AppendBatcher:
         return True
 
     def _hand_over(self, append: _Append, outcomes: list[Ticket | SiltstoneError]) -> None:
-        """Give an append to the database; add its ticket to the outcomes, or why there is none."""
+        """Give an append to the database; add its ticket or the error to the outcomes."""
         assert self._database is not None, "without a database nothing is stored"
         try:
             ticket = self._database.append(
@@ -225,15 +228,16 @@ class AppendBatcher:
             outcomes.append(ticket)
 
     def _hear(self, lane: _DurabilityQueue, append: _Append, ticket: Ticket) -> None:
-        """Bring an outcome to the loop, from a shard's thread."""
+        """Pass an outcome from the thread of a shard to the loop."""
         self._soon_from_thread(partial(self._settle, lane, append, ticket.error))
 
     def _postpone(self, lane: _DurabilityQueue, append: _Append, error: OverloadedError) -> bool:
-        """Try again when something that is under way is done; tell whether the next one may follow
-        now.
+        """Retry a refused append when another append ends; return whether the next may follow now.
+
+        If no other append is under way, settle this one with the error.
         """
         if sum(other.under_way for other in self._lanes.values()) == 1:
-            # Nothing of ours would end and bring us back here.
+            # Only this append is under way: no other one would end and start a retry.
             self._settle(lane, append, error)
             return True
         lane.under_way -= 1
@@ -250,11 +254,11 @@ class AppendBatcher:
         self._make_room()
 
     def hold(self, size_bytes: int) -> None:
-        """Count what waits for another disk too."""
+        """Add bytes to `pending_bytes` that another component is writing, for example a spool."""
         self.pending_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Count it no longer."""
+        """Subtract bytes that were added by `hold`."""
         self.pending_bytes -= size_bytes
         self._make_room()
 

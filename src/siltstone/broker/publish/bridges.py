@@ -1,4 +1,4 @@
-"""The bridges of the settings, made into links."""
+"""Creation of the bridges that the settings define."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from siltstone.fs.api import FileSystem
 from siltstone.mqtt.wire import Version
 from siltstone.spool import ensure
 
-# How many messages the peer may send ahead of their acknowledgements.
+# How many unacknowledged messages the remote broker may send.
 _RECEIVE_MAX = 256
 _SPOOLS = "spool"
 _DEAD_SUFFIX = ".dead"
 
 
 def open_links(broker: Broker, fs: FileSystem, data: PurePath) -> list[Bridge]:
-    """Open every bridge: from now on what is published waits for its peer.
+    """Open every bridge; messages published from now on are kept for its remote broker.
 
-    Raises: SiltstoneError for files or spools that cannot be had.
+    Raises: SiltstoneError for files or spools that cannot be opened.
     """
     links: list[Bridge] = []
     for bridge in broker.settings.bridge:
@@ -53,7 +53,7 @@ def open_links(broker: Broker, fs: FileSystem, data: PurePath) -> list[Bridge]:
 
 
 def link_settings(bridge: BridgeSettings, fs: FileSystem) -> LinkSettings:
-    """Return what a link is told, with the files that the settings name read.
+    """Return the settings of a link, with the contents of the files that they name.
 
     Raises: UsageError, DiskError.
     """
@@ -93,7 +93,7 @@ def link_settings(bridge: BridgeSettings, fs: FileSystem) -> LinkSettings:
 
 
 def client_context(bridge: BridgeSettings) -> ssl.SSLContext:
-    """Return how to speak TLS to the other broker. Raises: UsageError."""
+    """Return the TLS context for the remote broker. Raises: UsageError."""
     named = bridge.authorities
     try:
         context = ssl.create_default_context(cafile=bridge.authorities or None)

@@ -1,7 +1,7 @@
-"""Rows that others than MQTT clients have stored: subscribers get them, retained ones are kept.
+"""Delivery of rows that were not stored by MQTT clients, for example those of Arrow Flight.
 
-They are in the store already, where durable sessions find them; here they go to the sessions that
-live in memory. Everything runs on the loop.
+The rows are already in the store, where durable sessions read them. This module sends them to the
+sessions in memory and keeps the retained ones. Everything runs on the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from siltstone.store.log.write.partition import Columns
 
 
 def publish_rows(broker: Broker, rows: Columns) -> None:
-    """Send rows to their subscribers, and keep those that are to be retained."""
+    """Send rows to their subscribers, and keep those with the retain flag."""
     batch = batch_of(rows)
     retained = find_flags(batch.flags, RETAIN)
     if not retained and not len(broker.router):
@@ -36,7 +36,7 @@ def publish_rows(broker: Broker, rows: Columns) -> None:
 
 
 def batch_of(rows: Columns) -> PublishBatch:
-    """Return rows as MQTT has them."""
+    """Return rows as a batch of MQTT messages."""
     batch = PublishBatch()
     batch.topics = rows.topics
     batch.payloads = rows.values

@@ -1,7 +1,7 @@
 """Batches of many connections, gathered into the columns of one append.
 
-What all rows have in common, publisher or flags, is kept once: the store need not look at it row by
-row.
+A publisher or flags that all rows share are passed as one value, so that the store need not process
+them row by row.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Final
 
 from siltstone.mqtt.publish import PublishBatch
 
-# QoS and retain; DUP says something of one sending, not of the message.
+# QoS and retain. DUP is not stored: it belongs to one transmission, not to the message.
 STORED_FLAGS: Final = 7
-# What a message takes while it waits, beside its bytes.
+# Bytes of memory that a waiting message takes in addition to its own bytes.
 _OVERHEAD: Final = 64
 
 
 class GatheredPublishes:
-    """Rows of one append, in the order in which they came."""
+    """Rows of one append, in the order of their arrival."""
 
     def __init__(self) -> None:
         self.topics: list[bytes] = []
@@ -25,7 +25,7 @@ class GatheredPublishes:
         self.flags: list[int] = []
         self.properties: list[bytes] = []
         self.size_bytes = 0
-        # Whose rows these are: a name and how many of its rows follow each other.
+        # Publishers, run-length encoded: a name, and the number of its consecutive rows.
         self._names: list[bytes] = []
         self._counts: list[int] = []
         self._mixed_flags = False
@@ -34,7 +34,7 @@ class GatheredPublishes:
         return len(self.topics)
 
     def add(self, batch: PublishBatch, publisher: bytes) -> int:
-        """Take a batch in; return its size."""
+        """Add a batch; return its size in bytes."""
         before = len(self.topics)
         count = len(batch.topics)
         self.topics.extend(batch.topics)
@@ -61,15 +61,15 @@ class GatheredPublishes:
         return size
 
     def has(self, publisher: bytes) -> bool:
-        """Tell whether any row is of a publisher."""
+        """Return whether any row has this publisher."""
         return publisher in self._names
 
     def shared_flags(self) -> int | list[int]:
-        """Return the flags of all rows, or those of each."""
+        """Return one value if all rows have the same flags, otherwise the flags of each row."""
         return self.flags if self._mixed_flags else self.flags[0]
 
     def publishers(self) -> bytes | list[bytes]:
-        """Return the publisher of all rows, or that of each."""
+        """Return one name if all rows have one publisher, otherwise the publisher of each row."""
         first = self._names[0]
         if len(self._names) == 1:
             return first
@@ -79,7 +79,7 @@ class GatheredPublishes:
         return names
 
     def all_properties(self) -> list[bytes] | None:
-        """Return the properties of each row; None where no row has any."""
+        """Return the properties of each row; None if no row has any."""
         if not self.properties:
             return None
         while len(self.properties) < len(self.topics):

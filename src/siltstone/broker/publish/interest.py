@@ -1,7 +1,7 @@
-"""Which filters durable sessions have, connected or away: what store policies ask for.
+"""The filters of durable sessions, connected or disconnected, for the store policies.
 
-It is kept only where a policy asks. Then each distinct filter takes memory, however many sessions
-have it.
+Filters are recorded only if a policy needs them. Then each distinct filter takes memory once,
+however many sessions have it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _REMEMBERED_MAX: Final = 100_000
 
 
 class _Counts:
-    """How many sessions have a filter."""
+    """The numbers of connected (`present`) and disconnected (`away`) sessions with a filter."""
 
     __slots__ = ("away", "missing", "present")
 
     def __init__(self) -> None:
         self.present = 0
         self.away = 0
-        # Those that are away with QoS 1 or 2.
+        # Disconnected sessions whose subscription has QoS 1 or 2.
         self.missing = 0
 
     def is_empty(self) -> bool:
@@ -37,7 +37,7 @@ class Interest:
         self.is_asked = is_asked
         self._matcher = Matcher()
         self._counts: dict[tuple[bytes, ...], _Counts] = {}
-        # What topics were found to be: whether they are wanted, and missed.
+        # Results of `of` by topic: whether the topic is wanted, and whether it is missed.
         self._known: dict[bytes, tuple[bool, bool]] = {}
 
     def __len__(self) -> int:
@@ -45,23 +45,27 @@ class Interest:
         return len(self._counts)
 
     def come(self, topic_filter: TopicFilter) -> None:
-        """A session that is connected has a filter."""
+        """Add a filter of a connected session."""
         self._add(topic_filter, present=1)
 
     def go(self, topic_filter: TopicFilter) -> None:
-        """A session that is connected has it no longer."""
+        """Remove a filter of a connected session."""
         self._add(topic_filter, present=-1)
 
     def miss(self, topic_filter: TopicFilter, qos: int, count: int = 1) -> None:
-        """Sessions that are away have a filter."""
+        """Add a filter of `count` disconnected sessions."""
         self._add(topic_filter, away=count, missing=count if qos else 0)
 
     def forget(self, topic_filter: TopicFilter, qos: int) -> None:
-        """A session that was away has it no longer, or is away no longer."""
+        """Remove a filter of a disconnected session that was deleted, or that has caught up."""
         self._add(topic_filter, away=-1, missing=-1 if qos else 0)
 
     def of(self, topic: bytes) -> tuple[bool, bool]:
-        """Return whether a topic is wanted, and whether it is missed."""
+        """Return whether a topic is wanted, and whether it is missed.
+
+        It is wanted if a filter of any durable session matches it. It is missed if a filter with
+        QoS 1 or 2 of a disconnected session matches it.
+        """
         known = self._known.get(topic)
         if known is None:
             found = [cast("_Counts", counts) for counts in self._matcher.match(topic)]
@@ -72,7 +76,7 @@ class Interest:
         return known
 
     def load(self, filters: Iterable[tuple[TopicFilter, int, int]]) -> None:
-        """Take in the filters of sessions that are away, with their number and highest QoS."""
+        """Add filters of disconnected sessions, with the highest QoS and the number of sessions."""
         for topic_filter, qos, count in filters:
             self.miss(topic_filter, qos, count)
 

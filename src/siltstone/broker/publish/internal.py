@@ -1,4 +1,7 @@
-"""Messages that the broker itself publishes for somebody: stored, retained and sent as any are."""
+"""Messages that the broker itself publishes, for example for a bridge.
+
+They are stored, retained and sent like messages of clients.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ Done = Callable[[Exception | None], None]
 
 
 def publish_here(broker: Broker, publisher: bytes, batch: PublishBatch, done: Done) -> None:
-    """Publish a batch; `done` hears once, when all of it is as durable as the rules ask for.
+    """Publish a batch; `done` is called once, when all of it has the durability of the rules.
 
-    After an error some of it may have been stored and sent to subscribers.
+    After an error, part of the batch may have been stored and sent to subscribers.
     """
     outcome = Settling(done)
     broker.statistics.publishes_received += len(batch.topics)
     if broker.taps.refused(batch, publisher):
-        # It comes again, so nothing of it may be stored or sent to anybody now.
+        # The caller publishes the batch again, so no part of it may be stored or sent now.
         outcome.settled(None, OverloadedError("the spool of a bridge is full"))
         return
     try:
@@ -41,5 +44,5 @@ def publish_here(broker: Broker, publisher: bytes, batch: PublishBatch, done: Do
         return
     outcome.waits += broker.store(batch, publisher, outcome.settled, exchanges)
     broker.dispatch(batch, None)
-    # All parts are counted: what was settled meanwhile may be the last.
+    # All parts are counted now. End the wait of this function; it may be the last one.
     broker.shell.soon(partial(outcome.settled, None, None))

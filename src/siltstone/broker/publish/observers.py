@@ -1,4 +1,4 @@
-"""Those who get every message that is published, wherever else it goes; bridges are."""
+"""Observers, which receive every published message; bridges are observers."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from siltstone.broker.publish.outcomes import Settling
 from siltstone.errors import OutcomeUnknownError, OverloadedError
 from siltstone.mqtt.publish import PublishBatch
 
-# Hears what became of a part of a batch.
+# Receives the outcome of a part of a batch.
 SettlePart = Callable[[PublishBatch, Exception | None], None]
 
 
 class PublishObserver(Protocol):
-    """One of them."""
+    """A receiver of all published messages."""
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
         """Take messages; return how often `settle` will be called, later."""
 
     def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
-        """Return the indexes of messages that it has no room for, and that must come again."""
+        """Return the indexes of messages that it has no room for; they must be published again."""
 
 
 class PublishObservers:
-    """All of them."""
+    """All observers of a broker."""
 
     def __init__(self) -> None:
         self._taps: list[PublishObserver] = []
 
     def add(self, tap: PublishObserver) -> None:
-        """Let one more have what is published from now on."""
+        """Add an observer; it receives messages that are published from now on."""
         self._taps.append(tap)
 
     def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
-        """Return the indexes of messages that one of them has no room for.
+        """Return the indexes of messages that at least one observer has no room for.
 
-        Ask before a batch is stored or sent to anybody: its publisher sends these again. What is
-        left of it has room when it is given to all within the same turn of the loop.
+        Call it before a batch is stored or sent, because the publisher sends the refused messages
+        again. The observers have room for the others if `take` follows in the same turn of the
+        loop.
         """
         found: set[int] = set()
         for tap in self._taps:
@@ -46,7 +47,7 @@ class PublishObservers:
         return sorted(found)
 
     def take(self, batch: PublishBatch, publisher: bytes, settle: SettlePart | None) -> int:
-        """Give a batch to all; return how often `settle` will be called."""
+        """Give a batch to all observers; return how often `settle` will be called."""
         waits = 0
         for tap in self._taps:
             waits += tap.take(batch, publisher, settle)
@@ -55,8 +56,9 @@ class PublishObservers:
     def take_again(
         self, batch: PublishBatch, publisher: bytes, then: Callable[[Exception | None], None]
     ) -> None:
-        """Give what is stored, and may have been missed because a crash came between; go on when
-        all have it, or with the error of the first that has not.
+        """Give all observers messages that are stored, but that a crash may have kept from them.
+
+        `then` is called when all observers have the messages, or with the first error.
         """
         settling = Settling(then)
         settling.waits += self.take(batch, publisher, settling.settled)
@@ -69,9 +71,10 @@ class PublishObservers:
         had: set[int],
         then: Callable[[Exception | None], None],
     ) -> None:
-        """Give one message to those that do not have it yet, all or none of them; go on when all
-        have it, or with the error of the first that has not. `had` holds the numbers of those that
-        have it.
+        """Give one message to all observers that do not have it yet, or to none of them.
+
+        `had` contains the numbers of the observers that have the message; it is updated. `then` is
+        called when all observers have it, or with the first error.
         """
         missing = [(number, tap) for number, tap in enumerate(self._taps) if number not in had]
         if any(tap.refused(batch, publisher) for _, tap in missing):

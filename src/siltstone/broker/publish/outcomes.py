@@ -1,4 +1,4 @@
-"""What becomes of a message: when all of its parts are known, and what errors mean to a client."""
+"""Outcomes of published messages: collected from all parts, and translated for the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from siltstone.mqtt.reason import Reason
 
 
 def reason_of(error: Exception) -> Reason:
-    """Return what a publisher is told when its message could not be kept."""
+    """Return the reason code for a publisher whose message could not be stored."""
     match error:
         case RetryError():
             return Reason.QUOTA_EXCEEDED
@@ -23,8 +23,8 @@ def reason_of(error: Exception) -> Reason:
 class Settling:
     """Counts the parts of a batch whose outcome is not known, and keeps the first error.
 
-    `done` hears once, whatever the parts do. The first wait is that of the caller, which ends it
-    with `settled(None, …)` when all parts are counted.
+    `done` is called once, whatever the outcomes are. The first wait belongs to the caller, which
+    ends it with `settled(None, …)` when it has counted all parts.
     """
 
     def __init__(self, done: Callable[[Exception | None], None] | None) -> None:
@@ -33,14 +33,14 @@ class Settling:
         self._error: Exception | None = None
 
     def settled(self, _part: PublishBatch | None, error: Exception | None) -> None:
-        """Take the outcome of a part."""
+        """Record the outcome of a part."""
         self._error = self._error or error
         self.waits -= 1
         if self.waits == 0 and self._done is not None:
             self._done(self._error)
 
     def give_up(self, error: Exception) -> None:
-        """Wait for no part any more: it is not known which of them will be heard of."""
+        """Call `done` with an error now: it is unknown which parts will still report an outcome."""
         self.waits = 1
-        # What comes behind counts down from 0.
+        # Later outcomes count down from 0, so they never call `done` again.
         self.settled(None, error)

@@ -1,10 +1,10 @@
-"""How fast one client may publish: a bucket that fills with time."""
+"""The rate limit for the messages that one client publishes: a token bucket."""
 
 from __future__ import annotations
 
 
 class Rate:
-    """So many messages a second, and as many at once; 0 is no limit."""
+    """A token bucket for `per_second` messages per second and per burst; 0 means no limit."""
 
     __slots__ = ("_at", "_left", "per_second")
 
@@ -14,7 +14,7 @@ class Rate:
         self._at: float | None = None
 
     def take(self, count: int, now: float) -> float:
-        """Take note of messages that came; return how long to read no more."""
+        """Count received messages; return for how many seconds to stop reading."""
         if self.per_second == 0:
             return 0.0
         if self._at is not None:

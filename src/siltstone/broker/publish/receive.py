@@ -1,12 +1,14 @@
-"""What a client publishes: judged, stored, dispatched, and acknowledged in its order.
+"""Messages that a client publishes: checked, stored, dispatched, and acknowledged in order.
 
-Invariants: a message is acknowledged after its outcome is known, in the order of the messages. One
-that the client may publish is never acknowledged when it was not kept. A session hears once of
-every batch that its outcome is known, be it that a mistake of ours has ended the connection.
+Invariants: a message is acknowledged after its outcome is known, in the order of the messages. A
+message that the client may publish is never acknowledged if it was not stored. For each increment
+of `session.unsettled`, `session.settled()` is called exactly once, also after an internal error
+that ended the connection.
 
-MQTT 3.1.1 cannot say no. A message that the client may never publish is acknowledged and dropped,
-for the client would send it again for ever. A message that could not be stored holds the client:
-nothing of it is read for a while, then it is closed, and may send the message again.
+MQTT 3.1.1 has no negative acknowledgement. By default (`refused_publish`), the broker acknowledges
+and drops a message that the client may never publish, because the client would send it again
+forever. If a message cannot be stored, the broker stops reading from the client and closes the
+connection after `refusal_delay`. The client may then connect and send the message again.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _DUP: Final = 8
 # The bit that only QoS 2 has.
 QOS2: Final = 2
 _ALLOWED_MAX: Final = 10_000
-# One client's refused messages are told in one line for so long.
+# At most one line for each client and interval reports refused messages.
 _REFUSAL_QUIET_SECONDS: Final = 10.0
 
 
@@ -61,27 +63,27 @@ class PublishReceiver:
         self._version = version
         self._receipts = Receipts()
         self._backpressure = Backpressure(broker, owner)
-        # What was decided for which topic, and by whom.
+        # Cached rights by topic, and the Access object that decided them.
         self._may_publish: dict[bytes, bool] = {}
         self._judge = broker.access
         self._quiet_until = 0.0
         self._untold = 0
-        # Nothing is taken any more; the connection ends soon.
+        # No more messages are accepted; the connection ends soon.
         self._is_held = False
         limits = broker.limits
         self._acknowledges_refused = version is not Version.V5 and (
             limits.refused_publish == "acknowledge"
         )
-        # What waits until it is on disk which messages of QoS 2 these are.
+        # Batches that wait until their QoS 2 messages are announced on disk.
         self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
-        # What is done next for the first of them, and whether that has begun.
+        # The next step for the first batch in the line, and whether steps are running.
         self._step: Callable[[], None] | None = None
         self._is_stepping = False
-        # Whether nothing in the line will be taken.
+        # Whether processing of the line has ended: its batches will not be stored.
         self._has_failed = False
 
     def release(self, packet_ids: list[int]) -> None:
-        """Take PUBREL."""
+        """Process PUBREL."""
         self._session.outbox.changing()
         session = self._session
         self._receipts.complete(packet_ids)
@@ -97,7 +99,7 @@ class PublishReceiver:
             durable.save_received(partial(session.outbox.write, answer))
 
     def take(self, batch: PublishBatch) -> None:
-        """Take messages of the client, in their order."""
+        """Process messages of the client, in their order."""
         if self._is_held:
             return
         broker = self._broker
@@ -109,7 +111,7 @@ class PublishReceiver:
             self._owner.end(Reason.RECEIVE_MAXIMUM_EXCEEDED)
             return
         if self._line or (session.durable is not None and find_flags(batch.flags, QOS2)):
-            # What is behind it waits too, so that all stays in order.
+            # Later batches wait too, so that all messages stay in order.
             self._line.append((batch, receipt))
             session.unsettled += 1
             self._owner.stop()
@@ -120,8 +122,10 @@ class PublishReceiver:
         self._backpressure.hold_back(len(batch.topics))
 
     def _go_on_with(self, step: Callable[[], None]) -> None:
-        """Do the next step for what is first in the line. One that is named during another follows
-        it: a client may have thousands of batches in the line, and the stack has an end.
+        """Run the next step for the first batch in the line.
+
+        A step that is set while another runs is run after it, not inside it: a client may have
+        thousands of batches in the line, and recursion would overflow the stack.
         """
         self._step = step
         if not self._is_stepping:
@@ -137,7 +141,7 @@ class PublishReceiver:
             self._is_stepping = False
 
     def _announce(self, batch: PublishBatch) -> None:
-        """Say on disk which messages of QoS 2 are about to be stored, and as what."""
+        """Find out which QoS 2 messages of a batch are stored already, and announce the others."""
         session = self._session
         durable = session.durable
         assert durable is not None
@@ -163,7 +167,7 @@ class PublishReceiver:
             self._expect(fresh)
 
     def _hear_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
-        """Go on when the bridges have what was stored before; or let the client send it again."""
+        """Continue when the bridges have the messages that were stored before, or on an error."""
         self._go_on_with(partial(self._told_again, told, fresh, error))
 
     def _told_again(self, told: PublishBatch, fresh: PublishBatch, error: Exception | None) -> None:
@@ -173,14 +177,18 @@ class PublishReceiver:
             durable.inbound.confirm(told.packet_ids)
             self._expect(fresh)
             return
-        # It stays doubtful. Refused, it would come as a new message, and be stored once more.
+        # The messages stay doubtful. If they were refused, the client would send them as new
+        # messages, and they would be stored twice.
         reason = reason_of(error)
         self._tell_refused("publish_refused", told, list(range(len(told.topics))), reason)
         self._forget_line()
         self._hold(reason, "a message could not be kept for a bridge")
 
     def _expect(self, fresh: PublishBatch) -> None:
-        """Save as what the new messages of QoS 2 will be stored, then take them."""
+        """Save the producer and sequence of the new QoS 2 messages, then process the batch.
+
+        After a crash, these tell whether a message that the client sends again was stored.
+        """
         durable = self._session.durable
         assert durable is not None
         inbound = durable.inbound
@@ -203,7 +211,7 @@ class PublishReceiver:
     def _advance(
         self, fresh: PublishBatch, producer: Producer | None, announced: list[int]
     ) -> None:
-        """Take what was announced, then what is behind it as far as it need not be."""
+        """Process the announced batch, then the following ones up to the next QoS 2 message."""
         if not self._is_as_announced(fresh, announced):
             self._expect(fresh)
             return
@@ -216,7 +224,7 @@ class PublishReceiver:
             self._take_first(batch, None)
 
     def _take_first(self, fresh: PublishBatch, producer: Producer | None) -> None:
-        """Take what is first in the line, as far as it is new."""
+        """Process the new messages of the first batch in the line."""
         batch, receipt = self._line.popleft()
         try:
             self._take(fresh, batch, receipt, producer)
@@ -225,9 +233,9 @@ class PublishReceiver:
             self._session.settled()
 
     def _is_as_announced(self, fresh: PublishBatch, announced: list[int]) -> bool:
-        """Tell whether the rules still store no other messages of QoS 2 than was announced.
+        """Return whether the rules still store no QoS 2 messages except the announced ones.
 
-        They may depend on subscribers, which come and go while the announcement is saved.
+        Rules may depend on subscribers, which may change while the announcement is saved.
         """
         rules = self._broker.rules
         if not rules.leaves_out:
@@ -239,12 +247,12 @@ class PublishReceiver:
         )
 
     def _fail(self) -> None:
-        """End the connection after a mistake of ours: nothing that waits here will be taken."""
+        """End the connection after an internal error, and drop the batches in the line."""
         self._forget_line()
         self._owner.end(Reason.UNSPECIFIED_ERROR, "internal error: see the log of the broker")
 
     def _forget_line(self) -> None:
-        """Take nothing more of what waits; its outcome is that it was not taken."""
+        """Drop the batches in the line; they count as settled and are not stored."""
         self._has_failed = True
         while self._line:
             self._line.popleft()
@@ -257,7 +265,7 @@ class PublishReceiver:
         receipt: Receipt | None,
         producer: Producer | None,
     ) -> None:
-        """Take the messages of a batch that were not received before."""
+        """Process the messages of a batch that were not received before."""
         if receipt is None:
             self._take_fresh(fresh, None, None, producer)
             return
@@ -286,18 +294,18 @@ class PublishReceiver:
         if receipt is not None:
             receipt.waits += waits
         if self._owner.ended or self._is_held:
-            # Nothing of this is stored or was sent to anybody, nor shall it be retained.
+            # No message of this batch was stored or sent, so none may be retained.
             broker.forget_retained(exchanges)
             self._refuse(fresh, receipt, Reason.NOT_AUTHORIZED)
         elif kept.topics:
-            # Messages of all QoS are one append: apart, they would change their order.
+            # Messages of all QoS form one append: separate appends would change their order.
             waits = broker.store(kept, self._session.publisher, settle, exchanges, producer)
             if receipt is not None:
                 receipt.waits += waits
             broker.dispatch(self._unseen(kept), self._session.outbox)
 
     def _hear(self, receipt: Receipt) -> None:
-        """Take note that one outcome of a batch is known; answer when all are."""
+        """Count one known outcome of a batch; acknowledge the batch when all are known."""
         receipt.waits -= 1
         if receipt.waits == 0:
             try:
@@ -306,10 +314,11 @@ class PublishReceiver:
                 self._session.settled()
 
     def _abandon(self, receipt: Receipt) -> None:
-        """Wait for no outcome of a batch: a mistake of ours came between, and nobody knows which of
-        them will be heard of.
+        """Stop waiting for a batch after an internal error.
+
+        It is unknown which of its outcomes will be reported.
         """
-        # What is heard counts down from here, and never to 0.
+        # Later outcomes count down from -1, so they never reach 0.
         receipt.waits = -1
         session = self._session
         if session.durable is not None:
@@ -340,8 +349,10 @@ class PublishReceiver:
     def _retain(
         self, batch: PublishBatch, receipt: Receipt | None, settle: SettlePart | None
     ) -> tuple[int, PublishBatch, list[Exchange]]:
-        """Keep what is to be retained; return how often `settle` will be called, the messages that
-        are not refused, and what they changed.
+        """Keep the retained messages of a batch.
+
+        Return how often `settle` will be called, the messages that are not refused, and the
+        changes to the retained messages.
         """
         if self._owner.ended or self._is_held:
             return 0, batch, []
@@ -352,7 +363,7 @@ class PublishReceiver:
             self._tell_refused("publish_refused", batch, refused, reason_of(exc))
             return 0, self._leave_out(batch, refused, receipt, reason_of(exc)), []
         if beyond and self._acknowledges_refused:
-            # It is kept, and subscribers get it.
+            # The message is still stored and sent to subscribers; it is only not retained.
             self._tell_refused("publish_not_retained", batch, beyond, Reason.QUOTA_EXCEEDED)
         elif beyond:
             self._tell_refused("publish_refused", batch, beyond, Reason.QUOTA_EXCEEDED)
@@ -366,7 +377,7 @@ class PublishReceiver:
         if access.open:
             return refused
         if access is not self._judge or len(self._may_publish) > _ALLOWED_MAX:
-            # The rights were read anew, or there is no end to the topics.
+            # The rights were reloaded, or the cache is full.
             self._judge = access
             self._may_publish = {}
         known = self._may_publish
@@ -378,9 +389,10 @@ class PublishReceiver:
     def _leave_out(
         self, batch: PublishBatch, refused: list[int], receipt: Receipt | None, reason: Reason
     ) -> PublishBatch:
-        """Answer what may not be published; return the rest."""
+        """Refuse some messages of a batch; return the others."""
         if self._version is not Version.V5 and any(batch.flags[index] & 3 for index in refused):
-            # [MQTT-3.3.5-2] of 3.1.1: acknowledge or close; an acknowledgement here means kept.
+            # [MQTT-3.3.5-2] of 3.1.1: the server must acknowledge or close the connection. Here
+            # an acknowledgement means that the message is stored, so the connection is closed.
             self._hold(reason, "")
             return batch
         self._refuse(pick(batch, refused), receipt, reason)
@@ -389,7 +401,7 @@ class PublishReceiver:
     def _tell_refused(
         self, event: str, batch: PublishBatch, refused: list[int], reason: Reason
     ) -> None:
-        """Count messages that are refused, and log them now and then."""
+        """Count refused messages, and log them at most once every `_REFUSAL_QUIET_SECONDS`."""
         broker = self._broker
         broker.statistics.publishes_refused += len(refused)
         self._untold += len(refused)
@@ -402,9 +414,10 @@ class PublishReceiver:
             self._owner.report(logging.WARNING, event, reason, text, topic=topic)
 
     def _hold(self, reason: Reason, text: str) -> None:
-        """Read no more, and end the connection after a while.
+        """Stop reading, and end the connection after `refusal_delay` seconds.
 
-        A client that is closed at once connects again at once, and sends the same message.
+        If the connection ended at once, the client would connect again at once and send the same
+        message.
         """
         if self._is_held:
             return
@@ -417,7 +430,7 @@ class PublishReceiver:
         )
 
     def _refuse(self, part: PublishBatch, receipt: Receipt | None, reason: Reason) -> None:
-        """Answer some messages of a batch with a reason, those that want an answer."""
+        """Set the reason code of some messages of a batch; QoS 0 messages have no answer."""
         ids = set(part.packet_ids)
         ids.discard(0)
         if receipt is not None and ids:
@@ -426,10 +439,10 @@ class PublishReceiver:
             )
 
     def _unseen(self, batch: PublishBatch) -> PublishBatch:
-        """Return the messages that subscribers do not have already.
+        """Return the messages that were not sent to subscribers before.
 
-        They have what was sent to them and could then not be stored. Its publisher, who does not
-        know that, sends it again [MQTT-4.4.0-1].
+        A QoS 2 message that could not be stored was sent to subscribers nevertheless. Its publisher
+        sends it again [MQTT-4.4.0-1]; subscribers must not receive it twice.
         """
         dispatched = self._session.dispatched
         if not dispatched:
@@ -443,7 +456,7 @@ class PublishReceiver:
         return without(batch, seen) if seen else batch
 
     def _settled(self, receipt: Receipt, part: PublishBatch, error: Exception | None) -> None:
-        """Take note of the outcome of a batch, or of a part of it."""
+        """Record the outcome of a batch, or of a part of it."""
         session = self._session
         try:
             if error is not None:
@@ -458,8 +471,8 @@ class PublishReceiver:
             self._hear(receipt)
 
     def _answer(self, known: Receipt) -> None:
-        """Acknowledge what is next in order, now that one more outcome is known."""
-        # A message of QoS 2 that was not taken may come again under its packet id.
+        """Acknowledge the batches that are next in order, after the outcome of one is known."""
+        # The client may send a refused QoS 2 message again with the same packet id.
         refused = known.refused()
         if refused:
             self._session.received.packet_ids.difference_update(refused)

@@ -1,4 +1,4 @@
-"""What is stored of which topic: rules by filter, remembered by topic."""
+"""The rules that decide which messages are stored: defined by filter, cached by topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from siltstone.topic.grammar import TopicFilter
 
 _REMEMBERED_MAX: Final = 100_000
 _ALWAYS: Final = StoreRule(filter="#")
-# For a broker without a store: every topic, those that begin with $ included.
+# For a broker without a store. "#" does not match topics that begin with $. Of these, clients may
+# publish only the state topics of bridges, under $SYS.
 NOTHING_STORED: Final = (
     StoreRule(filter="#", store="never"),
     StoreRule(filter="$SYS/#", store="never"),
@@ -24,28 +25,29 @@ NOTHING_STORED: Final = (
 
 
 class StoreRules:
-    """Says which durability a message has; None is not stored at all."""
+    """Decides the durability of each message; None means that it is not stored."""
 
     def __init__(self, rules: Sequence[StoreRule], interest: Interest) -> None:
         self._rules = [(TopicFilter.parse(rule.filter), rule) for rule in rules]
         self._interest = interest
         self._known: dict[bytes, StoreRule] = {}
-        # Whether anything at all may not be stored.
+        # Whether there are messages that the rules may not store.
         self.leaves_out = any(rule.store != "always" for rule in rules)
 
     def rule(self, topic: bytes) -> StoreRule:
-        """Return the first rule that matches; everything else is stored and synced."""
+        """Return the first rule that matches; a topic without one is stored and synced."""
         for topic_filter, rule in self._rules:
             if topic_filter.matches(topic):
                 return rule
         return _ALWAYS
 
     def split(self, batch: PublishBatch) -> dict[Durability | None, PublishBatch]:
-        """Return what is stored of a batch and what is not, each part in order and none of them
-        empty; whole where there are no rules.
+        """Return the stored part of a batch, by its durability, and the other part, by None.
 
-        What is stored has one durability, the strongest that any message of it asks for: apart,
-        messages of one publisher would change their order.
+        Each part is in order. Empty parts are left out. Without rules, the whole batch is stored.
+
+        All stored messages have one durability, the strongest that any of them requires: with
+        separate appends, messages of one publisher would change their order.
         """
         if not batch.topics:
             return {}
@@ -81,5 +83,5 @@ class StoreRules:
 
 
 def asks_for_interest(rules: Sequence[StoreRule]) -> bool:
-    """Tell whether any rule depends on who is subscribed."""
+    """Return whether any rule depends on subscriptions."""
     return any(rule.store in ("subscribed", "offline") for rule in rules)

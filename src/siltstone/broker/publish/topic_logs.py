@@ -1,4 +1,4 @@
-"""Topic logs beside the broker: opened before anybody connects, and published where asked for."""
+"""Topic logs of a broker: opened before clients connect, and published to MQTT by rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEMBERED_MAX: Final = 10_000
 
 
 class Publishing:
-    """Gives messages of topic logs to the subscribers of the broker, once they are stored."""
+    """Sends messages of topic logs to the subscribers of the broker, after they are stored."""
 
     def __init__(self, broker: Broker, rules: tuple[TopicLogPublish, ...]) -> None:
         self._broker = broker
@@ -27,7 +27,7 @@ class Publishing:
         self._known: dict[str, TopicLogPublish | None] = {}
 
     def rule(self, topic: str) -> TopicLogPublish | None:
-        """Return what the first rule that matches says; None where nothing is published."""
+        """Return the first rule that matches; None if the topic is not published."""
         if topic not in self._known:
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
@@ -37,7 +37,7 @@ class Publishing:
         return self._known[topic]
 
     def publish(self, topic: str, values: list[bytes]) -> None:
-        """Send messages to who is subscribed. They are stored already, as rows of their log."""
+        """Send messages to the subscribers. They are stored already, as rows of their log."""
         rule = self.rule(topic)
         if rule is None:
             return
@@ -57,8 +57,9 @@ async def serve_topic_logs(
     connections_max: int,
     keep_free_bytes: int = 0,
 ) -> TopicLogServer:
-    """Recover all topics, then take so many connections at once; so much of the disk is left to
-    others.
+    """Recover all topics, then accept up to `connections_max` connections at the same time.
+
+    Topic logs leave `keep_free_bytes` of the disk free.
 
     Raises: UsageError, CorruptionError.
     """

@@ -1,16 +1,16 @@
-"""Retained messages on disk: a database of changes, of which the last one of a topic counts.
+"""Retained messages on disk: a database of changes, in which the last change of a topic counts.
 
-A row is a message as it was published; one without a value says that its topic was cleared. What a
-row cannot say stands before the properties of its message, as a user property of its own:
+A row is a message as it was published. A row with an empty value means that its topic was cleared.
+Facts that have no column are stored as a user property, before the properties of the message:
 
     26 0005 "times" 0021 | when it arrived | when it expires | "$" or "-"
 
-Both times are µs since 1970 in 16 hexadecimal digits, 0 for one that never expires. They must not
-depend on the row's own time, which the store gives: it never goes back though the clock does, and
-it is a new one when compaction writes the message again. The last character says whether the topic
-begins with $; its row then has ! in place of it, for no filter finds all topics with $.
+Both times are µs since 1970, as 16 hexadecimal digits; an expiry of 0 means never. The timestamp of
+the row cannot replace them: the store assigns it, it never goes back although the clock may, and it
+changes when compaction writes the message again. The last character tells whether the topic begins
+with $. The topic of the row then has ! instead of $, because no filter matches all topics with $.
 
-Invariant: replaying the rows in order gives the messages of the last append that was stored.
+Invariant: a replay of the rows in order gives the messages of the last append that was stored.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from siltstone.store.writer.ticket import Ticket
 
 LOG_NAME: Final = "_retained"
 
-# One shard, because the order of changes is the truth. Every level varies from the start: retained
-# topics are many and each is written now and then, so that streams of their own would be most of
-# every frame, and learned words would stay when their topics are gone. Segments are small, for what
-# is live is; no rotation or retention, for only compaction knows which rows are needed no more.
+# One shard, because the order of changes matters. Every level varies from the start: there are many
+# retained topics, and each is written rarely. Separate streams would take most of every frame, and
+# learned words would stay after their topics are gone. Segments are small, because the live data is
+# small. There is no rotation or retention, because only compaction knows which rows are obsolete.
 LOG_SETTINGS: Final = DatabaseSettings(
     shards=1, thresholds=(0,), segment_bytes=16 * 1024 * 1024, topic_cache=10_000
 )
 
-# What a row takes on disk beside its bytes, about, when it is alone in its frame.
+# The approximate overhead of a row on disk, if it is alone in its frame.
 _ROW_BYTES: Final = 256
-# So much may be wasted however little is live: a fraction of a second to replay.
+# Obsolete data up to these limits is always tolerated: its replay takes a fraction of a second.
 _WASTED_ROWS: Final = 20_000
 _WASTED_BYTES: Final = 32 * 1024 * 1024
 
@@ -51,10 +51,10 @@ _TIMES_BYTES: Final = len(_TIMES) + 33
 
 
 class Retained(NamedTuple):
-    """A retained message. In the log, one without payload says that its topic has none.
+    """A retained message. In the log, an empty payload means that the topic has no message.
 
-    Flags are QoS and retain as in a row; properties are as received, without length and alias;
-    times are of the wall clock, and it never expires when `expires_us` is 0.
+    Flags are QoS and retain, as in a row. Properties are as received, without length and alias.
+    Times are of the wall clock. The message never expires if `expires_us` is 0.
     """
 
     topic: bytes
@@ -67,35 +67,38 @@ class Retained(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What counts against the limit."""
+        """The size that counts for the limit."""
         topic, payload, _, properties, _, _, publisher = self
         return len(topic) + len(payload) + len(properties) + len(publisher)
 
     def is_expired(self, now_us: int) -> bool:
-        """Say whether it is not to be sent any more."""
+        """Return whether the message must not be sent any more."""
         return 0 < self.expires_us <= now_us
 
     def is_over(self, clock: Clock) -> bool:
-        """Say whether it can be deleted: the time that it may take has passed for certain."""
+        """Return whether the message can be deleted: its lifetime has certainly passed.
+
+        Unlike `is_expired`, this does not trust a wall clock that jumped.
+        """
         lasts_us = self.expires_us - self.stored_us
         return self.expires_us > 0 and clock.passed_us(self.stored_us) >= lasts_us
 
     def coming_at(self, now_us: int) -> Retained:
-        """Return the message as if it had come at this time."""
+        """Return the message as if it had arrived at this time."""
         expires_us = self.expires_us and self.expires_us - self.stored_us + now_us
         return self._replace(stored_us=now_us, expires_us=expires_us)
 
 
 def cleared(topic: bytes, now_us: int) -> Retained:
-    """Return what the log says of a topic that has no message any more."""
+    """Return the change that clears a topic in the log."""
     return Retained(topic, b"", RETAIN, b"", now_us, 0, b"")
 
 
 class RetainedLog:
     """The changes of retained messages, in order.
 
-    `rows` and `size_bytes` count what is on disk, live or not; they belong to the thread that
-    appends, which may be another than the one that seals and drops.
+    `rows` and `size_bytes` count the rows on disk, live or obsolete. They belong to the thread that
+    appends, which may differ from the thread that seals and drops.
     """
 
     def __init__(self, database: Database) -> None:
@@ -104,7 +107,7 @@ class RetainedLog:
         self.size_bytes = 0
 
     def replay(self) -> Iterator[Retained]:
-        """Yield every change in order; reads some thousands at a time."""
+        """Yield every change in order; rows are read in batches of some thousands."""
         for batch in self._database.read("#", columns=_COLUMNS):
             for message in _messages_of(batch):
                 self._count(message)
@@ -128,8 +131,10 @@ class RetainedLog:
         return ticket
 
     def is_wasteful(self, rows: int, size_bytes: int) -> bool:
-        """Say whether so much more is on disk than the live messages, that writing those once more
-        pays.
+        """Return whether compaction is worthwhile: more than half of the rows or bytes is obsolete.
+
+        `rows` and `size_bytes` are those of the live messages. A fixed amount of obsolete data is
+        always tolerated.
         """
         return (
             self.rows > 2 * rows + _WASTED_ROWS
@@ -137,23 +142,23 @@ class RetainedLog:
         )
 
     def discount(self, *, rows: int, size_bytes: int) -> None:
-        """Count what was dropped no more."""
+        """Subtract dropped rows from the counts."""
         self.rows -= rows
         self.size_bytes -= size_bytes
 
     def seal(self) -> list[SlabId]:
-        """Seal what was appended before; return all that is sealed, oldest first. Blocks."""
+        """Seal all rows appended so far; return all sealed slabs, oldest first. Blocks."""
         self._database.seal()
         *sealed, _ = self._database.slabs()
         return [info.slab for info in sealed]
 
     def sync(self) -> None:
-        """Return when all that was appended is durable. Blocks."""
+        """Wait until all appended rows are durable. Blocks."""
         self._database.sync()
 
     def drop(self, slabs: list[SlabId]) -> None:
-        """Delete what was sealed. Blocks."""
-        # Oldest first: a change must not go before what it undoes.
+        """Delete sealed slabs. Blocks."""
+        # Oldest first: a change must not be deleted before the message that it clears.
         for slab in slabs:
             self._database.drop_slab(slab)
 
@@ -174,7 +179,7 @@ def _row_properties(message: Retained) -> bytes:
 
 def _messages_of(batch: pa.RecordBatch) -> Iterator[Retained]:
     """Yield the messages of some rows."""
-    # Few publishers send many messages: each name is kept once.
+    # A few publishers send many messages, so each name is kept in memory once.
     names: dict[bytes, bytes] = {}
     for topic, timestamp_us, name, qos, properties, payload in zip(
         batch.column("topic").cast(pa.binary()).to_pylist(),
@@ -186,7 +191,8 @@ def _messages_of(batch: pa.RecordBatch) -> Iterator[Retained]:
         strict=True,
     ):
         stored_us, expires_us, is_special, size = timestamp_us, 0, False, 0
-        # A row that somebody else appended has no times: it came when it was stored, and stays.
+        # A row that another program appended has no times: it arrived at its own timestamp, and
+        # never expires.
         if properties.startswith(_TIMES):
             times = properties[len(_TIMES) : _TIMES_BYTES]
             stored_us, expires_us = int(times[:16], 16), int(times[16:32], 16)

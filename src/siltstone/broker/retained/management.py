@@ -1,7 +1,7 @@
-"""Retained messages, looked at and cleared for the people who run the broker.
+"""Requests of operators to count and clear retained messages.
 
-Clients that subscribe later do not get what was cleared. Those that are subscribed hear nothing of
-it, for nothing is published.
+Clients that subscribe later do not receive cleared messages. Current subscribers are not notified,
+because nothing is published.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from siltstone.logs import log
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
-# So many are cleared in one append, between which others have their turns.
+# Messages that one append clears; other work of the loop runs between two appends.
 STEP: Final = 1000
 
 
 def clear_some(
     retained: RetainedMessages, topics: list[bytes]
 ) -> tuple[list[Exchange], Ticket | None]:
-    """Clear topics; return what that changed, and when it is durable."""
+    """Clear topics; return the changes, and a ticket that is done when they are durable."""
     count = len(topics)
     receipt = retained.put(topics, [b""] * count, [RETAIN] * count, [], [], b"", "synced")
     changed = [exchange for exchange in receipt.exchanges if exchange.before is not None]
@@ -33,18 +33,18 @@ def clear_some(
 
 
 class RetainedManagement:
-    """Carries requests out, on the loop."""
+    """Executes the requests, on the loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.deeds = {"clear-retained": self.clear, "count-retained": self.count}
 
     async def count(self, request: Mapping[str, Any]) -> int:
-        """Return how many messages a filter has."""
+        """Return how many messages match a filter."""
         return len(self._topics(request))
 
     async def clear(self, request: Mapping[str, Any]) -> int:
-        """Clear the messages of a filter; return how many there were, when all of it is on disk."""
+        """Clear the messages that match a filter; when this is on disk, return their number."""
         topics = self._topics(request)
         cleared = 0
         for first in range(0, len(topics), STEP):
@@ -59,7 +59,7 @@ class RetainedManagement:
         return cleared
 
     def _topics(self, request: Mapping[str, Any]) -> list[bytes]:
-        """Return the topics of a filter, without the broker's own values. Raises: UsageError."""
+        """Return the matching topics, without values of the broker itself. Raises: UsageError."""
         topic_filter = TopicFilter.parse(str(request["filter"]))
         retained = self._broker.retained
         found = retained.find(topic_filter, self._broker.clock.now_us())
@@ -72,9 +72,9 @@ class RetainedManagement:
 
 
 async def until_stored(broker: Broker, ticket: Ticket | None) -> None:
-    """Wait until a change of retained messages is on disk, and let others have their turns.
+    """Wait until a change of retained messages is on disk; always yield to the loop.
 
-    Raises: what kept it from there.
+    Raises: the error of the ticket, if the change could not be stored.
     """
     if ticket is None:
         await asyncio.sleep(0)

@@ -1,15 +1,16 @@
 """The retained messages of the broker: all of them in RAM, found by filter, and their log on disk.
 
-A change is seen at once and durable when its ticket is done; whoever got the ticket tells of it by
-`settled`, on the thread that owns the messages. All else happens on that thread too, but for the
-blocking steps of `compact`.
+A change is visible at once, and durable when its ticket is done. The caller that got the ticket
+then calls `settled`, on the thread that owns the messages. Everything else runs on that thread too,
+except the blocking steps of `compact`.
 
 Invariants:
 - A topic shows its last change that has not failed. The changes of a topic that are under way form
-  a chain, each knowing what it replaced. One that is stored ends the chain before it; one that
-  fails is undone if it is the last, and else taken out, so that the next one replaced what it did.
-- What RAM shows of a topic without a change under way is what replaying the log gives.
-- An expired message is as good as cleared: it is never returned, and never comes back.
+  a chain; each records the message that it replaced. When a change is stored, it and all changes
+  before it leave the chain. When a change fails, it is undone if it is the last one. Otherwise it
+  leaves the chain, and the next change takes over the message that it replaced.
+- For a topic without a change under way, RAM and a replay of the log give the same message.
+- An expired message counts as cleared: it is never sent, and never becomes visible again.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from siltstone.topic.index import TopicIndex
 
 VOLATILE_PREFIX: Final = b"$SYS/"
 
-# What one step of compaction does on the loop's thread: two or three milliseconds.
+# Limits for one step of compaction on the thread of the loop: two or three milliseconds.
 _STEP_ROWS: Final = 250
 _STEP_BYTES: Final = 256 * 1024
-# Compaction failed: the disk is full, or slow. It is not tried again at every tick.
+# After a failed compaction, for example on a full disk, wait this long before the next one.
 _RETRY_SECONDS: Final = 60.0
 _SECOND_US: Final = 1_000_000
 
 
 class Exchange(NamedTuple):
-    """What a topic had before a put, and has after it."""
+    """The message of a topic before and after a put."""
 
     topic: bytes
     before: Retained | None
@@ -52,8 +53,10 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What became of a batch: which of its messages were refused, being beyond the limits, what the
-    others changed, and when they are durable; None is now.
+    """The result of a put.
+
+    `refused` has the indexes of messages that exceed the limits, `exchanges` the changes by the
+    other messages. They are durable when `ticket` is done; None means at once.
     """
 
     ticket: Ticket | None
@@ -62,7 +65,7 @@ class Receipt:
 
 
 class _Change:
-    """A change under way: what a topic had before it and has after it."""
+    """A change under way, with the message of its topic before and after it."""
 
     __slots__ = ("after", "before", "topic")
 
@@ -73,7 +76,7 @@ class _Change:
 
 
 class RetainedMessages:
-    """The retained messages by topic. Without a database they live as long as the process."""
+    """The retained messages by topic. Without a database they are lost when the process ends."""
 
     def __init__(self, database: Database | None, clock: Clock, limits: Limits) -> None:
         self.limits = limits
@@ -90,11 +93,11 @@ class RetainedMessages:
         self._compact_at = clock.monotonic()
 
     def __len__(self) -> int:
-        """Return the number of topics with a message, volatile ones left out."""
+        """Return the number of topics with a message, without volatile ones."""
         return len(self._index)
 
     def load(self) -> None:
-        """Read the log, once and before all else. Blocks. Raises: CorruptionError."""
+        """Read the log; call it once, before all other methods. Blocks. Raises: CorruptionError."""
         if self._log is None:
             return
         for message in self._log.replay():
@@ -111,14 +114,16 @@ class RetainedMessages:
         publisher: bytes,
         durability: Durability,
     ) -> Receipt:
-        """Retain a batch of publishes as if one by one; an empty payload clears its topic.
+        """Retain a batch of messages, one after the other; an empty payload clears its topic.
 
-        Properties and expiries may be empty lists, as in a PublishBatch. Clearing and replacing by
-        what is no larger are never refused. Never blocks. When it raises nothing has changed.
+        Properties and expiries may be empty lists, as in a PublishBatch. A message that clears a
+        topic, or that is not larger than the one it replaces, is never refused. Never blocks. If it
+        raises, nothing has changed.
 
         Raises: OverloadedError, PoisonedError, ClosedError.
         """
-        # [MQTT-3.3.1-5] store it, [MQTT-3.3.1-6] clear, [MQTT-3.3.1-7] and do not store that.
+        # [MQTT-3.3.1-5]: store the message; [MQTT-3.3.1-6]: an empty payload clears the topic;
+        # [MQTT-3.3.1-7]: do not store an empty payload.
         now_us = self._clock.now_us()
         planned: dict[bytes, Retained | None] = {}
         refused: list[int] = []
@@ -153,10 +158,10 @@ class RetainedMessages:
         return Receipt(ticket=ticket, refused=refused, exchanges=exchanges)
 
     def take_back(self, exchanges: list[Exchange]) -> Ticket | None:
-        """Let topics have what they had before a put, unless they were changed since.
+        """Restore the messages that topics had before a put, unless they were changed since.
 
-        Return when that is durable; None is now. Raises: OverloadedError, PoisonedError,
-        ClosedError, and then RAM alone has changed.
+        Return a ticket that is done when this is durable; None means at once. Raises:
+        OverloadedError, PoisonedError, ClosedError; then the change is made in RAM only.
         """
         planned = {
             exchange.topic: exchange.before
@@ -171,8 +176,9 @@ class RetainedMessages:
             raise
 
     def put_volatile(self, topic: bytes, payload: bytes) -> None:
-        """Set a value of the broker itself, below $SYS, which clients may not publish to. It is not
-        in the log, nor counted; an empty one clears.
+        """Set a value of the broker itself, below $SYS; an empty payload clears it.
+
+        Clients may not publish there. The value is not in the log, and limits do not count it.
         """
         assert topic.startswith(VOLATILE_PREFIX), "a client's topic must not be volatile"
         if payload:
@@ -182,11 +188,11 @@ class RetainedMessages:
             self._volatile.pop(topic)
 
     def settled(self, ticket: Ticket) -> None:
-        """Hear that the ticket of a receipt is done. What failed is undone."""
+        """Process a ticket that is done; undo its changes if it failed."""
         for change in self._under_way.pop(ticket):
             chain = self._chains.get(change.topic, [])
             if change not in chain:
-                # A later change of the topic is stored already, whatever becomes of this one.
+                # A later change of the topic is stored already, so this outcome does not matter.
                 continue
             place = chain.index(change)
             if ticket.error is None:
@@ -201,15 +207,15 @@ class RetainedMessages:
                 del self._chains[change.topic]
 
     def all(self) -> list[Retained]:
-        """Return the messages of now, volatile ones left out."""
+        """Return all current messages, without volatile ones."""
         return self._index.values()
 
     def put_back(self, message: Retained) -> None:
-        """Hold a message that was held before, whatever the limits are now."""
+        """Restore a message in RAM, without a check of the limits."""
         self._show(message.topic, message)
 
     def find(self, topic_filter: TopicFilter, now_us: int) -> list[Retained]:
-        """Return the messages of a filter, sorted by the levels of their topics."""
+        """Return the messages that match a filter, sorted by the levels of their topics."""
         found = self._index.match(topic_filter)
         if self._expiring:
             expired = [message for message in found if message.is_expired(now_us)]
@@ -224,14 +230,14 @@ class RetainedMessages:
         return found
 
     def walk(self, topic_filter: TopicFilter) -> Iterator[Retained | None]:
-        """Yield the messages of a filter as they are when their turn comes, a step at a time.
+        """Yield the messages that match a filter, step by step, each as it is at its step.
 
-        A step that finds nothing yields None. Expired ones may be among them.
+        A step that finds no message yields None. Expired messages may be included.
         """
         return chain(self._volatile.walk(topic_filter), self._index.walk(topic_filter))
 
     def is_kept(self, topic: bytes) -> bool:
-        """Tell whether a topic has a message that is no value of the broker itself."""
+        """Return whether a topic has a message that is not volatile."""
         return topic in self._index
 
     def get(self, topic: bytes, now_us: int) -> Retained | None:
@@ -240,8 +246,9 @@ class RetainedMessages:
         return None if message is None or message.is_expired(now_us) else message
 
     def sweep(self, budget: int) -> int:
-        """Look at so many messages that can expire, and go on there the next time; return how many
-        were expired and are forgotten.
+        """Check up to `budget` messages that can expire; return how many were expired and deleted.
+
+        The next call continues with the messages that follow.
         """
         if not self._unswept:
             self._unswept = list(self._expiring)
@@ -255,16 +262,18 @@ class RetainedMessages:
         return forgotten
 
     def after(self, now_us: int) -> list[bytes]:
-        """Return the topics whose messages expire, and came later than this: the clock was ahead
-        then.
+        """Return the topics of messages that expire and were stored after `now_us`.
+
+        The clock was ahead when they were stored.
         """
         held = ((topic, self._index.get(topic)) for topic in self._expiring)
         return [topic for topic, message in held if message and message.stored_us > now_us]
 
     def come_again(self, topics: list[bytes]) -> Ticket | None:
-        """Let the messages of topics expire as if they came now; return as `take_back` does.
+        """Restart the expiry of the messages of topics, as if they arrived now.
 
-        Raises: OverloadedError, PoisonedError, ClosedError, and then nothing has changed.
+        Return a ticket as `take_back` does. Raises: OverloadedError, PoisonedError, ClosedError;
+        then nothing has changed.
         """
         now_us = self._clock.now_us()
         held = [message for topic in topics if (message := self._index.get(topic)) is not None]
@@ -274,7 +283,7 @@ class RetainedMessages:
         return self._change(planned, now_us, "synced")
 
     def needs_compaction(self) -> bool:
-        """Say whether `compact` should run: not while it does, and not soon after it failed."""
+        """Return whether `compact` should run: not while it runs, and not soon after it failed."""
         return (
             self._log is not None
             and not self._is_compacting
@@ -283,11 +292,12 @@ class RetainedMessages:
         )
 
     def compact(self) -> Generator[Callable[[], object], None, None]:
-        """Write the log anew: seal, append what is live, drop what was sealed.
+        """Rewrite the log: seal it, append the live messages, drop the sealed slabs.
 
-        Yields what blocks, to be called on any thread before going on; between that it does a
-        bounded piece of work. When a call raises, close the generator: nothing is lost, all of it
-        will be done again. A crash at any point leaves a log that replays to the same messages.
+        Yields functions that block. Call each of them, on any thread, before the next step of the
+        generator; between them the generator does a limited amount of work. If a call raises, close
+        the generator: nothing is lost, and a later compaction starts from the beginning. A crash at
+        any point leaves a log that replays to the same messages.
 
             with closing(retained.compact()) as steps:
                 for step in steps:
@@ -300,8 +310,8 @@ class RetainedMessages:
         sealed: list[SlabId] = []
         try:
             yield partial(_extend, sealed, self._log.seal)
-            # From here on every change is behind the seal. What was changed before it and is not
-            # settled may yet be undone, so that its topic is written again though it shows nothing.
+            # Every change from now on is after the seal. A change from before the seal that is not
+            # settled may still be undone, so its topic is written again even if it has no message.
             waiting = [topic for topic in self._chains if topic not in self._index]
             waiting.extend(self._index)
             while waiting:
@@ -309,7 +319,8 @@ class RetainedMessages:
                 try:
                     yield ticket.wait
                 finally:
-                    # One that is not done when this is given up stays under way.
+                    # If the generator is closed before the ticket is done, its changes stay under
+                    # way.
                     if ticket.done:
                         self.settled(ticket)
             yield self._log.sync
@@ -320,9 +331,10 @@ class RetainedMessages:
             self._is_compacting = False
 
     def _write_again(self, waiting: list[bytes]) -> Ticket:
-        """Take some topics off the end and append what they show, as changes that change nothing.
+        """Remove some topics from the end of the list, and append their current messages.
 
-        A message whose own append fails, but which was written here, stays.
+        Each is a change that replaces a message by itself. If the original append of a message
+        fails, but this one is stored, the message stays.
         """
         assert self._log is not None
         now_us = self._clock.now_us()
@@ -333,7 +345,7 @@ class RetainedMessages:
             topic = waiting.pop()
             message = self._index.get(topic)
             if topic not in self._chains and (message is None or message.is_over(self._clock)):
-                # Cleared behind the seal, or expired: the log has nothing to say of it.
+                # Cleared after the seal, or expired: the log needs no row for it.
                 self._show(topic, None)
                 continue
             changes.append(_Change(topic, message, message))
@@ -348,8 +360,10 @@ class RetainedMessages:
     def _change(
         self, planned: dict[bytes, Retained | None], now_us: int, durability: Durability
     ) -> Ticket | None:
-        """Write changes and show them. Without a message there is nothing to clear, unless a change
-        that is under way could bring one back.
+        """Append changes to the log and show them.
+
+        A topic without a message is not cleared again, except if a change under way could restore
+        a message.
         """
         changes = [
             _Change(topic, self._index.get(topic), after)
@@ -371,7 +385,7 @@ class RetainedMessages:
             self._chains.setdefault(change.topic, []).append(change)
 
     def _show(self, topic: bytes, message: Retained | None) -> None:
-        """Let RAM hold this of a topic."""
+        """Set or clear the message of a topic in RAM."""
         self.size_bytes += _size_of(message) - _size_of(self._index.get(topic))
         if message is None:
             self._index.pop(topic)

@@ -1,4 +1,4 @@
-"""Work for a thread, gathered: what is asked for while it is away is done together next time."""
+"""Batched work for a thread: requests that arrive while it is busy form the next batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOGETHER_MAX: Final = 1000
 
 
 class BatchedCalls(Generic[Item, Answer]):
-    """Items that wait for one kind of work; `work` answers all of them, in order, or raises."""
+    """Items that wait for one kind of work; `work` returns all answers, in order, or raises."""
 
     def __init__(
         self, in_thread: InThread, work: Callable[[Sequence[Item]], Sequence[Answer]]
@@ -28,7 +28,7 @@ class BatchedCalls(Generic[Item, Answer]):
         self._is_away = False
 
     def ask(self, item: Item, then: Callable[[Answer | SiltstoneError], None]) -> None:
-        """Have something done; call back with the answer, or with what went wrong."""
+        """Add an item to the next batch; call `then` with the answer or the error."""
         self._waiting.append((item, then))
         if not self._is_away:
             self._go()
@@ -46,7 +46,7 @@ class BatchedCalls(Generic[Item, Answer]):
 
         def then() -> None:
             self._is_away = False
-            # Whoever asked waits for an answer, be it that ours was a mistake.
+            # After an internal error there are no answers, but every caller must get one.
             mistake = OutcomeUnknownError("internal error: see the log of the broker")
             answers.extend([mistake] * (len(taken) - len(answers)))
             for (_, tell), answer in zip(taken, answers, strict=True):

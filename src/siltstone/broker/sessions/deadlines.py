@@ -1,8 +1,9 @@
-"""What is due of sessions that are away: wills whose delay is over, and sessions whose time is.
+"""Deadlines of disconnected sessions and of groups: delayed wills, and expiry.
 
-Both are in the archive, in order of time, so that they outlive the broker; it is asked every
-second. Nothing is early, and nothing is lost: a will is forgotten after it was stored, a session
-when that is durable. What was due while the broker was down is due when it is back.
+The archive has them in order of time, so they survive the broker. It is read every second. Nothing
+is early, and nothing is lost: a will is deleted after it was stored, and a session counts as
+deleted when that is durable. Deadlines that passed while the broker was down are handled after its
+start.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from siltstone.session.archive.store import Due
 Act = Callable[[], None]
 
 _LOOK_SECONDS: Final = 1.0
-# So many are dealt with between two looks.
+# Deadlines that are handled between two reads.
 _MANY: Final = 1000
 
 
 class Shell(Protocol):
-    """What is needed of the loop."""
+    """The functions of the loop that are needed."""
 
     def now(self) -> float:
-        """Return the loop's time."""
+        """Return the time of the loop."""
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        """Do work that waits for the disk in a thread, then something on the loop."""
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
 
 
 class Deadlines:
-    """Looks for what is due, for ever."""
+    """Handles the deadlines as long as the broker runs."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Deadlines:
         if due.kind == "group":
             self._groups.expire(due.client_id, turn)
         elif due.client_id in self._durables.sessions:
-            # Its client came back in time.
+            # The client connected again before the deadline.
             turn.end()
         else:
             step = turn.step("its session to be loaded", partial(self._taken, turn))
@@ -121,7 +122,7 @@ class Deadlines:
 
     def _published(self, turn: Turn, owned: OwnedSession, error: Exception | None) -> None:
         if error is not None:
-            # It stays due.
+            # The will stays due.
             self._durables.tell(turn.client_id, error)
             turn.end()
         elif self._durables.is_expired(owned.state):

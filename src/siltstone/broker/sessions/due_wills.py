@@ -1,10 +1,11 @@
-"""Wills of durable sessions that are away: published when they are due, and tried again until every
-bridge and the store have them.
+"""Wills of disconnected durable sessions, published when they are due.
 
-Invariant: while the broker runs, who has a will is not given it again, whichever of the others
-fails, and how often. The bridges come first: what they cannot spool is not stored or sent to
-subscribers either, so that there is nothing to repeat here. After a crash in between, bridges may
-get a will again.
+After a failure they are published again, until every bridge and the store have them.
+
+Invariant: while the broker runs, a bridge or the store that has a will does not get it again,
+however often the others fail. The bridges come first: a will that they cannot spool is not stored
+or sent to subscribers either, so neither must be repeated. After a crash between the two, bridges
+may get a will again.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Settle = Callable[[Exception | None], None]
 # Stores a will and sends it to subscribers.
 Keep = Callable[[str, SavedWill, Settle], None]
 
-# So many are remembered; beyond that the first ones may be repeated.
+# The number of unfinished wills that are recorded; above it the oldest ones may be repeated.
 _REMEMBERED_MAX: Final = 10_000
 
 
 class _Given:
-    """Who has a will: bridges by their numbers, and the store."""
+    """The receivers that have a will: bridges by their numbers, and the store."""
 
     def __init__(self) -> None:
         self.bridges: set[int] = set()
@@ -35,16 +36,16 @@ class _Given:
 
 
 class DueWills:
-    """Publishes wills, and knows who has those that are not done yet."""
+    """Publishes wills, and records which receivers have the unfinished ones."""
 
     def __init__(self, taps: PublishObservers, keep: Keep) -> None:
         self._taps = taps
         self._keep = keep
-        # By client id and the time when the client went, which tells its wills apart.
+        # By client id and the time of the disconnect, which distinguishes the wills of a client.
         self._known: dict[tuple[str, int | None], _Given] = {}
 
     def publish(self, owned: OwnedSession, will: SavedWill, settle: Settle) -> None:
-        """Publish a will that stays due where this fails."""
+        """Publish a will; if this fails, the will stays due."""
 
         def bridged(error: Exception | None) -> None:
             if error is None:
@@ -55,8 +56,9 @@ class DueWills:
         self._bridge(owned, will, bridged)
 
     def publish_last(self, owned: OwnedSession, will: SavedWill, settle: Settle) -> None:
-        """Publish a will that is forgotten whatever comes of it: what a bridge cannot spool is
-        stored all the same.
+        """Publish a will for the last time: the caller deletes it, whatever the outcome is.
+
+        The will is stored even if a bridge cannot spool it.
         """
 
         def bridged(error: Exception | None) -> None:
@@ -65,7 +67,7 @@ class DueWills:
         self._bridge(owned, will, bridged)
 
     def forget(self, owned: OwnedSession) -> None:
-        """Take note that it is on disk that a will was published."""
+        """Delete the record of a will, because the session is saved without the will."""
         self._known.pop(_key(owned), None)
 
     def _bridge(self, owned: OwnedSession, will: SavedWill, then: Settle) -> None:

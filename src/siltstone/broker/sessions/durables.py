@@ -1,12 +1,12 @@
-"""Durable sessions while their clients are connected: opened, fed from the store, saved, left.
+"""Durable sessions while their clients are connected: loaded, fed from the store, saved, left.
 
-What is known of a session that is away is in the archive and nowhere else. A client that comes back
-has its session loaded, and every row that it missed comes by on its feed, from where it left off.
+A disconnected session exists in the archive only. When its client connects again, the session is
+loaded, and its feed delivers all rows that it missed, from its saved position on.
 
-Invariants: the durable state of one client id changes in turns; what was sent and acknowledged is
-saved at most a second behind, and always when a connection ends; a session that is connected is
-known to be so on disk before its client is told. A commit costs nothing for the sessions that it
-does not match: their positions are saved now and then, many together.
+Invariants: the durable state of one client id changes in turns. Sent and acknowledged messages are
+saved with a delay of at most one second, and always when a connection ends. A session is saved as
+connected before its client receives CONNACK. A commit costs nothing for sessions that it does not
+match: their positions are saved from time to time, many together.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ Act = Callable[[], None]
 Found = OwnedSession | SiltstoneError | None
 T = TypeVar("T")
 
-# Sessions that have moved are saved so often, a part of them each time.
+# The interval for saving sessions that have moved, and the number of parts: each time one part.
 _SAVE_SECONDS: Final = 0.1
 _SAVE_PARTS: Final = 8
-# Every session, moved or not, has a turn once in so many of those times: half a minute.
+# Every session, moved or not, is checked once in this many intervals: half a minute.
 _ROUND_PARTS: Final = 300
 _LOOK_SECONDS: Final = 1.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 
 
 class Shell(Protocol):
-    """What durable sessions need of the loop."""
+    """The functions of the loop that durable sessions need."""
 
     def now(self) -> float:
-        """Return the loop's time."""
+        """Return the time of the loop."""
 
     def soon(self, act: Act) -> None:
-        """Run something when the current work is done."""
+        """Run `act` when the current work is done."""
 
     def soon_from_thread(self, act: Act) -> None:
-        """Run something on the loop, called from any thread."""
+        """Run `act` on the loop; may be called from any thread."""
 
     def read_in_thread(self, work: Act, then: Act) -> None:
-        """Do work that waits for the disk in a thread, then something on the loop."""
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
 
 
 class Durables:
@@ -94,27 +94,28 @@ class Durables:
         self._log = logging.getLogger("siltstone.sessions")
         self.turns = Turns(shell.soon, shell.now)
         self.feeding = feeding
-        # What there was when this run began: any of it may have been sent by the one before.
+        # The ends of the shards when this run began. The previous run may have sent any row before
+        # them.
         self._began = feeding.ends()
         self.sessions: dict[str, Session] = {}
-        # How many sessions the archive has, and how many more are being made. The archive counts
-        # them with each commit, so this is right after a crash as well.
+        # The number of sessions in the archive, and of those that are being created. The archive
+        # updates its number with each commit, so it is correct after a crash.
         self._kept = archive.count()
         self._made = 0
-        # Where those begin that are being made, each by a number of its own.
+        # Start positions of the sessions that are being created, each under its own number.
         self.beginning: dict[int, dict[int, int]] = {}
         self._made_ever = 0
-        # Those that have moved, by the part that is looked at together, and the next part.
+        # Sessions that have moved, by part, and the number of the current part.
         self._moved: list[list[Session]] = [[] for _ in range(_SAVE_PARTS)]
         self._part = 0
         self._attached = 0
-        # All of them, the one that had its turn longest ago first, and how many are to have it.
+        # All sessions, the one that was checked longest ago first, and how many checks are due.
         self._rota: OrderedDict[Session, None] = OrderedDict()
         self._turns_due = 0.0
-        # How often a session was looked at.
+        # The number of checks of sessions.
         self.looks = 0
-        # What sessions that are back still miss, by client id: until they have caught up, messages
-        # are stored for them as if they were away, and so come behind those that they missed.
+        # Filters of connected sessions that have not caught up, by client id. Until then messages
+        # are stored for them as for disconnected sessions, so that they follow the missed ones.
         self._missing: dict[str, list[tuple[TopicFilter, int]]] = {}
         self._taking: BatchedCalls[str, OwnedSession | None] = BatchedCalls(
             shell.read_in_thread, archive.take_many
@@ -128,7 +129,7 @@ class Durables:
     # The life of a session.
 
     def find(self, client_id: str, then: Callable[[Found], None]) -> None:
-        """Take the session of a client id that is away; call back with it, or None."""
+        """Load a disconnected session; call `then` with it, with None, or with an error."""
         self._taking.ask(client_id, then)
 
     def make(
@@ -140,7 +141,7 @@ class Durables:
         expiry_seconds: int,
         then: Callable[[OwnedSession | SiltstoneError], None],
     ) -> None:
-        """Begin a session, in place of any other of this client id; call back with it."""
+        """Create a session and replace any other of this client id; call `then` with it."""
         saved = new_session(
             client_id,
             user=user,
@@ -166,11 +167,11 @@ class Durables:
         then(owned)
 
     def away(self) -> int:
-        """Return how many sessions there are whose clients are not connected."""
+        """Return the number of durable sessions whose clients are not connected."""
         return self._kept + self._made - len(self.sessions)
 
     def is_expired(self, state: SavedSession) -> bool:
-        """Tell whether a session that is away has had its time."""
+        """Return whether a disconnected session has expired."""
         away_us = state.away_since_us
         return (
             away_us is not None
@@ -179,9 +180,9 @@ class Durables:
         )
 
     def due_will(self, state: SavedSession) -> SavedWill | None:
-        """Return the will of a session that is away, if it is to be published by now.
+        """Return the will of a disconnected session if it is due.
 
-        [MQTT-3.1.3-9]: when its delay is over, or the session ends.
+        [MQTT-3.1.3-9]: it is due when its delay has passed, or when the session ends.
         """
         away_us, will = state.away_since_us, state.will
         if away_us is None or will is None:
@@ -190,7 +191,7 @@ class Durables:
         return will if is_due or self.is_expired(state) else None
 
     def attach(self, session: Session, owned: OwnedSession, window: int) -> Durable:
-        """Make a session of a connected client durable; it begins where it was left."""
+        """Make the session of a connected client durable; it continues at its saved position."""
         durable = Durable(
             owned,
             session.publisher,
@@ -208,7 +209,7 @@ class Durables:
             wall_us=self._clock.now_us(),
         )
         missing = _filters_of(owned.state) if self._interest.is_asked else []
-        # Nothing refers to the session before this, and nothing fails from here on.
+        # Before this line nothing refers to the session; after it nothing can fail.
         session.durable = durable
         if missing:
             self._missing[session.client_id] = missing
@@ -222,7 +223,7 @@ class Durables:
         return durable
 
     def feed(self, session: Session) -> None:
-        """Let rows come by, now that it is known which are wanted, or wanted anew."""
+        """Start, change or end the feed of a session, after its subscriptions have changed."""
         durable = _durable(session)
         filters = [
             subscribed.subscription.filter
@@ -247,14 +248,14 @@ class Durables:
             self._interest.forget(topic_filter, qos)
 
     def _miss_from_now(self, session: Session, state: SavedSession) -> None:
-        """Have messages stored for a session that is about to be away."""
+        """Register the filters of a session that disconnects, so that its messages are stored."""
         self._miss_no_more(session.client_id)
         if session.expiry_seconds and self._interest.is_asked:
             for topic_filter, qos in _filters_of(state):
                 self._interest.miss(topic_filter, qos)
 
     def begin(self, session: Session) -> None:
-        """Let the rows come by that a session has missed, within its limits, then all others."""
+        """Start the feed of a session: first the missed rows, within the limits, then new ones."""
         durable = _durable(session)
         limits = self._limits
         durable.reader.age_max_us = int(limits.backlog_age_max * 1_000_000)
@@ -265,7 +266,7 @@ class Durables:
             durable.reader.backlog = Backlog(messages_max, bytes_max)
             self.feed(session)
         else:
-            # How many are too much is known when all are counted.
+            # The oldest rows are dropped, so all rows must be counted first.
             ends = {shard: lane.missed_until for shard, lane in durable.progress.lanes.items()}
             self.ask(
                 partial(
@@ -280,7 +281,7 @@ class Durables:
             )
 
     def _hear_measured(self, session: Session, lag: Lag | SiltstoneError) -> None:
-        # A session without a feed would wait for ever.
+        # After an error the session would wait forever for its feed, so it is ended.
         mistake = OutcomeUnknownError(_MISTAKE)
         contain_with(partial(self._measured, session), lag, partial(self._lost, session, mistake))
 
@@ -299,12 +300,12 @@ class Durables:
         self.feed(session)
 
     def narrow(self, session: Session) -> None:
-        """Forget the rows that wait in memory and are not wanted any more; read on without them."""
+        """Drop the waiting rows that no subscription matches any more, and narrow the feed."""
         _durable(session).narrow()
         self.feed(session)
 
     def leave(self, session: Session, will: SavedWill | None) -> None:
-        """Let a session be, saved, while its client is away; or end it where it has no time."""
+        """Save a session whose client disconnected; delete it if its expiry is 0."""
         durable = _durable(session)
         del self.sessions[session.client_id]
         del self._rota[session]
@@ -313,18 +314,18 @@ class Durables:
         contain(partial(self._miss_from_now, session, durable.owned.state))
         contain(partial(self.feeding.end, durable))
         try:
-            # Now, for the outbox is about to forget what is in flight.
+            # At once, because the outbox is about to drop its messages in flight.
             durable.freeze()
         finally:
-            # Whoever waits to take the session over must find what is saved now.
+            # A connection that waits to take over the session must find the state saved here.
             self.turns.begin_next(turn)
 
     def _save_last(
         self, turn: Turn, session: Session, durable: Durable, will: SavedWill | None
     ) -> None:
         if session.unsettled and not durable.is_lost:
-            # Messages of this connection are on their way to the disk: what the client sends again
-            # must find their outcome.
+            # Messages of this connection are not on disk yet. Their outcome must be known before
+            # the client sends them again.
             again = partial(self._save_last, turn, session, durable, will)
             session.when_settled.append(turn.step("its messages to be stored", again))
             return
@@ -343,13 +344,13 @@ class Durables:
         durable.close(turn.step("its session to be saved", partial(_end, turn, durable)))
 
     def _lost(self, session: Session, error: Exception) -> None:
-        """Go on without a save that cannot be made."""
+        """Handle an error that ends a session: run its waiting callbacks, end its connection."""
         self.tell(session.client_id, error)
         durable = _durable(session)
         durable.is_lost = True
         waiting, session.when_settled = session.when_settled, []
         for act in waiting:
-            # What they wait for may have waited for this save.
+            # They may wait, indirectly, for this save.
             contain(act)
         if durable.when_lost is not None:
             durable.when_lost(error)
@@ -357,12 +358,12 @@ class Durables:
             self._failed(session, error)
 
     def forget_rights(self) -> None:
-        """Ask anew what each session may read."""
+        """Drop the cached read rights of all sessions."""
         for session in self.sessions.values():
             _durable(session).reader.forget_rights()
 
     def drop(self, owned: OwnedSession, then: Act) -> None:
-        """Delete a session for good; call back when that is durable, or cannot be."""
+        """Delete a session; call `then` when this is durable, or has failed."""
 
         def dropped() -> None:
             self._kept -= 1
@@ -370,14 +371,14 @@ class Durables:
         self.carry_out(owned.client_id, owned.drop_later, then, dropped)
 
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
-        """Delete a session that is away."""
+        """Delete a disconnected session."""
         if self._interest.is_asked:
             for topic_filter, qos in _filters_of(owned.state):
                 self._interest.forget(topic_filter, qos)
         self.drop(owned, then)
 
     def load_interest(self) -> None:
-        """Take in what sessions that are away are interested in; waits for the disk."""
+        """Load the filters of disconnected sessions for the store policies. Blocks."""
         if self._interest.is_asked:
             self._interest.load(
                 (TopicFilter.parse(away.filter), away.qos_max, away.count)
@@ -391,8 +392,10 @@ class Durables:
         then: Act,
         durable: Act | None = None,
     ) -> None:
-        """Commit something; call back when that is durable, or cannot be. `durable` is called
-        before, in the first case alone.
+        """Commit a change; call `then` when it is durable, or has failed.
+
+        If it is durable, `durable` is called before `then`. If there is nothing to commit, only
+        `then` is called.
         """
 
         def done(error: Exception | None) -> None:
@@ -415,8 +418,10 @@ class Durables:
     # Saving.
 
     def _save_some(self) -> None:
-        """Save a part of the sessions that have moved, all within a second; and a few others, all
-        within half a minute.
+        """Save one part of the sessions that have moved, and the positions of a few others.
+
+        All moved sessions are saved within a second. All others are checked within half a minute,
+        and saved if their saved position is far behind or old.
         """
         self._timers.at(self._shell.now() + _SAVE_SECONDS, self._save_some)
         self._part = (self._part + 1) % _SAVE_PARTS
@@ -441,7 +446,7 @@ class Durables:
     def _look_after(self, session: Session) -> None:
         durable = _durable(session)
         self.looks += 1
-        # Before anything is done that may move it again.
+        # Set this first: the following calls may move the session again.
         session.outbox.moved = durable.moved
         dropped = durable.dropped()
         if dropped != durable.owned.dropped:
@@ -456,11 +461,11 @@ class Durables:
             session.outbox.stir()
 
     def now(self) -> float:
-        """Return the loop's time."""
+        """Return the time of the loop."""
         return self._shell.now()
 
     def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
-        """Have the archive asked something in a thread; call back with what it said."""
+        """Run `work` in a thread; call `then` on the loop with its result or error."""
         answers: list[T | SiltstoneError] = []
 
         def ask() -> None:
@@ -475,7 +480,7 @@ class Durables:
         self._shell.read_in_thread(partial(contain, ask), answer)
 
     def keeper(self, name: str, submit: Callable[[], SaveTicket | None]) -> SaveScheduler:
-        """Return what saves something of this name."""
+        """Return a save scheduler for the session or group of this name."""
         return SaveScheduler(
             submit,
             hop=self._shell.soon_from_thread,
@@ -487,7 +492,7 @@ class Durables:
         self._timers.at(self._shell.now() + seconds, act)
 
     def tell(self, client_id: str, error: Exception) -> None:
-        """Log what went wrong with a session."""
+        """Log an error of a session."""
         log(self._log, logging.ERROR, "session_save_failed", client_id=client_id, error=str(error))
 
 

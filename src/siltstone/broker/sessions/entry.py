@@ -1,10 +1,11 @@
-"""A client that may come in, to a durable session: found or made, one client id's turn at a time.
+"""The way of an authenticated client to its durable session, which is loaded or created.
 
-The turn waits for the disk here and there; meanwhile the visitor may go. An earlier connection is
-ended first, and leaves in a turn of its own.
+This happens in a turn of its client id. The turn waits for the disk several times, and the client
+may disconnect meanwhile. An earlier connection is ended first; its session is saved in a separate
+turn.
 
-Invariants: a visitor waits no longer than `connect_timeout`; the turn ends, whatever becomes of the
-visitor or of a step.
+Invariants: a client waits at most `connect_timeout`. The turn ends, whatever happens to the client
+or to a step.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ Act = Callable[[], None]
 
 
 class EnteringClient(Peer, Protocol):
-    """The client that wants to get in."""
+    """The client that connects."""
 
     ended: bool
 
     @property
     def is_in(self) -> bool:
-        """Whether it was let in."""
+        """Whether its CONNECT was accepted."""
 
     def stop(self) -> None:
-        """Read no more until as many have said go on."""
+        """Stop reading until `go_on` was called as often as `stop`."""
 
     def go_on(self) -> None:
-        """Read again, if nobody else says stop."""
+        """End one `stop`; read again if it was the last."""
 
     def welcome(
         self,
@@ -56,11 +57,14 @@ class EnteringClient(Peer, Protocol):
         *,
         is_present: bool,
     ) -> None:
-        """Let it in, to a session that is there or a new one."""
+        """Begin the connection with the given session, or with a new one."""
 
 
 def is_turned_away(broker: Broker, visitor: EnteringClient, client_id: str) -> bool:
-    """Refuse a visitor where there is no place, nor one that it takes over; tell whether."""
+    """Refuse a client above `connections_max`, unless it takes over a connection.
+
+    Return whether it was refused.
+    """
     if len(broker.clients) < broker.limits.connections_max or client_id in broker.clients:
         return False
     visitor.end(
@@ -70,7 +74,7 @@ def is_turned_away(broker: Broker, visitor: EnteringClient, client_id: str) -> b
 
 
 def is_stranger(visitor: EnteringClient, session: Session | None, identity: Identity) -> bool:
-    """Refuse a visitor whose client id has a session of another user; tell whether."""
+    """Refuse a client whose client id has a session of another user; return whether it was."""
     if session is None or session.user == identity.user:
         return False
     _refuse_stranger(visitor)
@@ -78,12 +82,12 @@ def is_stranger(visitor: EnteringClient, session: Session | None, identity: Iden
 
 
 def _refuse_stranger(visitor: EnteringClient) -> None:
-    # Nobody ends or inherits the session of another user.
+    # A user must not end or take over the session of another user.
     visitor.end(Reason.CLIENT_IDENTIFIER_NOT_VALID, "the client id is in use by another user")
 
 
 class SessionEntry:
-    """One visitor on its way to its session."""
+    """One client on its way to its session."""
 
     __slots__ = (
         "_broker",
@@ -113,14 +117,14 @@ class SessionEntry:
         self._connect = connect
         self._terms = terms
         self._identity = identity
-        # The client that had the session, and was ended.
+        # The earlier client of the session, which was ended.
         self._former: Peer | None = None
-        # The session while it is saved as connected, until the visitor is let in.
+        # The session while it is saved as connected, until CONNECT is accepted.
         self._joining: tuple[Session, Durable] | None = None
         self._timer: Timer | None = None
 
     def begin(self) -> None:
-        """Come in when it is this client id's turn."""
+        """Start when the client id has its turn."""
         broker = self._broker
         self._timer = broker.timers.at(
             broker.shell.now() + broker.limits.connect_timeout, self._timed_out
@@ -129,7 +133,7 @@ class SessionEntry:
         self._durables.turns.begin(self._turn)
 
     def _timed_out(self) -> None:
-        """Keep the visitor waiting no longer, nor those behind it for its sake."""
+        """Refuse the client, and do not let other turns wait for it."""
         holder = self._durables.turns.holder(self._terms.client_id)
         waits_for = "its turn" if holder is None else holder.waits_for
         self._visitor.end(
@@ -137,11 +141,11 @@ class SessionEntry:
         )
         self._durables.turns.withdraw(self._turn)
         if self._joining is not None:
-            # Its save may be tried for long, should the disk be full.
+            # On a full disk the save may be retried for a long time.
             self._turn.end()
 
     def _over(self, turn: Turn) -> None:
-        """Clean up behind a turn that has ended, be it by a step that failed."""
+        """Clean up after the end of the turn, also if a step has failed."""
         if turn is not self._turn:
             return
         self._broker.timers.cancel(self._timer)
@@ -172,7 +176,8 @@ class SessionEntry:
         elif other is self._former:
             raise AssertionError("internal error: an ended client is still registered")
         else:
-            # [MQTT-3.1.4-3]. It leaves in the next turn, and then it is this one's again.
+            # [MQTT-3.1.4-3]. The session is saved in the next turn; a second turn of this client
+            # follows it.
             self._former = other
             turn, self._turn = self._turn, Turn(client_id, self._take_turn, self._over)
             self._durables.turns.begin_next(self._turn)
@@ -192,15 +197,15 @@ class SessionEntry:
         elif owned is None:
             self._begin_anew()
         elif self._connect.clean_start or self._durables.is_expired(owned.state):
-            # [MQTT-3.1.2-4]; [MQTT-3.1.3-9]: with its session ends the delay of its will.
+            # [MQTT-3.1.2-4]; [MQTT-3.1.3-9]: the will is published when the session ends.
             self._publish(owned, owned.state.will, partial(self._drop, owned))
         else:
-            # Its delay was over before the client came back.
+            # A will whose delay passed before the client connected again is published.
             will = self._durables.due_will(owned.state)
             self._publish(owned, will, partial(self._join, owned, is_present=True))
 
     def _publish(self, owned: OwnedSession, will: SavedWill | None, then: Act) -> None:
-        """Publish a will, then go on: what is about to be saved forgets it."""
+        """Publish a will, then call `then`: the next save of the session deletes it."""
         if will is None:
             then()
             return
@@ -220,7 +225,7 @@ class SessionEntry:
 
     def _begin_anew(self) -> None:
         broker = self._broker
-        # Others may have come in meanwhile.
+        # Other clients may have connected meanwhile.
         if self._visitor.ended or is_turned_away(broker, self._visitor, self._terms.client_id):
             self._turn.end()
         elif broker.registry.is_full:
@@ -257,14 +262,14 @@ class SessionEntry:
         self._turn.end()
 
     def _join(self, owned: OwnedSession, *, is_present: bool) -> None:
-        """Say on disk that the session is connected, then let the visitor in."""
+        """Save the session as connected, then accept the CONNECT."""
         broker = self._broker
         session = broker.registry.create(self._terms.client_id, self._identity.user)
         session.expiry_seconds = self._terms.expiry_seconds
         try:
             durable = self._durables.attach(session, owned, self._terms.window)
         except BaseException:
-            # The session is still away, and only the archive knows it.
+            # The session stays disconnected, in the archive only.
             broker.registry.forget(session)
             raise
         self._joining = session, durable
@@ -291,7 +296,7 @@ class SessionEntry:
             durable.when_lost = None
             self._welcome(session, is_present=is_present)
             if self._visitor.is_in:
-                # From now on it leaves with its client.
+                # From now on the client releases the session when it ends.
                 self._joining = None
         self._turn.end()
 

@@ -1,12 +1,12 @@
-"""Share groups over the store: who their members are, where they stand, how long they are kept.
+"""Share groups that read the store: their members, their positions, and their expiry.
 
-A group is in memory while it has members that are connected. One that a durable session belongs to
-is kept in the archive with its place, and goes on from there when a member returns, until it
-expires; any other ends with its last member. All groups are lent their rows from the store, so
-durable and volatile members mix.
+A group is in memory while it has connected members. A group with a durable session is also saved in
+the archive with its position. It continues there when a member returns, until it expires. Any other
+group ends with its last member. All groups read their rows from the store, so durable and
+non-durable sessions can be members of the same group.
 
-Invariant: a durable member is told that it has subscribed when its group is kept; what comes after
-that is the group's, whatever becomes of the broker.
+Invariant: a durable member receives SUBACK after its group is saved. The group delivers every
+message after that, even if the broker crashes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ Act = Callable[[], None]
 
 _LOG: Final = logging.getLogger("siltstone.groups")
 _LOOK_SECONDS: Final = 1.0
-# So many looks are half a minute: then positions are saved that rows only passed by.
+# Half a minute, in looks: then a position that moved only over rows of other topics is saved, if
+# the saved one is far behind or old.
 _PASSED_LOOKS: Final = 30
-# Groups whose members are at work are saved so often.
+# The interval for saving groups whose members have unacknowledged rows.
 _SAVE_SECONDS: Final = 0.1
 _US: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroupRules:
-    """How groups lend, and how long they are kept without members."""
+    """How groups lend rows to members, and how long they are kept without members."""
 
     strategy: str
     loan_timeout: float
@@ -57,7 +58,7 @@ class ShareGroupRules:
 
 
 class StoredShareGroup:
-    """One group while it has members."""
+    """One group while it has connected members."""
 
     def __init__(
         self,
@@ -73,42 +74,42 @@ class StoredShareGroup:
         self.filter = TopicFilter.parse(b"/".join(topic_filter.levels).decode())
         self.progress = Progress()
         self.lending = Lending(terms.strategy, self.progress)
-        # Where it begins if it is new.
+        # The start position of a new group.
         self.ends = ends
         self.owned: OwnedGroup | None = None
         self.keeper: SaveScheduler | None = None
         self.feed: Feed | None = None
-        # Whether it is to outlive its members, and whether it is known if it was here before.
+        # Whether the group must outlive its members, and whether the archive was already read.
         self.is_kept = False
         self.is_open = False
-        # Who waits until it is kept.
+        # Callbacks that wait until the group is saved.
         self.waiting: list[Act] = []
 
     def leave(self, outbox: Outbox) -> None:
-        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        """Remove a member; its unacknowledged rows go to other members, or wait for the next."""
         self._groups.leave(self, outbox)
 
     def replenish(self, outbox: Outbox) -> None:
-        """Lend more where there is room, after a member has acknowledged something."""
+        """Lend more rows if members have room, after a member has acknowledged some."""
         self.lending.pace_one(outbox, self._groups.now())
         self._groups.replenish(self)
 
     @property
     def is_safe(self) -> bool:
-        """Whether it outlives the broker, if it is to."""
+        """Whether the group is saved, or need not be."""
         return self.owned is not None or not self.is_kept
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
-        """Take rows of the store."""
+        """Receive rows of the store, and lend them to members."""
         self._groups.busy[self] = None
         self.lending.receive(batch, rows, now, wall_us)
 
     def freed(self) -> int:
-        """Return how many more rows the members could take, if it is worth telling; else 0."""
+        """Return how many more rows the members can receive; 0 if too few to report."""
         return self.lending.freed()
 
     def lost(self, serials: int) -> None:
-        """Tell of rows that retention dropped from the store before they came by."""
+        """Log that the store dropped rows before the group read them."""
         log(
             _LOG,
             logging.WARNING,
@@ -118,13 +119,13 @@ class StoredShareGroup:
         )
 
     def broken(self, error: Exception) -> None:
-        """Lend nothing more for now: the rows cannot be read."""
+        """Stop the feed, because the rows cannot be read; it is started again later."""
         self.look()
         self.feed = None
         log(_LOG, logging.ERROR, "share_group_read_failed", group=self.text, error=str(error))
 
     def restore(self, saved: SavedGroup | None) -> None:
-        """Begin where the group was left; a new one begins where its first member found it."""
+        """Begin at the saved position; a new group begins after the last row at its creation."""
         if saved is None:
             for shard, end in self.ends.items():
                 self.progress.start(shard, end, [])
@@ -132,29 +133,29 @@ class StoredShareGroup:
         restore_progress(self.progress, saved.position, saved.done)
         for lane in self.progress.lanes.values():
             if lane.done:
-                # What was lent before one that is done may have been sent.
+                # Rows before the last acknowledged one may have been sent already.
                 lane.doubtful_until = max(lane.done)
 
     def look(self) -> None:
-        """Take note of how far the feed has come."""
+        """Update the progress with the position of the feed."""
         if self.feed is not None:
             for shard in range(len(self.feed.places)):
                 self.progress.lane(shard).pass_by(self.feed.place(shard))
 
     def place(self) -> dict[int, int]:
-        """Return the first serial of each shard that is not done."""
+        """Return the first serial of each shard that is not acknowledged."""
         self.look()
         return self.progress.position() if self.is_open else self.ends
 
     def end(self) -> None:
-        """Let go of all that refers to this, once it was saved for the last time."""
+        """Break all reference cycles, after the last save."""
         if self.keeper is not None:
             self.keeper.end()
         self.progress.end()
         self.feed = None
 
     def put_progress(self) -> None:
-        """Hand how far the group has come to the next save."""
+        """Pass the progress of the group to the next save."""
         self.look()
         self.progress.saved()
         if self.owned is not None:
@@ -175,22 +176,22 @@ class StoredShareGroups:
         self._timers = timers
         self._clock = clock
         self.groups: dict[str, StoredShareGroup] = {}
-        # Those that have lent something.
+        # Groups that received rows and may have unacknowledged ones.
         self.busy: dict[StoredShareGroup, None] = {}
         self._looks = 0
-        # Those that are being created in the archive.
+        # Groups that are being created in the archive.
         self._keeping: dict[StoredShareGroup, None] = {}
         self._again()
         self._save_again()
 
     def now(self) -> float:
-        """Return the loop's time."""
+        """Return the time of the loop."""
         return self._durables.now()
 
     def join(
         self, topic_filter: TopicFilter, member: Member, *, is_durable: bool
     ) -> StoredShareGroup:
-        """Make an outbox a member of a group; it gets rows as soon as the group is loaded."""
+        """Add a member to a group; it gets rows as soon as the group is loaded."""
         group = self.groups.get(topic_filter.text)
         if group is None:
             group = StoredShareGroup(topic_filter, self._terms, self._feeding.ends(), self)
@@ -207,7 +208,7 @@ class StoredShareGroups:
         return group
 
     def leave(self, group: StoredShareGroup, outbox: Outbox) -> None:
-        """Take a member out; what it had is lent to the others, or waits for the next one."""
+        """Remove a member; its unacknowledged rows go to other members, or wait for the next."""
         group.lending.leave(outbox, self._durables.now())
         if not group.lending.members and self.groups.get(group.text) is group:
             self._feeding.end(group)
@@ -219,7 +220,7 @@ class StoredShareGroups:
             self._feeding.replenish(group)
 
     def when_kept(self, texts: Iterable[str], act: Act) -> None:
-        """Call back when the groups of these filters are kept that are to be."""
+        """Call `act` when all groups of these filters that must be saved are saved."""
         for text in texts:
             group = self.groups.get(text)
             if group is not None and not group.is_safe:
@@ -228,8 +229,10 @@ class StoredShareGroups:
         act()
 
     def move(self, text: str, position: dict[int, int], then: Act) -> bool:
-        """Let a group that has members go on at a position, when it is its turn; tell whether it
-        has any. Call back then when that is durable, if it is to be.
+        """Move a group in memory to a position; return whether it is in memory.
+
+        The caller has the turn of the group. If the group was moved, `then` is called when the
+        position is durable, or at once if the group is not saved.
         """
         group = self.groups.get(text)
         if group is None or not group.is_open:
@@ -246,15 +249,15 @@ class StoredShareGroups:
         return True
 
     def places(self) -> list[tuple[str, dict[int, int]]]:
-        """Return where the groups in memory stand, each with its filter."""
+        """Return the filters and positions of the groups in memory."""
         return [(group.text, group.place()) for group in [*self._keeping, *self.groups.values()]]
 
     def replenish(self, group: StoredShareGroup) -> None:
-        """Let more rows come by where there is room for them."""
+        """Give the feed of a group more credit, if its members have room."""
         self._feeding.replenish(group)
 
     def forget_rights(self) -> None:
-        """Ask anew what each member may read."""
+        """Drop the cached read rights of all members."""
         for group in self.groups.values():
             for member in group.lending.members:
                 member.forget_rights()
@@ -268,7 +271,7 @@ class StoredShareGroups:
         self._durables.turns.begin(turn)
 
     def _load(self, group: StoredShareGroup, turn: Turn) -> None:
-        """Find out whether the group was here before."""
+        """Load the group from the archive, if it is there."""
         archive = self._durables.archive
         name, text = group.name, group.filter.text
         step = turn.step("its group to be loaded", partial(self._loaded, group, turn))
@@ -299,12 +302,12 @@ class StoredShareGroups:
             turn.end()
 
     def _begin(self, group: StoredShareGroup) -> None:
-        """Let rows come by from where a group stands."""
+        """Start the feed of a group at its position."""
         places = {shard: lane.next_serial for shard, lane in group.progress.lanes.items()}
         self._feeding.begin(group, [group.filter], places, group.lending.begin())
 
     def _keep(self, group: StoredShareGroup, turn: Turn) -> None:
-        """Keep a group from now on."""
+        """Create the group in the archive."""
         if group.owned is not None:
             turn.end()
             return
@@ -333,7 +336,7 @@ class StoredShareGroups:
         turn.end()
 
     def _watch(self, group: StoredShareGroup) -> None:
-        """Save a group that is kept from now on."""
+        """Start saving a group that is in the archive, and run the waiting callbacks."""
         self._call_back(group)
         if group.owned is None:
             return
@@ -347,13 +350,13 @@ class StoredShareGroups:
         group.keeper.save()
 
     def _call_back(self, group: StoredShareGroup) -> None:
-        """Tell those who have waited until a group is kept."""
+        """Run the callbacks that wait until a group is saved."""
         waiting, group.waiting = group.waiting, []
         for act in waiting:
             contain(act)
 
     def _park(self, group: StoredShareGroup, turn: Turn) -> None:
-        """Let a group without members keep its place, or end it."""
+        """Save the position of a group that lost its last member; end a group that is not saved."""
         self._call_back(group)
         over = partial(_end, turn, group)
         if group.owned is None or group.keeper is None:
@@ -368,7 +371,7 @@ class StoredShareGroups:
         self._timers.at(self._durables.now() + _SAVE_SECONDS, self._save_busy)
 
     def _save_busy(self) -> None:
-        """Save what has moved of the groups that are at work."""
+        """Save the groups with unacknowledged rows whose progress has changed."""
         self._save_again()
         for group in list(self.busy):
             contain(partial(self._save, group))
@@ -384,7 +387,7 @@ class StoredShareGroups:
         self._timers.at(self._durables.now() + _LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Save what has moved, and lend on what stands still."""
+        """Save changed groups, and lend rows of stalled members to others."""
         self._again()
         now = self._durables.now()
         self._looks += 1
@@ -401,7 +404,7 @@ class StoredShareGroups:
         self._feeding.replenish(group)
 
     def _try_again(self, group: StoredShareGroup) -> None:
-        """Do what could not be done when its turn was."""
+        """Retry the load, the creation or the feed of a group, if it failed before."""
         turns = self._durables.turns
         if not group.is_open and turns.is_free(group.text):
             self._begin_turn(group, self._load)
@@ -411,7 +414,7 @@ class StoredShareGroups:
             self._begin(group)
 
     def expire(self, text: str, turn: Turn) -> None:
-        """End a group that was long enough without members; it is its turn."""
+        """Delete a group that has expired without members. `turn` is the turn of the group."""
         archive = self._durables.archive
         name, plain = group_parts(text)
         if text in self.groups:
@@ -436,7 +439,7 @@ class StoredShareGroups:
 
 
 def _end(turn: Turn, group: StoredShareGroup) -> None:
-    """End the last turn of a group, and let go of all that refers to it."""
+    """End the last turn of a group, and break all reference cycles."""
     group.end()
     turn.end()
 

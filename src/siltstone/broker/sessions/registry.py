@@ -1,7 +1,7 @@
-"""All sessions by client id: opened, left behind, resumed, ended.
+"""The sessions in memory by client id: created, left, resumed, ended.
 
-A session ends when its expiry interval has passed since its connection closed, never before; with
-it end its subscriptions and what waits for it.
+A session ends when its expiry interval has passed since its connection closed, never before. Its
+subscriptions and its waiting messages end with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from siltstone.topic.grammar import TopicFilter
 
 
 class Registry:
-    """The sessions of a broker; `ended` is told of each session that ends."""
+    """The sessions of a broker; `ended` is called for each session that ends."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.subscription_count = 0
         self._expiries: dict[str, Timer] = {}
-        # Says how many sessions there are beside these; where they are kept is asked.
+        # Returns the number of sessions that are not in memory; None without durable sessions.
         self.away: Callable[[], int] | None = None
 
     def __len__(self) -> int:
-        """Return how many sessions there are, be their clients connected or away."""
+        """Return the number of all sessions, connected and disconnected."""
         away = self.away
         return len(self.sessions) + (0 if away is None else away())
 
     @property
     def is_full(self) -> bool:
-        """Whether no further session may begin."""
+        """Whether the limit of sessions is reached."""
         return len(self) >= self._limits.sessions_max
 
     def find(self, client_id: str) -> Session | None:
@@ -67,7 +67,7 @@ class Registry:
         return self.sessions.get(client_id)
 
     def create(self, client_id: str, user: str) -> Session:
-        """Begin a session."""
+        """Create a session."""
         limits = self._limits
         outbox = Outbox(
             self._ready,
@@ -81,12 +81,12 @@ class Registry:
         return session
 
     def resume(self, session: Session) -> None:
-        """Keep a session that its client has come back for."""
+        """Cancel the expiry of a session whose client connected again."""
         session.outbox.changing()
         self._timers.cancel(self._expiries.pop(session.client_id, None))
 
     def leave(self, session: Session, now: float) -> None:
-        """Let a session wait for its client, or end it at once."""
+        """Start the expiry of a session whose client disconnected, or end it at once."""
         if session.expiry_seconds == 0:
             self.end(session)
         elif session.expiry_seconds != NO_EXPIRY:
@@ -95,18 +95,18 @@ class Registry:
             )
 
     def left_at(self, session: Session) -> float | None:
-        """Return when a session was left that will expire; None for any other."""
+        """Return the time when a session with a running expiry was left; None for others."""
         timer = self._expiries.get(session.client_id)
         return None if timer is None else timer.at - session.expiry_seconds
 
     def end(self, session: Session) -> None:
-        """Forget a session with all that belongs to it."""
+        """Delete a session with everything that belongs to it."""
         self.resume(session)
         self.forget(session)
         self._ended(session)
 
     def forget(self, session: Session) -> None:
-        """Know nothing more of a session here; a durable one is kept elsewhere."""
+        """Remove a session from memory; a durable session stays in the archive."""
         del self.sessions[session.client_id]
         shared = [
             text
@@ -114,14 +114,15 @@ class Registry:
             if subscribed.subscription.filter.group is not None
         ]
         for text in shared:
-            # Now, for the groups take back what they have lent.
+            # At once, so that the groups take back the messages that they lent to the session.
             contain_with(partial(self.drop_route, session), text)
         contain(session.outbox.discard)
         self._drop_routes(session)
 
     def _drop_routes(self, session: Session) -> None:
-        """Take away the subscriptions of a session that has ended, some in each turn of the loop:
-        what is still sent to it goes nowhere.
+        """Remove the subscriptions of a session that has ended, some in each turn of the loop.
+
+        Messages that are still sent to the session are discarded.
         """
         following = islice(session.subscriptions.values(), SLICE_LEVELS)
         filters = [subscribed.subscription.filter for subscribed in following]
@@ -131,13 +132,13 @@ class Registry:
             self._soon(partial(self._drop_routes, session))
 
     def count_subscription(self, session: Session, topic_filter: TopicFilter) -> None:
-        """Take note of a subscription that a session did not have."""
+        """Count a new subscription of a session."""
         self.subscription_count += 1
         if session.durable is not None:
             self._interest.come(topic_filter)
 
     def drop_route(self, session: Session, text: str) -> None:
-        """Take one subscription of a session away."""
+        """Remove one subscription of a session."""
         topic_filter = session.subscriptions.pop(text).subscription.filter
         self.subscription_count -= 1
         if session.durable is not None:

@@ -1,4 +1,4 @@
-"""The start of a run over the sessions and groups that earlier runs have left."""
+"""The start of a run of the broker, with the sessions and groups of earlier runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOG: Final = logging.getLogger("siltstone.sessions")
 
 
 def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock) -> None:
-    """Let sessions outlive their connections from now on; waits for the disk."""
+    """Start durable sessions: from now on sessions outlive their connections. Blocks."""
     commits = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
     archive = SessionArchive(commits, clock, database.origin)
     run = begin_run(archive, clock)
@@ -45,7 +45,7 @@ def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock
 
 
 def begin_reclaiming(broker: Broker, database: Database) -> None:
-    """Let a broker that keeps sessions drop what all of them have."""
+    """Start the reclaimer of a broker with durable sessions."""
     durables, groups = broker.durables, broker.subscriptions.groups
     assert durables is not None
     assert groups is not None
@@ -61,9 +61,10 @@ def begin_reclaiming(broker: Broker, database: Database) -> None:
 
 
 def begin_run(archive: SessionArchive, clock: Clock) -> int:
-    """Count one more run, over what the one before has left; return its number.
+    """Begin a new run with the sessions of the previous one; return its number.
 
-    Whoever was connected then is away from now on: nobody knows how long ago it was last seen.
+    Clients that were connected when the previous run ended count as disconnected from now on,
+    because the time of their last activity is unknown.
     """
     started = archive.begin_run()
     if started.orphans:
@@ -74,7 +75,7 @@ def begin_run(archive: SessionArchive, clock: Clock) -> int:
 
 
 def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: int) -> Durables:
-    """Let a broker keep its sessions in an archive, and read for them from the store."""
+    """Connect a broker with the archive of sessions, and with the store that they read."""
     broker.durables = durables = Durables(
         archive,
         SessionFeeds(source, broker.shell, broker.clock),
@@ -111,7 +112,7 @@ def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: 
 
 
 def _end_session(broker: Broker, session: Session, error: Exception) -> None:
-    """End the connection of a durable session that can be kept no longer."""
+    """End the connection of a durable session that cannot be saved any more."""
     client_id = session.client_id
     log(_LOG, logging.ERROR, "session_failed", client_id=client_id, error=str(error))
     client = broker.clients.get(client_id)
@@ -120,7 +121,7 @@ def _end_session(broker: Broker, session: Session, error: Exception) -> None:
 
 
 def _empty_groups(archive: SessionArchive, now_us: int) -> None:
-    """Let the time begin of groups that had members when the broker stopped."""
+    """Start the expiry of groups that had members when the broker stopped."""
     after = ""
     while groups := archive.list_groups(after):
         for group in groups:
@@ -135,7 +136,7 @@ def _empty_groups(archive: SessionArchive, now_us: int) -> None:
 async def open_control(
     fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots, watch: ClockWatch
 ) -> asyncio.Server | None:
-    """Listen to the people who run the broker."""
+    """Open the control socket."""
     deeds: dict[str, Deed] = {
         "snapshot": snapshots.save_now,
         **RetainedManagement(broker).deeds,

@@ -1,7 +1,7 @@
-"""What is to happen later: one heap, run by whoever owns the time.
+"""Timers of the broker: one heap, which the owner of the clock runs.
 
-A timer never runs early. Cancelling costs nothing now: a cancelled timer is thrown away when its
-time comes, or when they outnumber the others.
+A timer never runs early. Cancelling is cheap: a cancelled timer is removed when its time comes, or
+when the cancelled timers outnumber the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPARE: Final = 1000
 
 
 class Timer:
-    """One thing that is to happen."""
+    """One action, and the time when it is due."""
 
     __slots__ = ("act", "at", "number")
 
@@ -42,7 +42,7 @@ class Timers:
         return len(self._heap) - self._cancelled
 
     def at(self, at: float, act: Callable[[], None]) -> Timer:
-        """Do something at a time or soon after."""
+        """Call `act` at a time or soon after; return the timer."""
         self._number += 1
         timer = Timer(at, self._number, act)
         heappush(self._heap, timer)
@@ -51,7 +51,7 @@ class Timers:
         return timer
 
     def cancel(self, timer: Timer | None) -> None:
-        """Do it not after all; a timer that has run is left alone."""
+        """Cancel the timer; a timer that has run is not changed."""
         if timer is None or timer.act is None:
             return
         timer.act = None
@@ -62,7 +62,7 @@ class Timers:
             self._cancelled = 0
 
     def run(self, now: float) -> None:
-        """Do what is due, then ask to be woken for the next."""
+        """Run all due timers, then call `wake` with the time of the next one."""
         while self._heap and self._heap[0].at <= now:
             timer = heappop(self._heap)
             act = timer.act

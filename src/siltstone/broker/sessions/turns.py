@@ -1,10 +1,10 @@
-"""Turns by client id: what changes the durable state of one session happens one after the other.
+"""Turns by client id: they serialize the changes to the durable state of one session.
 
-A turn begins at once when nobody has one, else when those before it have ended.
+A turn begins at once if its client id has none, otherwise when all earlier turns have ended.
 
-Invariant: a turn that has begun ends, once. Whatever is done in it is a step, and a step that
-raises ends the turn; a callback that comes after the end does nothing. A callback that never comes
-cannot be seen here: `look` tells of turns that last too long, and what they wait for.
+Invariant: a turn that has begun ends, once. Everything in a turn is a step. A step that raises ends
+the turn. A callback that arrives after the end does nothing. This module cannot detect a callback
+that never arrives: `look` logs turns that take too long, and what they wait for.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ Act = Callable[[], None]
 P = ParamSpec("P")
 
 _LOG: Final = logging.getLogger("siltstone.sessions")
-# A turn that lasts so long is told of, and again whenever it has lasted twice as long.
+# A turn that lasts this long is logged, and again whenever its duration has doubled.
 SLOW_SECONDS: Final = 5.0
-# One look tells of so many, should a disk hold up all of them.
+# One call of `look` logs at most this many turns, because a slow disk may delay all of them.
 _TOLD_MAX: Final = 10
 
 
 class Turn:
-    """A turn of a client id: what is done in it, and what hears of its end, however that came
-    about.
-    """
+    """A turn of a client id: its action, and the callback for its end, whatever the cause."""
 
     __slots__ = (
         "_act",
@@ -50,28 +48,29 @@ class Turn:
         self.client_id = client_id
         self._act = act
         self._over = over
-        # Tells the line of the end; there only from the beginning to the end of the turn.
+        # Reports the end to `Turns`; set only between the begin and the end of the turn.
         self._end: Callable[[Turn], None] | None = None
         self.since = 0.0
         self.told_at = 0.0
-        # What it waits for since it has begun.
+        # What the turn waits for, for log and error messages.
         self.waits_for = "its turn"
         self.has_acted = False
 
     def begin(self, now: float, end: Callable[[Turn], None] | None) -> None:
-        """Have the turn from now on, and act soon; or give it back before that."""
+        """Begin the turn; with `end` None, return to the queue before it has acted."""
         self._end = end
         self.since = now
         self.told_at = now + SLOW_SECONDS
 
     def act(self) -> None:
-        """Do what the turn is for."""
+        """Run the action of the turn."""
         self.has_acted = True
         contain(self._act, self.end)
 
     def step(self, waits_for: str, act: Callable[P, None]) -> Callable[P, None]:
-        """Return the callback of what the turn waits for from now on. It ends the turn if it
-        raises, and does nothing behind its end.
+        """Return a callback for the next step, and set what the turn waits for until then.
+
+        The callback ends the turn if `act` raises, and does nothing after the end of the turn.
         """
         self.waits_for = waits_for
 
@@ -82,7 +81,7 @@ class Turn:
         return do
 
     def end(self) -> None:
-        """Let the next one have its turn; only the first call counts."""
+        """End the turn, so that the next one begins; only the first call counts."""
         end, self._end = self._end, None
         if end is None:
             return
@@ -93,31 +92,31 @@ class Turn:
 
 
 def _nothing() -> None:
-    """Do nothing: a turn that is over must not hold on to what it was for."""
+    """Do nothing. It replaces the action of an ended turn, which must keep no references."""
 
 
 class Turns:
-    """The turns of all client ids that have any."""
+    """The turns of all client ids."""
 
     def __init__(self, soon: Callable[[Act], None], now: Callable[[], float]) -> None:
         self._soon = soon
         self._now = now
-        # Those that have begun, the first one first, and the lines behind them.
+        # The turns that have begun, oldest first, and the queues of turns that wait for them.
         self._begun: dict[str, Turn] = {}
         self._lines: dict[str, deque[Turn]] = {}
-        # How many have ended, ever.
+        # The number of ended turns since the start.
         self.count = 0
 
     def __len__(self) -> int:
-        """Return how many client ids have a turn."""
+        """Return the number of client ids that have a turn."""
         return len(self._begun)
 
     def is_free(self, client_id: str) -> bool:
-        """Tell whether a turn would begin at once."""
+        """Return whether a turn would begin at once."""
         return client_id not in self._begun
 
     def holder(self, client_id: str) -> Turn | None:
-        """Return the turn that others of this client id wait for."""
+        """Return the current turn of a client id; others wait for it."""
         return self._begun.get(client_id)
 
     def begun(self) -> list[Turn]:
@@ -125,7 +124,7 @@ class Turns:
         return list(self._begun.values())
 
     def begin(self, turn: Turn) -> None:
-        """Let something have its turn, which it must end."""
+        """Begin a turn, now or after the earlier ones; the caller must end it."""
         if turn.client_id in self._begun:
             self._lines.setdefault(turn.client_id, deque()).append(turn)
         else:
@@ -133,7 +132,7 @@ class Turns:
             turn.act()
 
     def begin_next(self, turn: Turn) -> None:
-        """Let something have its turn before all others that have done nothing yet."""
+        """Begin a turn before all others that have not acted yet."""
         holder = self._begun.get(turn.client_id)
         if holder is None:
             self.begin(turn)
@@ -142,13 +141,14 @@ class Turns:
         if holder.has_acted:
             line.appendleft(turn)
         else:
-            # It is about to act. A connection that has ended just now must be saved before.
+            # The holder has not acted yet. The session of a connection that just ended must be
+            # saved first.
             holder.begin(0.0, None)
             line.appendleft(holder)
             self._let(turn)
 
     def withdraw(self, turn: Turn) -> None:
-        """Take a turn out of its line; one that has begun is left alone."""
+        """Remove a turn from its queue; a turn that has begun is not changed."""
         line = self._lines.get(turn.client_id, deque())
         if turn in line:
             line.remove(turn)
@@ -169,7 +169,7 @@ class Turns:
         following = line.popleft()
         if not line:
             del self._lines[client_id]
-        # It is its turn from now on, so that nobody pushes in.
+        # The turn begins now, so that no other turn can begin before it acts.
         self._let(following)
         self._soon(partial(self._act, client_id))
 
@@ -179,7 +179,7 @@ class Turns:
             holder.act()
 
     def look(self) -> None:
-        """Tell of the turns that last too long. Costs nothing where there are none."""
+        """Log the turns that take too long. Costs nothing if there are no turns."""
         now = self._now()
         untold = 0
         for turn in self._begun.values():

@@ -1,7 +1,7 @@
-"""Wills: what is published for a client that went without a word (3.1.2.5).
+"""Wills: messages that are published when a client disconnects without DISCONNECT (3.1.2.5).
 
-A will is never early: its delay counts from the end of the connection, and is cut short only by the
-end of the session [MQTT-3.1.3-9].
+A will is never early: its delay counts from the end of the connection. Only the end of the session
+shortens it [MQTT-3.1.3-9].
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Publish = Callable[[Session, Will], None]
 
 
 class Wills:
-    """The wills that wait for their time, by client id."""
+    """The delayed wills, by client id."""
 
     def __init__(self, timers: Timers, publish: Publish) -> None:
         self._timers = timers
@@ -44,18 +44,18 @@ class Wills:
         self._waiting[session.client_id] = (session, will, timer)
 
     def waiting(self, client_id: str) -> tuple[Will, float] | None:
-        """Return the will that waits for a client id, and its time."""
+        """Return the delayed will of a client id, and its time."""
         waiting = self._waiting.get(client_id)
         return None if waiting is None else (waiting[1], waiting[2].at)
 
     def cancel(self, client_id: str) -> None:
-        """Forget the will of a client that came back in time."""
+        """Delete the delayed will of a client that connected again."""
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None:
             self._timers.cancel(waiting[2])
 
     def fire(self, client_id: str) -> None:
-        """Publish the will that waits for a client id, if there is one."""
+        """Publish the delayed will of a client id, if there is one."""
         if client_id in self._waiting:
             self._waiting[client_id][0].outbox.changing()
         waiting = self._waiting.pop(client_id, None)
@@ -66,7 +66,7 @@ class Wills:
 
 
 def saved_will(will: Will | None) -> SavedWill | None:
-    """Return a will as it is saved with its session."""
+    """Return a will in the form that is saved with its session."""
     if will is None:
         return None
     return SavedWill(
@@ -81,7 +81,7 @@ def saved_will(will: Will | None) -> SavedWill | None:
 
 
 def batch_of(will: SavedWill) -> PublishBatch:
-    """Return the message that a will is."""
+    """Return the message of a will."""
     batch = PublishBatch()
     batch.topics.append(will.topic)
     batch.payloads.append(will.payload)

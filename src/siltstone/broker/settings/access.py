@@ -1,4 +1,4 @@
-"""The settings of users and rights: the files, the hook, and what failed logins cost."""
+"""The settings of users and rights: the files, the hook, and the delays after failed logins."""
 
 from __future__ import annotations
 

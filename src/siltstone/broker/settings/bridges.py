@@ -1,4 +1,4 @@
-"""The settings of bridges, as Mosquitto's users know them: topics, directions, prefixes."""
+"""The settings of bridges, similar to those of Mosquitto: topics, directions, prefixes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class BridgeSettings(Settings):
 
     @property
     def secure(self) -> bool:
-        """Tell whether it is reached by TLS."""
+        """Whether the connection to the remote broker uses TLS."""
         return parse_url(self.server).tls
 
     @model_validator(mode="after")

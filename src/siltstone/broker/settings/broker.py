@@ -1,7 +1,7 @@
-"""The settings of the broker: frozen values, checked when they are made.
+"""The settings of the broker: frozen values, validated when they are created.
 
-What one key says about another is checked by the class that holds both. Files that settings name
-are not looked at here: whoever opens them complains.
+A rule about two keys is checked by the class that has both. Files that settings name are not
+checked here: the code that opens them reports errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GIB: Final = 1024 * MIB
 _SNAPSHOT_SECONDS: Final = 300.0
 U16_MAX: Final = 65_535
 
-# A first byte, four bytes of length with seven bits each, and as much as these can say (2.1.4).
+# One byte, four bytes of length with seven bits each, and the largest length (2.1.4).
 PACKET_SIZE_MAX: Final = 5 + 268_435_455
 
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -212,7 +212,7 @@ class Limits(Settings):
 Kind = Literal["tcp", "tls", "ws", "wss", "unix"]
 _SECURE: Final[tuple[Kind, ...]] = ("tls", "wss")
 
-# The keys that mean nothing to some kinds of listener, and the kinds that they are for.
+# The keys that only some kinds of listener have, and these kinds.
 _KINDS_OF: Final[dict[str, tuple[Kind, ...]]] = {
     "host": ("tcp", "tls", "ws", "wss"),
     "port": ("tcp", "tls", "ws", "wss"),
@@ -261,32 +261,32 @@ class ListenerSettings(Settings):
 
     @property
     def secure(self) -> bool:
-        """Tell whether it speaks TLS."""
+        """Whether the listener uses TLS."""
         return self.kind in _SECURE
 
     @property
     def url_path(self) -> str:
-        """The path of a WebSocket's URL."""
+        """The path in the URL of a WebSocket."""
         return self.path or "/mqtt"
 
     @property
     def local(self) -> bool:
-        """Tell whether only this machine can reach it."""
+        """Whether only this machine can reach the listener."""
         return self.kind == "unix" or _is_loopback(self.host)
 
     @property
     def anonymous_allowed(self) -> bool:
-        """Tell whether a client may come without a name."""
+        """Whether a client may connect without a user name."""
         return self.local if self.allow_anonymous is None else self.allow_anonymous
 
     @property
     def knows_by_certificate(self) -> bool:
-        """Tell whether a client can log in by its certificate alone."""
+        """Whether a client can log in with its certificate only."""
         return self.client_certificate != "none" and self.user_from_certificate
 
     @property
     def address(self) -> str:
-        """The listener as people name it, such as tcp://127.0.0.1:1883."""
+        """The address as a URL, for example tcp://127.0.0.1:1883."""
         if self.kind == "unix":
             return f"unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -294,7 +294,7 @@ class ListenerSettings(Settings):
         return f"{self.kind}://{host}:{self.port}{path}"
 
     def collides(self, other: ListenerSettings) -> bool:
-        """Tell whether both want the same address."""
+        """Return whether both listeners use the same address."""
         if self.kind == "unix" or other.kind == "unix":
             return self.kind == other.kind and self.path == other.path
         hosts = {self.host, other.host}
@@ -394,12 +394,12 @@ class FlightSettings(Settings):
 
     @property
     def anonymous_allowed(self) -> bool:
-        """Tell whether a client may come without a name."""
+        """Whether a client may connect without a user name."""
         return _is_loopback(self.host) if self.allow_anonymous is None else self.allow_anonymous
 
     @property
     def address(self) -> str:
-        """The address as Flight has it, such as grpc+tcp://127.0.0.1:8815."""
+        """The address as a URL of Flight, for example grpc+tcp://127.0.0.1:8815."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"grpc+{'tls' if self.certificate else 'tcp'}://{host}:{self.port}"
 
@@ -468,9 +468,10 @@ class BrokerSettings(Settings):
     bridge: tuple[BridgeSettings, ...] = Field(default=(), description="Bridges to other brokers.")
 
     def lets_in_anonymous(self, listener: ListenerSettings) -> bool:
-        """Tell whether a client without a name may come in at a listener.
+        """Return whether a listener accepts anonymous clients.
 
-        On loopback it may by default; not by TLS where there are users, for TLS is for others.
+        The default is yes on loopback, except for a TLS listener of a broker with users: TLS is
+        meant for clients of other machines.
         """
         has_users = bool(self.access.password_file or self.access.hook)
         if listener.allow_anonymous is None and listener.secure and has_users:
@@ -479,7 +480,7 @@ class BrokerSettings(Settings):
 
     @property
     def snapshot_interval(self) -> float:
-        """The seconds between two snapshots by the clock, 0 for none."""
+        """The seconds between two periodic snapshots, 0 for none."""
         if self.snapshot.time_interval is not None:
             return self.snapshot.time_interval
         return _SNAPSHOT_SECONDS if self.persistence == "snapshot" else 0.0

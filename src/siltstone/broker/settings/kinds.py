@@ -1,9 +1,8 @@
-"""The kinds of value that settings have: what they are called, and how they are read and written.
+"""The types of settings: their names, and how values are read and written.
 
-Sizes are in bytes and may be written as text ("16 MiB"), times are in seconds and may be written as
-text ("30d", "1h30m"), permissions may be
-written in octal, and "none" stands for None, which TOML has no word for. The noun of a kind is what
-a complaint says was expected, and what the reference calls it.
+Sizes are in bytes and may be written as text ("16 MiB"). Times are in seconds and may be written as
+text ("30d", "1h30m"). Permissions may be written in octal. "none" stands for None, which TOML does
+not have. The noun of a type is its name in error messages and in the reference.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _BYTE_SIZE: Final = TypeAdapter(ByteSize)
 _DURATIONS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)\s*")
 _HOOK: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)?")
-# As the store has it, but for those that begin with _: the broker keeps its own state in them.
+# The names that the store allows, except those that begin with _, which the broker uses itself.
 _DATABASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Settings(BaseModel):
-    """What every group of settings is: frozen, without unknown keys, quiet about its values."""
+    """The base class of settings: frozen, no unknown keys, no values in error messages."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True,
@@ -56,14 +55,14 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """What a value is, in the words of a complaint and of the reference, and how it is written."""
+    """The name of a type in error messages and in the reference, and how its values are shown."""
 
     text: str
     show: Callable[[Any], str] = str
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size exactly, with a unit where one goes."""
+    """Return a size as exact text, with the largest unit that divides it."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"
@@ -71,14 +70,14 @@ def size_text(size_bytes: int) -> str:
 
 
 def wrong(sentence: str, *key: str | int) -> PydanticCustomError:
-    """Return the error of a setting that does not go with others; the key lies below its model."""
+    """Return the error for an invalid setting; `key` is the path of the setting in its model."""
     return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence, "key": key})
 
 
 def _number(value: Any) -> Any:
-    # Python takes true for 1; a person who writes it means something else.
+    # In Python, True is 1. The value true in a settings file does not mean a number.
     if isinstance(value, bool):
-        raise ValueError("invalid number")  # noqa: TRY004 - what pydantic listens to
+        raise ValueError("invalid number")  # noqa: TRY004 - pydantic expects it
     return value
 
 
@@ -97,7 +96,8 @@ def _seconds(value: Any) -> Any:
     stripped = value.strip()
     parts = _DURATION_PART.findall(stripped)
     if not parts or _DURATION_PART.sub("", stripped):
-        # A bare number, as an environment has it, or nothing that is one.
+        # A number without a unit, for example from the environment, or invalid text: pydantic
+        # checks it.
         return value
     return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
 
@@ -155,7 +155,7 @@ _NOUNS: Final[dict[Any, Noun]] = {bool: Noun("true or false"), str: Noun("a text
 
 
 def expectation(field: FieldInfo) -> str:
-    """Return what a setting is and which values it takes, as in "a whole number from 1 to 9"."""
+    """Return the type and range of a setting, for example "a whole number from 1 to 9"."""
     noun = _noun(field)
     bounds = {
         name: noun.show(getattr(fact, name))
@@ -186,7 +186,7 @@ def toml_text(field: FieldInfo, value: Any) -> str:
         case bool():
             return str(value).lower()
         case str():
-            # JSON's escapes are TOML's too, but TOML wants this character escaped as well.
+            # The escapes of JSON are valid in TOML. TOML also requires an escape for U+007F.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(str, value))}]"

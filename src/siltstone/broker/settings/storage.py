@@ -1,4 +1,4 @@
-"""The settings of what is kept: messages, sessions, share groups."""
+"""The settings of storage: messages, sessions, share groups."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from siltstone.store.segment.segment import SEGMENT_BYTES_MIN
 from siltstone.store.slab.settings import DatabaseSettings
 
 _DEFAULTS: Final = DatabaseSettings()
-# What is the broker's own, and no setting of the database.
-# Unless it is set, no more than this part of the disk is kept free.
+# The default keeps at most this fraction (one eighth) of the disk free.
 _DISK_SHARE: Final = 8
+# The settings of the broker that are not settings of the database.
 OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
 
 
@@ -131,14 +131,14 @@ class Storage(Settings):
     )
 
     def keep_free(self, disk_bytes: int) -> int:
-        """Return what publishers leave free on a disk of this size."""
+        """Return the bytes that publishers leave free on a disk of this size."""
         if "keep_free_bytes" in self.model_fields_set:
             return self.keep_free_bytes
-        # A small disk would else refuse the first message.
+        # Otherwise a small disk would refuse the first message.
         return min(self.keep_free_bytes, disk_bytes // _DISK_SHARE)
 
     def database_settings(self) -> DatabaseSettings:
-        """Return the settings of the database, should it have to be created."""
+        """Return the settings for a new database."""
         return DatabaseSettings(**self.model_dump(exclude=set(OF_THE_BROKER)))
 
 

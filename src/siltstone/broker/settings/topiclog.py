@@ -1,4 +1,4 @@
-"""The settings of topic logs: their listener, their files, and what of them goes to subscribers."""
+"""The settings of topic logs: their listener, their files, and what is published to MQTT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
 
 MIB: Final = 1024 * 1024
 _DEFAULTS: Final = DatabaseSettings()
-# What is of the database, and follows `siltstone db set` once that exists.
+# The settings of the database. `siltstone db set` changes them once the database exists.
 OF_THE_DATABASE: Final = frozenset(
     {
         "segment_bytes",
@@ -131,7 +131,7 @@ class TopicLogSettings(Settings):
     )
 
     def database_settings(self) -> DatabaseSettings:
-        """Return the settings of the database, should it have to be created."""
+        """Return the settings for a new database."""
         return DatabaseSettings(shard_by="topic", **self.model_dump(include=set(OF_THE_DATABASE)))
 
     @model_validator(mode="after")

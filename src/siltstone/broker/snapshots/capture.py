@@ -1,12 +1,12 @@
-"""The state of a broker that has it in memory, as of one moment, taken a piece at a time.
+"""The state of a broker in memory at one moment, captured piece by piece.
 
-Retained messages never change, so a list of them is a copy. A session is taken when its turn comes,
-or just before it first changes, whichever is first: so what is taken is what there was when the
-capture began, and the loop never does more than a piece of it at once. Sessions that began later
-are not part of it.
+Retained messages are immutable, so a list of them is a copy. A session is captured when its turn
+comes, or just before its first change, whichever is earlier. The capture therefore has the state at
+its start, and the loop never does more than a small piece of it at once. Sessions that began later
+are not included.
 
-What is left out is what a connection takes with it: clients, windows, keep alives, the wills of
-those who are connected, messages of QoS 0, and sessions that end with their connections.
+State that ends with a connection is left out: clients, windows, keep alives, the wills of connected
+clients, messages of QoS 0, and sessions that end with their connections.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from siltstone.snapshot.format.records import (
 _RETAIN: Final = 4
 _ROW_FLAGS: Final = 7
 _SECOND_US: Final = 1_000_000
-# So many messages take about as long to look at as a session.
+# This many messages take about as long to capture as one session.
 _INFLIGHT_PER_COUNT: Final = 8
 _QUEUED_PER_COUNT: Final = 250
 
 
 class Inflight(NamedTuple):
-    """A message in flight, as it was."""
+    """A message in flight, as it was when captured."""
 
     delivery: Delivery
     properties: bytes
@@ -50,7 +50,7 @@ class Inflight(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A session, as it was; the messages that wait are looked at later, and do not change."""
+    """A session as it was; waiting messages are encoded later, because they do not change."""
 
     client_id: str
     user: str
@@ -65,7 +65,10 @@ class Captured(NamedTuple):
 
 
 class Capture:
-    """One moment of a broker. `step` and `close` are the loop's, `records` any thread's."""
+    """The state of a broker at one moment.
+
+    `step` and `close` are called on the loop, `records` on any thread.
+    """
 
     def __init__(self, broker: Broker) -> None:
         assert broker.ready.watch is None, "one at a time"
@@ -73,8 +76,8 @@ class Capture:
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self.retained = broker.retained.all()
-        # From the last to the first, so that each is let go when its turn comes: to let go of all
-        # of them at the end would take longer than a moment.
+        # Reversed, so that `pop` releases each session at its turn: to release all of them at the
+        # end would block the loop.
         self._sessions = list(broker.registry.sessions.values())
         self._sessions.reverse()
         self._taken: list[Captured] = []
@@ -82,8 +85,10 @@ class Capture:
         broker.ready.watch = self._take
 
     def step(self, count: int) -> list[Captured] | None:
-        """Look at so many more sessions, fewer where they hold much; return those that were taken
-        since, which may be none. None: all were returned.
+        """Capture up to `count` more sessions, fewer if they have many messages.
+
+        Return the sessions captured since the last call, possibly none. None means that all were
+        returned.
         """
         sessions = self._sessions
         if not sessions and not self._taken:
@@ -96,7 +101,7 @@ class Capture:
         return taken
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching for changes of sessions."""
         self._broker.ready.watch = None
         self._sessions.clear()
         self._taken.clear()
@@ -134,7 +139,7 @@ class Capture:
                 yield _retained_record(message)
 
     def records(self, captured: Captured) -> Iterator[Record]:
-        """Yield a session and all that belongs to it."""
+        """Yield the records of a session."""
         yield SessionState(
             client_id=captured.client_id,
             user=captured.user,
@@ -172,7 +177,7 @@ class Capture:
         )
 
     def _wall_us(self, at: float) -> int:
-        """Return the time of the wall clock at a time of the broker's own."""
+        """Convert a time of the loop to a time of the wall clock."""
         return self._now_us + round((at - self._now) * _SECOND_US)
 
 

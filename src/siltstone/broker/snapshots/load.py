@@ -1,9 +1,9 @@
-"""A broker's state from the records of a snapshot, before anybody connects.
+"""Restores the state of a broker from the records of a snapshot, before clients connect.
 
-Sessions come back away from their clients since they were last active: one whose time has passed
-meanwhile ends at the first tick. Messages in flight are sent again under their packet ids, those
-that waited wait again, whatever the limits are now. Wills whose delay has passed are published when
-all sessions are back.
+Restored sessions are disconnected since they were last active. A session that has expired meanwhile
+ends at the first tick. Messages in flight are sent again with their packet ids. Waiting messages
+wait again, whatever the limits are now. Wills whose delay has passed are published when all
+sessions are restored.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from siltstone.topic.grammar import TopicFilter
 
 _RETAIN: Final = 4
 _SECOND_US: Final = 1_000_000
-# In place of 0, which is never.
+# Replaces an expiry time of 0, which would mean never.
 _JUST_BEFORE: Final = -1e-9
 
 
 class SnapshotLoad:
-    """Takes records in order; `finish` when there are no more."""
+    """Applies records in order; call `finish` after the last one."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -59,13 +59,13 @@ class SnapshotLoad:
         self._wills: list[tuple[Session, WaitingWill]] = []
         self.sessions = 0
         self.messages = 0
-        # Those of them whose payloads stay on disk.
+        # The number of messages whose payloads stay on disk.
         self.spilled_messages = 0
 
     def apply(self, record: Record) -> None:
-        """Take one record. Raises: UsageError for one that is of no broker."""
+        """Apply one record. Raises: UsageError for a record that is not from a broker."""
         match record:
-            # The most frequent first.
+            # The most frequent record first.
             case QueuedMessage():
                 self._queue(record)
             case SubscriptionState():
@@ -85,7 +85,7 @@ class SnapshotLoad:
                 )
 
     def finish(self) -> None:
-        """Let the last session wait for its client, and the wills for their time."""
+        """End the last session, and start the delays of the wills."""
         self._end()
         for session, record in self._wills:
             self._broker.wills.leave(session, self._will(record), self._now)
@@ -113,7 +113,7 @@ class SnapshotLoad:
         self._session = self._broker.registry.create(record.client_id, record.user)
         self._session.expiry_seconds = record.expiry_seconds
         self._rights = None
-        # A clock that went back makes nobody older, nor younger than new.
+        # If the clock went back, the session counts as active now, not in the future.
         passed_us = max(0, self._broker.clock.passed_us(record.last_active_us))
         self._left_at = self._now - passed_us / _SECOND_US
         self.sessions += 1
@@ -187,5 +187,5 @@ class SnapshotLoad:
         )
 
     def _time_of(self, time_us: int) -> float:
-        """Return the broker's own time at a time of the wall clock."""
+        """Convert a time of the wall clock to a time of the loop."""
         return self._now + (time_us - self._now_us) / _SECOND_US

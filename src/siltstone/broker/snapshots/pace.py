@@ -1,13 +1,13 @@
-"""How a snapshot is written beside a loop that must not be kept waiting.
+"""The pace at which a snapshot is written, so that the event loop stays responsive.
 
-The loop itself makes bytes of what is in memory, a moment at a time: a thread would hold the
-interpreter meanwhile, and the loop would wait for a thread that itself waits for a processor. The
-thread does what needs no interpreter, and a moment at a time too, for a processor is what the
-others need: large contents, compression, the disk. A store, which is on the disk, is read there.
+The loop itself encodes the state in memory, in short turns. A thread would hold the GIL meanwhile,
+and the loop would wait for a thread that itself waits for a processor. The thread does the work
+that does not need the GIL: large contents, compression, the disk. It works in short turns too,
+because other threads need the processor. A store, which is on disk, is read in the thread.
 
-While nobody sends anything, neither rests: a snapshot takes what the loop leaves. The first message
-then waits for a moment of the loop, or for one of a thread that reads a store, and those behind it
-find both at their pace again.
+While no client sends anything, the loop and the thread do not rest: the snapshot uses all time that
+the loop leaves. The first message then waits for one turn of the loop, or of the thread that reads
+a store. For the messages after it, both are at their slow pace again.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from siltstone.errors import ClosedError
 from siltstone.snapshot.format.records import Record
 from siltstone.snapshot.writer import SnapshotWriter
 
-# So long the loop works at once, and so long it then does other things.
+# The length of a turn of the loop, and of the rest after it, in which the loop does other work.
 _TURN_SECONDS: Final = 0.00015
 _TURN_REST_SECONDS: Final = 0.001
 # The same for the thread.
 _WORK_SECONDS: Final = 0.0001
 _REST_SECONDS: Final = 0.0004
 _HURRIED_SECONDS: Final = 0.005
-# Nobody sends anything if nothing came for so long.
+# Clients are idle if nothing was received for this long.
 _LULL_SECONDS: Final = 0.01
-# The moments of a thread in a lull. It must sleep: one that only lets go of the interpreter has it
-# back before the loop wakes up.
+# The turn and rest of a thread while clients are idle. The thread must sleep: if it only released
+# the GIL, it would have it back before the loop wakes up.
 _LULL_WORK_SECONDS: Final = 0.001
 _LULL_REST_SECONDS: Final = 0.00005
 
 
 class Lull:
-    """Tells whether nobody has sent anything for a while; any thread may ask."""
+    """Finds out whether clients are idle; any thread may ask."""
 
     def __init__(self, now: Callable[[], float], received: Callable[[], int]) -> None:
-        """`received` is a count of what others have sent."""
+        """Watch `received`, a counter of the received bytes."""
         self._now = now
         self._received = received
         self._last_received = received()
         self._since = now()
 
     def is_on(self) -> bool:
-        """Look whether anything has come."""
+        """Return whether nothing was received for `_LULL_SECONDS`."""
         now = self._now()
         received = self._received()
         if received != self._last_received:
@@ -57,7 +57,10 @@ class Lull:
 
 
 class LoopPace:
-    """Fills on the loop, and rests in the thread. `hurry` and `stop` are the loop's to call."""
+    """Fills the writer on the loop, and rests in the thread.
+
+    `hurry` and `stop` are called on the loop, `fill` and `rest` on the thread.
+    """
 
     def __init__(
         self,
@@ -66,11 +69,11 @@ class LoopPace:
         sleep: Callable[[float], None],
         received: Callable[[], int],
     ) -> None:
-        """`received` is a count of what others have sent."""
+        """Watch `received`, a counter of the received bytes."""
         self._loop = loop
         self._now = now
         self._sleep = sleep
-        # The loop and the thread look at different times.
+        # Two objects, because the loop and the thread look at different times.
         self._lull = Lull(now, received)
         self._thread_lull = Lull(now, received)
         self._is_hurried = False
@@ -78,21 +81,21 @@ class LoopPace:
         self._filling: Future[bool] | None = None
 
     def hurry(self) -> None:
-        """Do not rest any more: there is nobody left to disturb."""
+        """Do not rest any more: no client is left that would have to wait."""
         self._is_hurried = True
 
     def stop(self) -> None:
-        """Fill no more, because the loop is about to end: what is being written fails."""
+        """Stop filling, because the loop is about to end; the current snapshot fails."""
         self.hurry()
         self._is_stopped = True
         if self._filling is not None:
             self._filling.cancel()
 
     def fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
-        """Let the loop fill the writer. Raises: ClosedError when it was stopped."""
+        """Let the loop fill the writer. Raises: ClosedError if it was stopped."""
         filling = asyncio.run_coroutine_threadsafe(self._fill(writer, records), self._loop)
         self._filling = filling
-        # Looked at last: who stops either sees what is to be filled, or is seen here.
+        # Check this last: `stop` either sees the future, or its flag is seen here.
         if self._is_stopped:
             filling.cancel()
         try:
@@ -101,7 +104,7 @@ class LoopPace:
             raise ClosedError("the broker stops before its snapshot was written") from exc
 
     def rest(self) -> None:
-        """Leave the processor to others."""
+        """Sleep, unless clients are idle, so that others can use the processor."""
         if not self._is_hurried and not self._thread_lull.is_on():
             self._sleep(_REST_SECONDS)
 
@@ -117,12 +120,12 @@ class LoopPace:
         return writer.take(records, lambda: self._now() < end)
 
     def turn_rest(self) -> float:
-        """Return how long the loop is to do other things, behind a turn."""
+        """Return how many seconds the loop does other work after a turn."""
         return 0.0 if self._lull.is_on() or self._is_hurried else _TURN_REST_SECONDS
 
 
 class ThreadPace:
-    """Does all in the thread, with a rest behind each moment of work."""
+    """Does all work in the thread, with a rest after each turn."""
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class ThreadPace:
         sleep: Callable[[float], None],
         received: Callable[[], int],
     ) -> None:
-        """`received` is a count of what others have sent."""
+        """Watch `received`, a counter of the received bytes."""
         self._now = now
         self._sleep = sleep
         self._lull = Lull(now, received)
@@ -141,11 +144,11 @@ class ThreadPace:
         self._is_hurried = True
 
     def stop(self) -> None:
-        """Come to an end soon, which needs no loop."""
+        """Finish soon; this needs no loop, so the snapshot does not fail."""
         self.hurry()
 
     def fill(self, writer: SnapshotWriter, records: Iterator[Record | None]) -> bool:
-        """Fill the writer here."""
+        """Fill the writer in this thread."""
         while self._turn(writer, records):
             if writer.is_full:
                 return True
@@ -154,7 +157,7 @@ class ThreadPace:
         return False
 
     def rest(self) -> None:
-        """Leave interpreter and processor to others, behind work that held no interpreter."""
+        """Sleep, unless clients are idle, after work that did not hold the GIL."""
         if not self._is_hurried and not self._lull.is_on():
             self._sleep(_REST_SECONDS)
 

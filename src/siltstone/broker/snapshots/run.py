@@ -1,8 +1,7 @@
-"""Snapshots of a running broker: by the clock, when asked for, and a last one at the end.
+"""Snapshots of a running broker: at an interval, on request, and a last one when it stops.
 
-How one is written beside what else the loop does is said in `broker.snapshot_pace`. One is written
-at a time. One that fails is told in the log, and the next is tried when its time comes; only the
-last one is not allowed to.
+One snapshot is written at a time, at the pace of `broker/snapshots/pace.py`. A failure is logged,
+and the next snapshot is written when it is due. Only a failure of the last snapshot is raised.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ OF_STORE: Final = "store"
 
 _LOG: Final = logging.getLogger("siltstone.snapshot")
 _PAYLOADS: Final = "payloads.tmp"
-# So often a cut is tried during which something is stored.
+# Attempts to cut the store while nothing is stored.
 _CUTS_MAX: Final = 5
-# So many sessions are looked at before it is asked whether there is time for more.
+# Sessions that are captured before the remaining time of the turn is checked.
 _PIECE: Final = 1
 
 # Begins a snapshot, on the loop.
@@ -53,9 +52,11 @@ Begin = Callable[[], "Begun"]
 
 
 class Begun(NamedTuple):
-    """A snapshot that was begun: what there is to write, None where nothing was found for a moment;
-    what is called on the loop when it was; at which pace to do it, None for at once; and what must
-    be done on the loop before the first record is asked for.
+    """A snapshot that was begun.
+
+    `records` are to be written; None among them means that a step found no record. `end` is called
+    on the loop when the snapshot is written or has failed. A `pace` of None means without rests.
+    `prepare` runs on the loop before the first record is read.
     """
 
     records: Iterator[Record | None]
@@ -87,25 +88,25 @@ class Snapshots:
 
     @property
     def keeper(self) -> SnapshotDirectory:
-        """The directory of snapshots, made when it is first needed."""
+        """The directory of snapshots, opened at the first use."""
         if self._keeper is None:
             self._keeper = self._open_keeper()
         return self._keeper
 
     def use(self, source: str, begin: Begin) -> None:
-        """Say what the snapshots are of."""
+        """Set the source of the snapshots."""
         self._source = source
         self._begin = begin
 
     def ask(self) -> None:
-        """Let one be written, beginning after now."""
+        """Request a snapshot that begins after this call."""
         self._schedule.ask()
         self._asked.set()
 
     async def save_now(self, _request: Mapping[str, Any]) -> str:
-        """Write one for somebody who waits for it; return the name of its file.
+        """Write a snapshot on request; return the name of its file.
 
-        Raises: SiltstoneError, and then the one before stands.
+        Raises: SiltstoneError; then the previous snapshot stays valid.
         """
         try:
             saved = await asyncio.shield(self.save(is_last=False))
@@ -127,15 +128,17 @@ class Snapshots:
 
     async def _save_due(self) -> None:
         try:
-            # Shielded, for a thread that writes cannot be stopped half way.
+            # Shielded, because a thread that writes cannot be cancelled.
             await asyncio.shield(self.save(is_last=False))
         except SiltstoneError as exc:
             log(_LOG, logging.ERROR, "snapshot_failed", error=str(exc))
 
     async def save(self, *, is_last: bool = True) -> Saved:
-        """Write one, when no other is being written; the last one, and what it waits for, at once.
+        """Write a snapshot, after the one that is being written.
 
-        Raises: SiltstoneError, and then the one before stands.
+        The last snapshot, and the one that it waits for, are written without rests.
+
+        Raises: SiltstoneError; then the previous snapshot stays valid.
         """
         if is_last and self._pace is not None:
             self._pace.hurry()
@@ -175,7 +178,7 @@ class Snapshots:
             begun.end()
 
     def close(self) -> None:
-        """Let go of the directory; one that is being written of what is in memory fails."""
+        """Close the directory; a snapshot of memory that is being written fails."""
         if self._pace is not None:
             self._pace.stop()
         self._executor.shutdown(wait=True)
@@ -187,7 +190,7 @@ class Snapshots:
 
 
 def begin_capture(broker: Broker, loop: asyncio.AbstractEventLoop) -> Begun:
-    """Begin a snapshot of what a broker has in memory."""
+    """Begin a snapshot of the state that a broker has in memory."""
     capture = Capture(broker)
     counts = broker.statistics
     pace = LoopPace(loop, perf_counter, sleep, lambda: counts.bytes_received)
@@ -204,9 +207,10 @@ def _captured_records(capture: Capture) -> Iterator[Record | None]:
 
 
 def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
-    """Begin a snapshot of a store, which is read as other processes would.
+    """Begin a snapshot of a store, which is read as another process would read it.
 
-    Rows that are delivered meanwhile stay until it is written: it has the sessions that need them.
+    Rows that are delivered meanwhile are kept until the snapshot is written, because it contains
+    the sessions that need them.
     """
     source = StoreSource(fs, data, partial(open_read_only, fs))
     counts = broker.statistics
@@ -215,7 +219,10 @@ def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
 
 
 async def _cut(broker: Broker, source: StoreSource) -> None:
-    """Cut a store at one moment, in which the broker stores nothing."""
+    """Cut a store during a pause in which the broker stores nothing.
+
+    If no pause is quiet, the last cut is used, with a warning.
+    """
     loop = asyncio.get_running_loop()
     await broker.pins.settled()
     for _ in range(_CUTS_MAX):
@@ -236,9 +243,9 @@ def open_keeper(fs: FileSystem, clock: Clock, data: PurePath, keep: int) -> Snap
 
 
 def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
-    """Refuse a directory whose messages and sessions are kept in the other way.
+    """Check that the directory does not have data of the other kind of persistence.
 
-    Raises: UsageError, for a broker that would start without them.
+    Raises: UsageError, because the broker would start without its messages and sessions.
     """
     if persistence == "snapshot":
         if names := store.names():
@@ -266,8 +273,9 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
 def bounded_contents(
     fs: FileSystem, directory: PurePath, memory_max: int | None
 ) -> BoundedContents:
-    """Return where contents go: beyond the memory, of which they may have half where nothing is
-    said, to a file that is gone with this process.
+    """Return the place for payloads: in memory up to `memory_max`, then in a temporary file.
+
+    The default of `memory_max` is half of the memory. The file ends with this process.
     """
 
     def create() -> File:
@@ -284,17 +292,17 @@ def bounded_contents(
 def load_state(
     broker: Broker, keeper: SnapshotDirectory, contents: BoundedContents, *, allow_empty: bool
 ) -> None:
-    """Let a broker have what its last snapshot holds.
+    """Restore a broker from its last snapshot.
 
-    Raises: what `Keeper.load` raises; UsageError when there is not enough memory.
+    Raises: the errors of `SnapshotDirectory.load`; UsageError if the memory is too small.
     """
     revival = SnapshotLoad(broker)
-    # All that is made here stays: looking through it for garbage would take longer than making it.
+    # All objects that are created here stay: a garbage collection would take longer than the load.
     gc.disable()
     try:
         loaded = keeper.load(revival, contents, allow_empty=allow_empty)
         revival.finish()
-        # Nor need it ever be looked through by those who collect later.
+        # Later collections skip these objects too.
         gc.freeze()
     except MemoryError as exc:
         raise UsageError(

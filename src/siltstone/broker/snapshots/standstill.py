@@ -1,8 +1,9 @@
-"""A moment in which a broker stores nothing: for a backup that is of one moment.
+"""A pause in which a broker stores nothing, so that a backup shows the store at one moment.
 
-Connected clients are not read, what was read is stored, and then the store is looked at. A client
-that connects meanwhile may still publish, and so may a will: `end` tells whether anything was
-stored since `reach`, and then the look is worth nothing and is repeated.
+The broker stops reading from connected clients, and stores everything that it has read. Then the
+backup reads the state of the store. A client that connects meanwhile may still publish, and a will
+may be published: `end` returns whether nothing was stored since `reach`. Otherwise the backup must
+repeat the read.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Final
 from siltstone.broker.broker import Broker, Peer
 from siltstone.logs import log
 
-# So long the last rows may take, and so long the look.
+# The time limit for storing the last rows, and for the pause on the control socket.
 STANDSTILL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.002
-# At the end nothing is waited for that has not moved for so long.
+# When the broker stops, it does not wait for work without progress in this time.
 _STALL_SECONDS: Final = 5.0
 _LOG: Final = logging.getLogger("siltstone.server")
 
 
 class Standstill:
-    """Lets the clients of a broker wait, once."""
+    """One pause of the clients of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -31,21 +32,24 @@ class Standstill:
         self._rows = -1
 
     async def reach(self) -> bool:
-        """Stop; tell whether everything was stored within the time."""
+        """Stop reading; return whether everything was stored within `STANDSTILL_SECONDS`."""
         self._stopped = list(self._broker.clients.values())
         for client in self._stopped:
             client.stop()
         bridge = self._broker.bridge
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STANDSTILL_SECONDS
-        # Threads of the store tell the bridge, which tells nobody.
+        # Poll: the append batcher has no callback for the end of all appends.
         while bridge.pending_bytes and loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
         self._rows = bridge.rows
         return bridge.pending_bytes == 0
 
     def end(self) -> bool:
-        """Go on; tell whether nothing was stored since it was reached. A second call tells no."""
+        """Read again; return whether nothing was stored since `reach`.
+
+        A second call returns False.
+        """
         stopped, self._stopped = self._stopped, []
         for client in stopped:
             client.go_on()
@@ -56,7 +60,7 @@ class Standstill:
 
 
 async def until_settled(broker: Broker, seconds: float) -> None:
-    """Wait until everything is on disk, for so long, and only as long as something moves there."""
+    """Wait until everything is on disk, at most `seconds`, and only while there is progress."""
     loop = asyncio.get_running_loop()
     now = loop.time()
     deadline, stalls_at = now + seconds, now + _STALL_SECONDS

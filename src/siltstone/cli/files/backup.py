@@ -33,7 +33,7 @@ from siltstone.version import __version__
 
 SOURCE = "store"
 _CUTS_MAX: Final = 5
-# zlib then reads the head of gzip, and enough of a file to see what it is.
+# The window bits with which zlib expects a gzip header, and the bytes that show the kind of a file.
 _GZIP: Final = 31
 _HEAD_BYTES: Final = 4096
 
@@ -72,7 +72,7 @@ def backup(
     open_reading(data).close()
     spill = target.with_name(target.name + ".contents.tmp")
     for left in (spill, target.with_name(target.name + TEMPORARY_SUFFIX)):
-        # By a backup that was killed; one that is still running has the file itself.
+        # A killed backup left these files. A running backup has the file itself open.
         if fs.exists(left):
             fs.remove(left)
     with ExitStack() as closing:
@@ -86,7 +86,8 @@ def backup(
         )
         closing.callback(source.close)
         if is_served(data):
-            # The sessions of the cut need rows that may be delivered before they are copied.
+            # The sessions in the backup need rows that may be delivered, and reclaimed, before they
+            # are copied.
             closing.enter_context(pinned(data))
         _cut(data, source)
         with progress("Backing up", BYTES, tree_size(fs, absolute_path(data) / "data")) as meter:
@@ -104,7 +105,7 @@ def backup(
 
 
 def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
-    """Let records pass, and show the bytes of files among them."""
+    """Yield the records, and show the bytes of files among them as progress."""
     for record in records:
         if isinstance(record, FilePart):
             meter.add(len(record.data))
@@ -112,7 +113,7 @@ def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
 
 
 def _cut(data: Path, source: StoreSource) -> None:
-    """Cut all databases at one moment, for which a broker that runs there stands still."""
+    """Cut all databases at one moment, while a running broker stores nothing."""
     if not is_served(data):
         source.cut()
         return
@@ -123,12 +124,13 @@ def _cut(data: Path, source: StoreSource) -> None:
 
 
 def _check_kind(file: Path, source: File) -> None:
-    """Look at the beginning of a file. Raises: UsageError for another kind of file."""
+    """Check the beginning of a file. Raises: UsageError for another kind of file."""
     try:
         begin = zlib.decompressobj(_GZIP).decompress(source.read_at(0, _HEAD_BYTES), len(MAGIC))
     except zlib.error:
         begin = None
-    # A backup that was cut off early is damaged, and told as such.
+    # A backup that was truncated near its start is reported as damaged, not as another kind of
+    # file.
     if begin is None or source.size() == 0 or not MAGIC.startswith(begin):
         raise UsageError(f"{file} is not a Siltstone backup")
 

@@ -1,4 +1,4 @@
-"""`siltstone snapshot`: write one now, list, look at, verify and compare them."""
+"""`siltstone snapshot`: write a snapshot now; list, show, verify and compare snapshots."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def now(
 
 
 def _write_here(directory: PurePath) -> str:
-    """Write a snapshot of a store that nobody has open. Raises: UsageError for no store."""
+    """Write a snapshot of a store that no process has open. Raises: UsageError for no store."""
     fs = PosixFileSystem()
     source = StoreSource(fs, directory, partial(open_read_only, fs))
     if _is_of_broker(directory):
@@ -283,7 +283,7 @@ def _is_of_broker(directory: PurePath) -> bool:
 
 
 def _ask_broker(directory: PurePath, timeout: float) -> str:
-    """Send SIGUSR1, and wait until the link was moved."""
+    """Send SIGUSR1 to the broker, and wait until the link has moved."""
     holder = PosixFileSystem().read(directory / "LOCK").decode("ascii", "replace").strip()
     if not holder.isdecimal() or not catches_signal(int(holder), signal.SIGUSR1):
         raise LockedError(

@@ -33,7 +33,7 @@ Id = Annotated[
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON shows it."""
+    """Return the JSON form of an entry."""
     return {"id": entry.id, "metadata": entry.metadata}
 
 

@@ -183,7 +183,7 @@ def _go_to(
             try:
                 client.seek(topic, client.committed(client_name, topic))
             except UsageError:
-                # It has committed nothing: it begins at the beginning.
+                # It has committed nothing, so it starts at the first offset.
                 client.seek(topic, 0)
 
 

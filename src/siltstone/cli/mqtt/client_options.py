@@ -1,4 +1,4 @@
-"""What `siltstone pub` and `siltstone sub` share: where the server is, and who we are to it."""
+"""The common options of `siltstone pub` and `siltstone sub`: the server and the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SERVER: Final = "Server"
 _SESSION: Final = "Session"
 _WILL: Final = "Will"
 _TLS: Final = "TLS"
-# What OpenSSL makes of a peer that does not speak TLS.
+# The errors of OpenSSL for a peer that does not use TLS.
 _PLAIN_PORT: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 _IS_TLS: Final = f"Does this port use TLS? Port {PORT} usually does not."
 _VERSIONS: Final = {
@@ -55,7 +55,7 @@ _VERSIONS: Final = {
 
 
 def parse_version(text: str) -> Version:
-    """Read a version of MQTT, as people or Mosquitto write it. Raises: UsageError."""
+    """Parse a version of MQTT, in the usual form or that of Mosquitto. Raises: UsageError."""
     version = _VERSIONS.get(text.lower())
     if version is None:
         raise UsageError(f"unknown MQTT version {text!r} (supported: 3.1.1 and 5)")
@@ -63,7 +63,7 @@ def parse_version(text: str) -> Version:
 
 
 def parse_seconds(text: str) -> int:
-    """Read whole seconds as MQTT holds them, or `forever`. Raises: UsageError."""
+    """Parse whole seconds in the range of MQTT, or `forever`. Raises: UsageError."""
     seconds = SESSION_FOREVER if text == "forever" else int(parse_duration(text))
     if not 0 <= seconds <= SESSION_FOREVER:
         raise UsageError(f"{text!r} is too long; MQTT allows at most {SESSION_FOREVER - 1} seconds")
@@ -71,24 +71,24 @@ def parse_seconds(text: str) -> int:
 
 
 def _nothing() -> None:
-    """Want nothing more: all there is to publish is queued already."""
+    """Do nothing: all messages to publish are already queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the options come to."""
+    """The settings that the options result in."""
 
     settings: ClientSettings
     target: Target
     tls: ssl.SSLContext | None
-    # The topic of --url.
+    # The topic in the URL of --url.
     topic: str | None
 
     def session(self, wishes: WantedSubscriptions = NO_WISHES) -> ClientSession:
         """Return a new session.
 
-        One that the server kept may hold packet ids of an earlier run, which it would take for
-        repetitions: a start at random keeps clear of them.
+        A session that the server kept may contain packet ids of an earlier run. The server would
+        take new packets with these ids for repetitions, so a kept session starts with a random id.
         """
         first = randbelow(PACKET_ID_MAX) + 1 if self.settings.keep_session else 1
         return ClientSession(self.settings, wishes, first_packet_id=first)
@@ -96,7 +96,9 @@ class Plan:
     def client(
         self, session: ClientSession, *, deliver: Deliver, wanted: Callable[[], None] = _nothing
     ) -> Client:
-        """Return the client of a session; it notes on stderr when the server goes and returns."""
+        """Return the client of a session; it prints a note when the connection is lost and
+        restored.
+        """
         return Client(
             self.settings,
             session,
@@ -111,7 +113,7 @@ class Plan:
 
 @contextmanager
 def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
-    """Let an error of a connection that never worked ask whether TLS is the reason."""
+    """Add a hint about TLS to the error of a connection that never worked."""
     try:
         yield
     except (OutcomeUnknownError, PeerError) as exc:
@@ -131,7 +133,7 @@ def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """The options themselves, as typer reads them."""
+    """The options, as typer parses them."""
 
     host: Annotated[
         str | None,
@@ -335,12 +337,12 @@ class ClientOptions:
 
 
 def takes_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above beside its own; it gets them as `client`."""
+    """Add the options of ClientOptions to a command, which receives them as `client`."""
     return takes_options(command, ClientOptions, "client")
 
 
 def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> Plan:
-    """Make sense of the options; `role` is part of a client id that nobody chose.
+    """Combine the options; `role` is part of a generated client id.
 
     Raises: UsageError.
     """
@@ -380,7 +382,7 @@ def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> 
 
 
 def encoded_topic(text: str) -> bytes:
-    """Return a topic of the command line as it is sent. Raises: UsageError."""
+    """Return the bytes of a topic of the command line. Raises: UsageError."""
     topic = text.encode(errors="surrogateescape")
     check_topic(topic)
     return topic

@@ -1,6 +1,6 @@
-"""`siltstone config`: the settings in effect, where they came from, and their reference.
+"""`siltstone config`: the settings in effect, the source of each, and their reference.
 
-`serve` takes the same options; both find the file and read the settings by `settings_from`.
+`serve` has the same options; both read the settings with `settings_from`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ SetFlag = Annotated[
 def settings_from(
     config: Path | None, assignments: Iterable[str] | None, **named: str | None
 ) -> LoadedSettings:
-    """Read the settings, given the flags by name: those of --set, and others that go before them.
+    """Read the settings, given the flags by name; --set and the other flags override the file.
 
-    Raises: Exit, once every complaint was noted on a line of its own.
+    Raises: Exit, after printing each error on a line of its own.
     """
     fs = PosixFileSystem()
     try:
@@ -88,8 +88,10 @@ def settings_from(
 
 
 def hush_libraries() -> None:
-    """Keep gRPC from writing into our log, unless somebody wants it: every handshake of TLS that
-    fails is a line of its own form. Called before it starts.
+    """Keep gRPC from writing to stderr, unless the user has set its verbosity.
+
+    Otherwise every failed TLS handshake would be a line in another format. Call it before gRPC
+    starts.
     """
     environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -102,7 +104,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _followed(file: PurePath | None) -> PurePath | None:
-    # The store never follows a link; settings are often put in place by one.
+    # The file system of the store does not follow links, but a settings file is often a link.
     return Path(file).resolve() if file is not None and Path(file).is_symlink() else file
 
 
@@ -149,12 +151,12 @@ Origin: TypeAlias = Callable[[Key], str | None]
 
 
 def effective_toml(settings: BrokerSettings, origin: Origin = lambda _: None) -> str:
-    """Return the settings as a file that would give the same ones."""
+    """Return the settings as a TOML file with the same effect."""
     return "\n".join(_toml_lines(settings, (), "", origin)) + "\n"
 
 
 def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Iterator[str]:
-    """Write a table: its values first, for what follows a title in TOML belongs to it."""
+    """Yield the lines of a table, values first: in TOML all lines after a title belong to it."""
     below: list[tuple[BaseModel, Key, str]] = []
     if title:
         yield from ("", title)
@@ -230,7 +232,7 @@ The broker does not start with a listener that no client could log in to.
 
 
 def reference_text() -> str:
-    """Return docs/reference/configuration.md."""
+    """Return the text of docs/reference/configuration.md."""
     keys = known_keys()
     tables = dict.fromkeys(key[:-1] for key in keys)
     sections = (_section(table, [key for key in keys if key[:-1] == table]) for table in tables)

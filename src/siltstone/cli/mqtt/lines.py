@@ -1,7 +1,6 @@
-"""Lines as messages: chunks of a stream cut at line ends, and a thread's way to the loop.
+"""Lines as messages: split a stream into lines, in a thread that feeds the event loop.
 
-A line is what stands before a line feed, without it; what follows the last one is a line if there
-is anything.
+A line ends before a line feed. Text after the last line feed is a line too, if there is any.
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class LineSplitter:
-    """Cuts chunks into lines, whichever way they were cut before."""
+    """Splits chunks of any size into lines."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that a chunk completes. Raises: UsageError for one that is endless."""
+        """Return the lines that a chunk completes.
+
+        Raises: UsageError for a line that is too long.
+        """
         lines = chunk.split(b"\n")
         rest = lines.pop()
         if lines:
@@ -40,16 +42,16 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the last line, where no line feed follows it."""
+        """Return the last line, if it does not end with a line feed."""
         rest = b"".join(self._pieces)
         return [rest] if rest else []
 
 
 class LineFeed:
-    """Reads lines in a thread of its own, one chunk each time it is asked.
+    """Reads lines in a thread, one chunk for each request.
 
-    The thread runs `run`; `post` brings a call from there to the loop, where all else happens. A
-    thread that is stuck in `read` when the loop has ended must be a daemon.
+    The thread runs `run`. `post` schedules a call on the event loop, where everything else runs.
+    The thread must be a daemon, because it may still block in `read` when the loop has ended.
     """
 
     def __init__(
@@ -68,16 +70,16 @@ class LineFeed:
         self._wanted = Semaphore(0)
 
     def ask(self) -> None:
-        """Want one more chunk, unless one is on its way."""
+        """Request one more chunk, unless a request is pending."""
         if not self._asked:
             self._asked = True
             self._wanted.release()
 
     def run(self) -> None:
-        """Read until the end; the last call is that of `end`, with what broke the input."""
+        """Read until the end; the last call is `end`, with the error of the input, if any."""
         lines = LineSplitter()
         error: Exception | None = None
-        # A loop or an input that was closed under us: nobody wants the rest.
+        # The event loop or the input was closed meanwhile, so the rest is not needed.
         with suppress(RuntimeError, ValueError):
             try:
                 while chunk := self._next_chunk():

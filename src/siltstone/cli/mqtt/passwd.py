@@ -1,8 +1,8 @@
 """`siltstone passwd`: set, delete and list the users of a password file.
 
-The file is replaced whole, so a broker that reads it meanwhile sees the old one or the new one; two
-commands at once wait for each other at a lock beside it. No password is shown, or taken from the
-arguments, where others could read it.
+The file is replaced as a whole, so a broker that reads it meanwhile sees the old or the new one.
+Two commands at the same time wait for each other at a lock file beside it. Passwords are never
+printed, and never read from the arguments, which other users could see.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _LOCK_WAIT_SECONDS: Final = 0.02
 
 
 class PrivateFileSystem(PosixFileSystem):
-    """The disk, where a new file is readable by its owner alone from the moment it exists.
+    """The disk, where a new file is readable only by its owner from the moment it exists.
 
-    One that is to replace `file` then gets its mode; its owner is whoever runs this.
+    A file that will replace `file` then gets the mode of `file`. Its owner is the user that runs
+    this command.
     """
 
     def __init__(self, file: Path) -> None:
@@ -115,7 +116,7 @@ def _set(fs: FileSystem, file: Path, user: str, password: bytes) -> None:
             if len(password) <= PASSWORD_SIZE_MAX
             else f"a password must have at most {PASSWORD_SIZE_MAX} bytes; this one is longer"
         )
-    # Made before the lock is taken, for it takes long.
+    # Hash the password before the lock is taken, because it takes long.
     made = PasswordHash.make(password)
     with _locked(fs, file):
         lines = _read_lines(fs, file)
@@ -156,9 +157,10 @@ def _locked(fs: FileSystem, file: Path) -> Iterator[None]:
 
 
 def _take_lock(fs: FileSystem, file: Path) -> Lock:
-    """Take the lock of a password file, waiting a few seconds for others to let go of it.
+    """Take the lock of a password file; wait a few seconds for other commands.
 
-    Its file stays: were it removed, one could lock the old file while another locks the new one.
+    The lock file is never removed: otherwise one command could lock the removed file while another
+    locks a new one.
     """
     path = file.with_name(f"{file.name}.lock")
     for _ in range(_LOCK_TRIES):
@@ -170,7 +172,7 @@ def _take_lock(fs: FileSystem, file: Path) -> Lock:
 
 
 def _read_password() -> bytes:
-    # One byte more than is allowed, and a line end: enough to tell that it is too long.
+    # One byte more than the limit, and a line end: enough to detect a password that is too long.
     password = standard_input().read(PASSWORD_SIZE_MAX + 3)
     password = password.removesuffix(b"\n").removesuffix(b"\r")
     if b"\n" in password:
@@ -190,5 +192,5 @@ def _ask_password(user: str) -> bytes:
         raise UsageError("no password was entered; nothing was changed") from exc
     if password != again:
         raise UsageError("the two passwords differ; nothing was changed")
-    # What the terminal sent, also where it was not UTF-8.
+    # The bytes that the terminal sent, even if they are not UTF-8.
     return password.encode(errors="surrogateescape")

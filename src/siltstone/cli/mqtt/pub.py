@@ -37,7 +37,7 @@ from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.wire import Version
 
-# Lines that wait beside those in flight; more are read when there are fewer.
+# More lines are read when fewer than this wait, besides those in flight.
 _QUEUED_LOW: Final = 10_000
 _PROPERTIES: Final = (
     "content-type",
@@ -50,7 +50,7 @@ _PROPERTIES: Final = (
 
 
 def parse_properties(assignments: Sequence[str]) -> Properties:
-    """Read `name=value` as properties of a message. Raises: UsageError."""
+    """Parse `name=value` as properties of a message. Raises: UsageError."""
     properties = NO_PROPERTIES
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -82,7 +82,7 @@ def _with_property(properties: Properties, name: str, value: str) -> Properties:
 
 
 class LinePublisher:
-    """Publishes lines as fast as they are acknowledged; `error` is what broke the input."""
+    """Publishes lines as fast as they are acknowledged; `error` is the error of the input."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LinePublisher:
         self._feed: LineFeed | None = None
 
     async def run(self) -> None:
-        """Publish to the last line, and wait until all are acknowledged."""
+        """Publish all lines, and wait until all are acknowledged."""
         post = asyncio.get_running_loop().call_soon_threadsafe
         self._feed = LineFeed(self._read, post, take=self._take, end=self._end)
         Thread(target=self._feed.run, name="lines", daemon=True).start()
@@ -121,7 +121,7 @@ class LinePublisher:
 
 
 def take_nothing(_batch: PublishBatch) -> int:
-    """Leave the messages of a kept session to whoever subscribed to them."""
+    """Take no messages: those of a kept session are for the client that subscribed."""
     return 0
 
 
@@ -266,7 +266,7 @@ def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> 
 
 
 def _conclude(session: ClientSession, status: int, started: float | None) -> None:
-    """Tell how it ended: refused, interrupted, or done."""
+    """Report the result: refused, interrupted, or done."""
     if session.outgoing.refusal is not None:
         raise refused("the server refused a message", session.outgoing.refusal)
     if status:
@@ -278,7 +278,7 @@ def _conclude(session: ClientSession, status: int, started: float | None) -> Non
 
 
 def stdin_reader() -> Callable[[int], bytes]:
-    """Return a way to read stdin that holds no lock, for its thread may never come back."""
+    """Return a function that reads stdin without a lock, because its thread may block for ever."""
     buffer = standard_input()
     file: BinaryIO = getattr(buffer, "raw", buffer)
 

@@ -1,4 +1,4 @@
-"""Where the messages of `siltstone sub` go: chosen, counted, written; then they are taken."""
+"""The receiver of `siltstone sub`: it filters, counts and writes messages, then takes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETAIN: Final = 4
 
 
 class Retained(Enum):
-    """What becomes of retained messages."""
+    """The treatment of retained messages."""
 
     SHOWN = "shown"
     LEFT_OUT = "left out"
@@ -25,8 +25,8 @@ class Retained(Enum):
 class Receiver:
     """Writes messages, and calls `full` when it wants no more.
 
-    What it returns as taken is written and flushed: the server may forget it. Messages that come
-    after the last one wanted are not taken, so that a kept session has them still.
+    The messages that it returns as taken are written and flushed, so the server may forget them.
+    Messages after the last wanted one are not taken, so a kept session still has them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Receiver:
         self._retained = retained
 
     def take(self, batch: PublishBatch) -> int:
-        """Write what is wanted of a batch; return how many messages were dealt with."""
+        """Write the wanted messages of a batch; return how many messages were processed."""
         wanted, taken = self._choose(batch.flags)
         chosen = batch if len(wanted) == len(batch.topics) else pick(batch, list(wanted))
         data = self._render(chosen, self._clock.now_us())
@@ -61,7 +61,7 @@ class Receiver:
         return taken
 
     def _choose(self, flags: list[int]) -> tuple[Sequence[int], int]:
-        """Return the indexes of the messages to write, and how many messages that settles."""
+        """Return the indexes of the messages to write, and how many messages are then processed."""
         left = len(flags)
         if self._count_max is not None:
             left = self._count_max - self.count

@@ -1,4 +1,4 @@
-r"""Messages as bytes for people and programs: payloads, topics before them, formats, JSON.
+r"""Rendering of messages as bytes: payloads, with or without topics, formats, JSON.
 
 A format is text with fields:
 
@@ -25,7 +25,7 @@ from siltstone.mqtt.properties import NO_PROPERTIES, Properties, decode_properti
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.wire import PacketType, Reader, encode_variable
 
-# Renders messages that came at a time in µs since 1970.
+# Renders messages that were received at a time in µs since 1970.
 Render = Callable[[PublishBatch, int], bytes]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "e": b"\x1b",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message as it came."""
+    """One received message."""
 
     topic: bytes
     payload: bytes
@@ -52,12 +52,12 @@ class Message:
 
 
 def plain(end: bytes) -> Render:
-    """Write payloads as they are."""
+    """Write payloads unchanged."""
     return lambda batch, _time_us: b"".join([payload + end for payload in batch.payloads])
 
 
 def with_topics(end: bytes) -> Render:
-    """Write each payload behind its topic."""
+    """Write each payload after its topic."""
     return lambda batch, _time_us: b"".join(
         [
             topic + b" " + payload + end
@@ -67,7 +67,7 @@ def with_topics(end: bytes) -> Render:
 
 
 def formatted(text: str, end: bytes) -> Render:
-    """Write each message as a format says. Raises: UsageError."""
+    """Write each message in a format. Raises: UsageError."""
     parts = [*_parse(text), end]
 
     def render(batch: PublishBatch, time_us: int) -> bytes:
@@ -88,7 +88,7 @@ def formatted(text: str, end: bytes) -> Render:
 
 
 def json_document(message: Message) -> dict[str, Any]:
-    """Return a message as `siltstone read --json` prints a row and `siltstone append` takes it."""
+    """Return a message in the JSON form of `siltstone read --json` and `siltstone append`."""
     document: dict[str, Any] = {
         "timestamp": _iso(message.time_us),
         "topic": message.topic.decode(),
@@ -105,7 +105,7 @@ def json_document(message: Message) -> dict[str, Any]:
 
 
 def _parse(text: str) -> list[bytes | Callable[[Message], bytes]]:
-    """Cut a format into text and fields."""
+    """Split a format into text and fields."""
     parts: list[bytes | Callable[[Message], bytes]] = []
     characters = iter(text)
     for character in characters:

@@ -1,7 +1,7 @@
-"""`siltstone retained`: the retained messages of a broker, listed and cleared by filter.
+"""`siltstone retained`: list and clear the retained messages of a broker, by filter.
 
-They are read from the store. Where a broker runs it is asked to clear them; else they are cleared
-here.
+The messages are read from the store. A running broker clears them; without a broker, this command
+does.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def clear(
     $ siltstone retained clear 'plant/#'
     $ siltstone retained clear 'plant/#' --yes
     """
-    # What cannot be a filter is wrong, whether a broker runs or not.
+    # Refuse an invalid filter, whether a broker runs or not.
     TopicFilter.parse(topic_filter)
     if is_served(data):
         cleared = _clear_there(data, topic_filter, yes=yes)
@@ -93,7 +93,7 @@ def clear(
 
 
 def _clear_there(data: Path, topic_filter: str, *, yes: bool) -> int:
-    """Let the broker do it."""
+    """Clear the messages through the running broker."""
     if not yes:
         count = ask_broker(data, {"do": "count-retained", "filter": topic_filter})
         _confirm(topic_filter, int(count))
@@ -101,7 +101,7 @@ def _clear_there(data: Path, topic_filter: str, *, yes: bool) -> int:
 
 
 def _clear_here(data: Path, topic_filter: str, *, yes: bool) -> int:
-    """Do it in a store that no broker has open."""
+    """Clear the messages in a store that no broker has open."""
     with open_writing(data) as store:
         retained = _load(store, data)
         topics = [message.topic for message in _find(retained, TopicFilter.parse(topic_filter))]

@@ -1,4 +1,4 @@
-"""The loop that a client's command runs in, and how signals end it."""
+"""The event loop of a client command, and its signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALED: Final = 128
 
 
 def run_until_signal(main: Coroutine[None, None, None]) -> int:
-    """Run to the end; return 0, or 128 + n when signal n cancelled it. Raises: what main does."""
+    """Run to the end; return 0, or 128 + n if signal n cancelled it. Raises: any error of main."""
     caught: list[Signals] = []
 
     async def guarded() -> None:
@@ -41,7 +41,7 @@ def run_until_signal(main: Coroutine[None, None, None]) -> int:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop where it is installed: it moves bytes in half the time."""
+    """Return a loop of uvloop if it is installed: it moves bytes in half the time."""
     name = "uvloop" if find_spec("uvloop") else "asyncio"
     loop: asyncio.AbstractEventLoop = import_module(name).new_event_loop()
     return loop

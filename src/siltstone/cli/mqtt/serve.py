@@ -1,4 +1,4 @@
-"""`siltstone serve`: check the settings, then run the broker until it is told to stop."""
+"""`siltstone serve`: check the settings, then run the broker until a signal stops it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import LOGGER, log, start_logging
 from siltstone.version import __version__, form
 
-# A client finds a listener there without being told where.
+# Addresses that a client on this machine reaches without an option for the host.
 _LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
 
 
@@ -91,7 +91,7 @@ def serve(
     hush_libraries()
     is_watched = sys.stderr.isatty() and settings.log.format == "human"
     level = settings.log.level
-    # Instead of the events of a start, a terminal gets a summary when it is done.
+    # On a terminal, a summary after the start replaces the events of the start.
     start_logging(
         level="warning" if is_watched and level == "info" else level, form=settings.log.format
     )
@@ -123,7 +123,7 @@ def _log_start(settings: BrokerSettings) -> None:
 
 
 def summary(settings: BrokerSettings, addresses: Sequence[str]) -> Group:
-    """Return what a person who starts a broker needs to know."""
+    """Return the summary for the user who starts a broker."""
     first = next((address for address in addresses if address.startswith("tcp://")), "")
     host, _, port = first.removeprefix("tcp://").rpartition(":")
     server = "" if host in _LOCAL else f" -h {host.strip('[]')}"
@@ -151,7 +151,7 @@ def _storage(settings: BrokerSettings) -> str:
 
 
 def _warn_of_others(data: Path) -> None:
-    """Say that every user of the machine may read the data, as version 0.1.0 made directories."""
+    """Warn if all users of the machine can read the data; version 0.1.0 made such directories."""
     if data.exists() and PosixFileSystem().is_open_to_others(data):
         log(
             logging.getLogger(LOGGER),

@@ -1,4 +1,4 @@
-"""`siltstone sub`: print messages as they come."""
+"""`siltstone sub`: print messages as they arrive."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def sub(
 
 
 def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bool) -> Render:
-    """Return the way of writing that the options ask for. Raises: UsageError."""
+    """Return the renderer for the options. Raises: UsageError."""
     if (text is not None) + json + verbose > 1:
         raise UsageError("--format, --json and --verbose exclude each other; pass one of them")
     end = b"" if no_newline else b"\n"
@@ -192,5 +192,5 @@ async def _until(
         async with asyncio.timeout(seconds):
             await chosen.client(session, deliver=receiver.take).run()
     except TimeoutError:
-        # How long to listen was the user's choice.
+        # The user chose this timeout, so it is not an error.
         return

@@ -1,8 +1,8 @@
-"""How help is laid out: for people in 80 columns, and without colours in a pipe.
+"""The layout of help: as wide as the terminal, up to 100 columns; without colours in a pipe.
 
 The docstring of a command is its help. The first line says in one imperative sentence what the
-command does. Paragraphs with what a user must know follow. Lines that begin with a dollar sign are
-examples, and stand in a section of their own:
+command does. Paragraphs with details follow. Lines that begin with a dollar sign are examples, and
+are shown in a section of their own:
 
     Read rows in order of time.
 
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Parameter: TypeAlias = TyperArgument | TyperOption
 
 _INDENT: Final = "  "
-# A longer name stands on a line of its own, above its description.
+# A longer name is on a line of its own, above its description.
 _NAME_WIDTH_MAX: Final = 26
 _WIDTH_MAX: Final = 100
 _EXAMPLE: Final = "$ "
@@ -38,19 +38,19 @@ _NAME: Final = "cyan"
 
 
 class Command(TyperCommand):
-    """A command whose help is laid out here."""
+    """A command with the help layout of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help on stdout; typer prints what is left in the formatter, which is empty."""
+        """Print the help on stdout; typer prints the formatter, which stays empty."""
         del formatter
         _show(_page(self, ctx))
 
 
 class Group(TyperGroup):
-    """A group of commands whose help is laid out here."""
+    """A group of commands with the help layout of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help on stdout, the commands by their panels."""
+        """Print the help on stdout, with the commands by panel."""
         del formatter
         _show(_page(self, ctx))
 
@@ -74,13 +74,13 @@ class App(typer.Typer):
 
 
 def examples(text: str) -> list[str]:
-    """Return the examples of a help text, as a user would type them."""
+    """Return the examples of a help text, as a user types them."""
     lines = cleandoc(text).splitlines()
     return [line.removeprefix(_EXAMPLE) for line in lines if line.startswith(_EXAMPLE)]
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return what a help text says beside its examples, a paragraph a line."""
+    """Return the paragraphs of a help text without the examples, one line each."""
     parts = cleandoc(text).split("\n\n")
     return [" ".join(part.split()) for part in parts if part and not part.startswith(_EXAMPLE)]
 
@@ -157,7 +157,7 @@ def _heading(title: str) -> Iterator[Text]:
 
 
 def _record(name: str, description: str, column: int) -> Iterator[Text]:
-    """Lay out a name and what it means, as a hanging paragraph."""
+    """Lay out a name and its description, as a hanging paragraph."""
     before = " " * (len(_INDENT) + column + 2)
     wrapped = wrap(description, _width() - len(before), break_on_hyphens=False) or [""]
     lines = [line.replace(_UNBREAKABLE, " ") for line in wrapped]
@@ -174,7 +174,7 @@ def _wrapped(text: str, hang: int = 0) -> Iterator[Text]:
 
 
 def _name(parameter: Parameter, ctx: Any) -> str:
-    """Return how a parameter is written: its names, and its value unless it is a flag."""
+    """Return the notation of a parameter: its names, and its value unless it is a flag."""
     if isinstance(parameter, TyperArgument):
         return parameter.display_name_raw.strip("[]")
     names = sorted(parameter.opts, key=len)
@@ -196,13 +196,13 @@ def _description(parameter: Parameter, ctx: Any) -> str:
         f"default: {default}" if (default := _default(parameter, ctx)) else "",
         "required" if parameter.required and isinstance(parameter, TyperOption) else "",
     ]
-    # A fact is not broken at the end of a line.
+    # Do not break a line inside the brackets.
     shown = (f"[{fact}]".replace(" ", _UNBREAKABLE) for fact in facts if fact)
     return " ".join([parameter.help or "", *shown])
 
 
 def _default(parameter: Parameter, ctx: Any) -> str:
-    """Return the value that holds where a user gives none."""
+    """Return the value that applies if the user gives none."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     value = parameter.get_default(ctx, call=False)

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs, and notes on stderr."""
+"""The output of commands: tables for users, JSON for programs, and notes on stderr."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UNBOUNDED: Final = 100_000
 
 
 def console_on(file: TextIO) -> Console:
-    """Return a console that cuts lines to the width of a terminal, and to none elsewhere."""
+    """Return a console that cuts lines to the width of a terminal; elsewhere it cuts nothing."""
     return Console(file=file, width=None if file.isatty() else _UNBOUNDED, highlight=False)
 
 
 def print_on(target: Console, renderable: RenderableType) -> None:
-    """Print for people; what goes into a file or a pipe has no blanks at the ends of its lines."""
+    """Print for users; in a file or pipe, lines have no trailing spaces."""
     if target.is_terminal:
         target.print(renderable)
         return
@@ -37,12 +37,12 @@ def print_on(target: Console, renderable: RenderableType) -> None:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print an answer for people."""
+    """Print an answer for users."""
     print_on(console_on(sys.stdout), renderable)
 
 
 def say(sentence: str) -> None:
-    """Print an answer that is one line; nothing in it is taken for markup."""
+    """Print an answer of one line; markup in it has no effect."""
     sys.stdout.write(f"{printable(sentence)}\n")
 
 
@@ -52,12 +52,12 @@ def show_json(document: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Tell something beside the answer."""
+    """Print a note on stderr, separate from the answer."""
     sys.stderr.write(f"siltstone: {printable(text)}\n")
 
 
 def confirm_drop(what: str, rows: int) -> None:
-    """Ask before rows are lost. Raises: UsageError without a terminal; Exit for a no."""
+    """Ask before rows are lost. Raises: UsageError without a terminal; Exit if not confirmed."""
     lost = counted(rows, "row")
     if not is_terminal():
         raise UsageError(f"{what} has {lost}; pass --yes to drop it without a question")
@@ -65,14 +65,17 @@ def confirm_drop(what: str, rows: int) -> None:
 
 
 def confirm(deed: str) -> None:
-    """Ask before something is lost. Raises: UsageError without a terminal; Exit for a no."""
+    """Ask before something is lost.
+
+    Raises: UsageError without a terminal; Exit if not confirmed.
+    """
     if not is_terminal():
         raise UsageError(f"this would {deed}; pass --yes to do it without a question")
     ask(f"{deed[:1].upper()}{deed[1:]}?")
 
 
 def ask(question: str) -> None:
-    """Ask the user at the terminal. Raises: Exit for anything but a yes."""
+    """Ask the user on the terminal. Raises: Exit for any answer but yes."""
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -80,7 +83,7 @@ def ask(question: str) -> None:
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Return an empty table; the columns named in `right` hold numbers."""
+    """Return an empty table; the columns in `right` are numbers."""
     numbers = set(right)
     made = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
@@ -94,12 +97,12 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def add_row(target: Table, cells: Sequence[str]) -> None:
-    """Add cells as they are: nothing in them is markup, or an order to the terminal."""
+    """Add a row of plain text: markup and control characters in it have no effect."""
     target.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and what they are."""
+    """Return a table of names and values."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column()
@@ -109,7 +112,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def printable(text: str) -> str:
-    """Return text in which characters that move the cursor or hide are written as escapes."""
+    """Return text with escapes for control characters and invisible characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -123,5 +126,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def were(number: int) -> str:
-    """Return the verb that goes with a number."""
+    """Return "was" or "were" for a number."""
     return "was" if number == 1 else "were"

@@ -1,7 +1,7 @@
-"""How a long command shows how far it is: a bar on the terminal of stderr, and nothing in a pipe.
+"""The progress of a long command: a bar on stderr if it is a terminal, otherwise nothing.
 
-The bar has what is done, how fast, and the time that is left where the end is known. It goes away
-when the work ends, so that an answer stands alone.
+The bar shows the amount done, the rate, and the time left if the end is known. It disappears when
+the work ends, so that only the answer stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BAR_WIDTH: Final = 20
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """The time that is left, where the end is known."""
+    """The time left, if the end is known."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -37,7 +37,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class Meter:
-    """Takes how much is done."""
+    """Receives the amount of work done."""
 
     def __init__(self, bar: Progress, task: TaskID, unit: str) -> None:
         self._bar = bar
@@ -47,7 +47,7 @@ class Meter:
         self._count = 0
 
     def tell(self, count: int, *, done: float | None = None, total: float | None = None) -> None:
-        """Show a count; `done` of `total` is how far that is, where it is not the count itself."""
+        """Show a count; `done` of `total` is the progress, if it is not the count itself."""
         self._count = count
         rate = count / max(time.monotonic() - self._started, 1e-6)
         self._bar.update(
@@ -59,7 +59,7 @@ class Meter:
         )
 
     def add(self, amount: int) -> None:
-        """Show that more is done."""
+        """Add to the amount done."""
         self.tell(self._count + amount)
 
 
@@ -69,7 +69,7 @@ def _amount(count: int, unit: str) -> str:
 
 @contextmanager
 def progress(text: str, unit: str = ROWS, total: float | None = None) -> Iterator[Meter]:
-    """Show a bar while something takes its time."""
+    """Show a bar during a long operation."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(_BAR_WIDTH),
@@ -87,9 +87,9 @@ def progress(text: str, unit: str = ROWS, total: float | None = None) -> Iterato
 
 @contextmanager
 def counting(text: str, *, by_rows: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show the steps of a job: yields a function that takes the rows of a step, and what waits.
+    """Show the steps of a job; yield a function that takes the rows of a step, and the rest.
 
-    What waits is rows, or else steps.
+    The rest is a number of rows if by_rows is set, otherwise of steps.
     """
     with progress(text) as meter:
         rows = steps = 0
@@ -105,7 +105,7 @@ def counting(text: str, *, by_rows: bool = False) -> Iterator[Callable[[int, int
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show on a terminal that something of unknown length is under way."""
+    """Show on a terminal that an operation of unknown length is running."""
     if not sys.stderr.isatty():
         yield
         return
@@ -114,7 +114,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def tree_size(fs: FileSystem, directory: PurePath) -> int:
-    """Return the size of all files below a directory, of what can be seen of it."""
+    """Return the size of all readable files below a directory."""
     total = 0
     with suppress(SiltstoneError):
         for entry in fs.list(directory):
@@ -124,12 +124,12 @@ def tree_size(fs: FileSystem, directory: PurePath) -> int:
 
 
 def _used(entry: Entry) -> int:
-    # A segment that is written has its full size at once, and a hole at its end.
+    # A segment that is being written has its full size from the start, with a hole at its end.
     return min(entry.size_bytes, entry.allocated_bytes)
 
 
 class _WatchedFile:
-    """A file that tells how much of it was read."""
+    """A file that reports how much of it was read."""
 
     def __init__(self, file: File, tell: Callable[[int], None]) -> None:
         self._file = file
@@ -145,5 +145,5 @@ class _WatchedFile:
 
 
 def watched(file: File, tell: Callable[[int], None]) -> File:
-    """Return a file for reading that tells how many bytes each read gives."""
+    """Return a file for reading that reports the size of each read."""
     return cast("File", _WatchedFile(file, tell))

@@ -1,11 +1,11 @@
-"""Sizes, durations and times as people write them, and back.
+"""Parsing and formatting of sizes, durations and times.
 
     size       64MiB, 1.5GB, 4096            a bare number is bytes
     duration   250ms, 90s, 1h30m, 7d         a bare number is seconds
     time       2026-01-31T12:00:00Z, 1769860800, now, -1h, now-15m
 
-A time without a zone is UTC. A number is seconds, milliseconds or microseconds since 1970, told
-apart by its size.
+A time without a zone is UTC. A number is seconds, milliseconds or microseconds since 1970,
+depending on its size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TIME_END_US: Final = 1 << 62
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes. Raises: UsageError."""
+    """Parse a number of bytes. Raises: UsageError."""
     match = _SIZE.fullmatch(text.strip())
     unit = _SIZES.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -65,7 +65,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration in seconds. Raises: UsageError."""
+    """Parse a duration and return seconds. Raises: UsageError."""
     return _duration_us(text) / 1_000_000
 
 
@@ -86,7 +86,10 @@ def _duration_us(text: str) -> int:
 
 
 def parse_time(text: str, now_us: int) -> int:
-    """Read a time in µs since 1970, relative ones from now_us. Raises: UsageError."""
+    """Parse a time and return µs since 1970; relative times count from now_us.
+
+    Raises: UsageError.
+    """
     time_us = _time_us(text.strip(), now_us)
     if not 0 <= time_us < _TIME_END_US:
         raise UsageError(f"time {text!r} is out of range; it must be after 1970")
@@ -94,7 +97,7 @@ def parse_time(text: str, now_us: int) -> int:
 
 
 def parse_span(since: str | None, until: str | None, now_us: int) -> tuple[int, int | None]:
-    """Read a start, by default that of all times, and an end or none. Raises: UsageError."""
+    """Parse a start, 0 by default, and an optional end. Raises: UsageError."""
     since_us = 0 if since is None else parse_time(since, now_us)
     if until is None:
         return since_us, None
@@ -128,7 +131,7 @@ def _time_us(text: str, now_us: int) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return a size for people, with the largest unit that keeps it above 1."""
+    """Return a readable size, with the largest unit that keeps it above 1."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -151,7 +154,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_moment(time_us: int) -> str:
-    """Return a time for a table: to the second, and with a blank where a line may be broken."""
+    """Return a time for a table: to the second, with a space where a line may break."""
     return format_time(time_us - time_us % 1_000_000).replace(".000000", "").replace("T", " ")
 
 
@@ -160,6 +163,6 @@ def format_time(time_us: int) -> str:
     try:
         moment = _EPOCH_START + timedelta(microseconds=time_us)
     except OverflowError:
-        # Beyond the year 9999 there is no calendar to write it by.
+        # Python's datetime ends with the year 9999.
         return f"{time_us}us"
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -1,6 +1,6 @@
-"""Where `siltstone read` puts rows: a table, JSON, CSV, an Arrow IPC stream, a Parquet file.
+"""The outputs of `siltstone read`: table, JSON, CSV, Arrow IPC stream, Parquet file.
 
-Each sink takes record batches with the columns that it was made for, as they come.
+Each sink accepts record batches with the columns that it was created for.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from siltstone.cli.output.quantities import format_time
 from siltstone.store.log.read.pieces import schema_of
 
 TABLE_COLUMNS: Final = ("timestamp", "topic", "publisher", "qos", "value")
-# Rows that are laid out together; widths grow from one such part to the next.
+# The number of rows that are laid out together; widths grow from one part to the next.
 _PART_ROWS: Final = 200
 _ROW_GROUP_ROWS: Final = 1 << 18
-# On a terminal; what is alike in a topic is its beginning and its end.
+# On a terminal, the start and the end of a topic identify it.
 _CUT_IN_THE_MIDDLE: Final = frozenset({"topic", "publisher"})
 _CELL_MIN: Final = 24
 _NUMBERS: Final = frozenset({"qos", "shard", "generation", "serial"})
-# The fields of CSV for a column whose bytes may be no text.
+# The CSV fields of a column whose bytes may not be text.
 _CSV_FIELDS: Final = {
     "value": ("value", "value_base64"),
     "properties": ("properties_base64",),
@@ -38,20 +38,20 @@ _CSV_FIELDS: Final = {
 
 
 class Sink(Protocol):
-    """Takes rows; the file below it is its owner's to close."""
+    """Accepts rows; the owner of the file closes it."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     def flush(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         ...
 
     def close(self) -> None:
-        """End well: everything was written."""
+        """Finish after all rows were written."""
         ...
 
     def abandon(self) -> None:
-        """End in the middle; what cannot be told from a whole file by its reader is emptied."""
+        """Finish after an error; a file that would look complete is emptied."""
         ...
 
 
@@ -79,7 +79,7 @@ def _encoded(data: bytes) -> str:
 
 
 def json_document(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    """Return a row as JSON: a value that is no UTF-8 as value_base64, properties always so."""
+    """Return a row as JSON: a value that is not UTF-8, and properties, in base64."""
     document: dict[str, Any] = {}
     for name, item in zip(names, row, strict=True):
         if name == "properties":
@@ -95,14 +95,14 @@ def json_document(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
 
 
 class JsonLinesSink:
-    """One JSON object a row."""
+    """One JSON object for each row."""
 
     def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
         self._file = file
         self._columns = columns
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a line a row."""
+        """Write a line for each row."""
         columns = [_plain_column(batch, name) for name in self._columns]
         lines = (
             json.dumps(json_document(self._columns, row), ensure_ascii=False)
@@ -111,15 +111,15 @@ class JsonLinesSink:
         self._file.write("".join(f"{line}\n" for line in lines))
 
     def flush(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def close(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def abandon(self) -> None:
-        """Leave the lines as they are."""
+        """Leave the lines unchanged."""
 
 
 class JsonSink:
@@ -139,7 +139,7 @@ class JsonSink:
             self._before = ",\n"
 
     def flush(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def close(self) -> None:
@@ -148,20 +148,20 @@ class JsonSink:
         self._file.flush()
 
     def abandon(self) -> None:
-        """Leave the array without its end, so that a reader sees that rows are missing."""
+        """Leave the array without its end, so that a reader detects the missing rows."""
 
 
 class CsvSink:
-    """Comma-separated values with a header, as `siltstone append` reads them.
+    """Comma-separated values with a header, in the form that `siltstone append` reads.
 
-    A value that is not UTF-8 stands in the column value_base64, and its column value is empty.
+    A value that is not UTF-8 is in the column value_base64; its column value is empty.
     """
 
     def __init__(self, file: TextIO, columns: Sequence[str]) -> None:
         self._file = file
         self._columns = columns
         fields = [field for name in columns for field in _CSV_FIELDS.get(name, (name,))]
-        # The line ends of RFC 4180: both characters are then quoted inside a value.
+        # With the line ends of RFC 4180, the writer quotes values with either character.
         self._writer = csv.DictWriter(file, fields, restval="", lineterminator="\r\n")
         self._writer.writeheader()
 
@@ -175,19 +175,19 @@ class CsvSink:
             self._writer.writerow(document)
 
     def flush(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def close(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def abandon(self) -> None:
-        """Leave the lines as they are."""
+        """Leave the lines unchanged."""
 
 
 class TableSink:
-    """Aligned columns under one header, laid out as rows come; columns grow but never shrink."""
+    """Aligned columns under one header, laid out as rows arrive; columns grow but never shrink."""
 
     def __init__(self, console: Console, columns: Sequence[str]) -> None:
         self._console = console
@@ -201,23 +201,23 @@ class TableSink:
             self._write_part(batch.slice(start, _PART_ROWS))
 
     def flush(self) -> None:
-        """Let a reader see what was printed."""
+        """Make the printed rows visible to a reader."""
         self._console.file.flush()
 
     def close(self) -> None:
-        """Print the header at least."""
+        """Print at least the header."""
         if not self._begun:
             self._print(self._table())
         self.flush()
 
     def abandon(self) -> None:
-        """Leave the lines as they are."""
+        """Leave the lines unchanged."""
 
     def _write_part(self, batch: pa.RecordBatch) -> None:
         columns = [self._cells(batch, name) for name in self._columns]
         for number, cells in enumerate(columns):
             widest = max((cell_len(cell) for cell in cells), default=0)
-            # The last column is ragged, so that it takes no more than it needs.
+            # The last column is not padded.
             if number < len(columns) - 1:
                 self._widths[number] = max(self._widths[number], widest)
         table = self._table()
@@ -229,7 +229,7 @@ class TableSink:
         cells = [_cell(item) for item in _plain_column(batch, name)]
         if not self._console.is_terminal or name not in _CUT_IN_THE_MIDDLE:
             return cells
-        # One long topic would leave no room for the columns behind it.
+        # One long topic would leave no space for the columns after it.
         widest = max(_CELL_MIN, self._console.width // 3)
         return [shortened(cell, widest) for cell in cells]
 
@@ -252,7 +252,7 @@ class TableSink:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return text with its middle left out where it is wider than so many cells."""
+    """Return text without its middle if it is wider than this number of cells."""
     if cell_len(text) <= width:
         return text
     kept = width - 1
@@ -284,7 +284,7 @@ class ArrowSink:
         self._writer.write_batch(batch)
 
     def flush(self) -> None:
-        """Let a reader see what was written."""
+        """Make the written rows visible to a reader."""
         self._file.flush()
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class ArrowSink:
 
 
 class ParquetSink:
-    """A Parquet file, compressed; it can be read once it is closed."""
+    """A compressed Parquet file; it can be read after it is closed."""
 
     def __init__(self, file: BinaryIO, columns: Sequence[str]) -> None:
         self._file = file
@@ -306,25 +306,25 @@ class ParquetSink:
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Gather rows, for a row group of few rows makes a large and slow file."""
+        """Collect rows: a row group of few rows makes a large and slow file."""
         self._waiting.append(batch)
         self._rows += batch.num_rows
         if self._rows >= _ROW_GROUP_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered as a row group."""
+        """Write the collected rows as a row group."""
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting))
         self._waiting, self._rows = [], 0
 
     def close(self) -> None:
-        """Write what is left and the footer."""
+        """Write the remaining rows and the footer."""
         self.flush()
         self._writer.close()
 
     def abandon(self) -> None:
-        """Empty the file: pyarrow would write a footer, and a part would look like the whole."""
+        """Empty the file: pyarrow writes a footer, and a part would look like the whole."""
         self._writer.close()
         self._file.seek(0)
         self._file.truncate()

@@ -1,8 +1,8 @@
-"""The standard streams of the command, of which whoever starts it may have closed any.
+"""The standard streams of the command, each of which may be closed at the start.
 
-Python has None for a stream that is closed. Here it becomes one that fails when it is written, as a
-full disk does, and stdin is asked for through `standard_input`. The numbers 0 to 2 are held: else a
-file of the store would get one, and what a library prints would go into it.
+Python uses None for a closed stream. Here a closed output becomes a stream that fails on each
+write, as a full disk does, and `standard_input` checks stdin. The descriptors 0 to 2 are kept open:
+otherwise a file of the store could get one of them, and the output of a library would go into it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _STANDARD_MAX: Final = 2
 
 
 class ClosedOutput(io.RawIOBase):
-    """An output that takes nothing."""
+    """An output that fails on each write."""
 
     def writable(self) -> bool:
-        """Say yes: who writes is told what is wrong."""
+        """Return True: the error is raised by `write`."""
         return True
 
     def write(self, _data: object) -> int:
-        """Fail, as the system does. Raises: OSError."""
+        """Fail as the operating system does. Raises: OSError."""
         raise OSError(errno.EBADF, "standard output is closed")
 
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Make the streams of this process such that every command can use them, and hold them."""
+    """Make the standard streams usable for every command, and keep their descriptors open."""
     with ExitStack() as held:
         if None in (sys.stdin, sys.stdout, sys.stderr):
             _hold_numbers(held)
@@ -43,7 +43,7 @@ def standard_streams() -> Iterator[None]:
             buffer = io.BufferedWriter(ClosedOutput())
             sys.stdout = io.TextIOWrapper(buffer, "utf-8", newline="\n")
         else:
-            # What PYTHONUNBUFFERED gives loses the rest of a write that the pipe takes a part of.
+            # The stream of PYTHONUNBUFFERED loses data if a pipe accepts only part of a write.
             sys.stdout = open(  # noqa: SIM115 - it lives as long as the process
                 sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False
             )
@@ -51,7 +51,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _hold_numbers(held: ExitStack) -> None:
-    """Open something under each number of a standard stream that is closed."""
+    """Open /dev/null under each closed descriptor of a standard stream."""
     while True:
         file = open("/dev/null", "rb", buffering=0)  # noqa: SIM115 - held by the caller
         if file.fileno() > _STANDARD_MAX:
@@ -61,12 +61,12 @@ def _hold_numbers(held: ExitStack) -> None:
 
 
 def standard_input() -> BinaryIO:
-    """Return the bytes of stdin. Raises: UsageError where it is closed."""
+    """Return the binary stdin. Raises: UsageError if it is closed."""
     if sys.stdin is None:
         raise UsageError("standard input is closed; redirect a file or a pipe to it")
     return sys.stdin.buffer
 
 
 def is_terminal() -> bool:
-    """Tell whether somebody sits at stdin, who can be asked."""
+    """Return whether stdin is a terminal, so that the user can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()

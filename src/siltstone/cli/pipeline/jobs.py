@@ -1,4 +1,4 @@
-"""The jobs of `siltstone pipeline` beside tiering: audit, learn, import, replay, rollup, init."""
+"""The jobs of `siltstone pipeline` besides tier: audit, learn, import, replay, rollup, init."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ def rollup(
 def _roll_on(
     jobs: Any, spark: Any, settings: Any, checkpoint: str, *, continuous: bool
 ) -> dict[str, Any]:
-    """Run a stream until it ends, or is interrupted if it goes on; say what it has read."""
+    """Run a stream until it ends, or until Ctrl-C if it is continuous; return what it has read."""
     trigger = {"processingTime": "5 seconds"} if continuous else {"availableNow": True}
     query = jobs.stream_rollup(spark, settings, checkpoint=checkpoint, trigger=trigger)
     try:

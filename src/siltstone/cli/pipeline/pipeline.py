@@ -1,4 +1,4 @@
-"""`siltstone pipeline`: jobs that turn the store into tables, learn from it, and check it."""
+"""`siltstone pipeline`: jobs that copy the store to tables, learn from it, and check it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def tier(
                     steps.append(step)
                     tell(step.rows, step.waiting)
             except KeyboardInterrupt:
-                # Nothing else ends a run that goes on: what is asked for is no failure.
+                # Ctrl-C is the normal end of a continuous run, so it is not a failure.
                 if not continuous:
                     raise
                 ended = True

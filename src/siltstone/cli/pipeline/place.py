@@ -1,4 +1,4 @@
-"""The data directory that a job works on, looked at before Spark starts: that takes its time."""
+"""The data directory of a job, checked before Spark starts, because that takes long."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from siltstone.scan.survey import find_database
 
 
 def checked_directory(data: Path, database: str) -> str:
-    """Return the path of a data directory that has the database; without a name, one.
+    """Return the path of a data directory that has the database, or one if there is no name.
 
-    Raises: UsageError, NotFoundError; CorruptionError where it cannot be opened.
+    Raises: UsageError, NotFoundError; CorruptionError if it cannot be opened.
     """
     path = own_directory(data)
     with open_reading(data) as store:
@@ -24,9 +24,9 @@ def checked_directory(data: Path, database: str) -> str:
 
 
 def lake_directory(data: Path, database: str) -> str:
-    """Return the path of a data directory, for a job on its Delta tables alone.
+    """Return the path of a data directory, for a job that needs only its Delta tables.
 
-    Raises: UsageError, also where there are several databases and none is named.
+    Raises: UsageError, also if there are several databases and none is named.
     """
     path = own_directory(data)
     with suppress(NotFoundError), siltstone.open(data, read_only=True) as store:
@@ -36,7 +36,7 @@ def lake_directory(data: Path, database: str) -> str:
 
 
 def chosen_database(store: siltstone.Store, data: Path, name: str) -> siltstone.Database:
-    """Return a database by its name; without one, the only one. Raises: UsageError."""
+    """Return a database by its name, or the only one if there is no name. Raises: UsageError."""
     names = _own_names(store)
     if not name and not names:
         raise UsageError(
@@ -50,5 +50,5 @@ def chosen_database(store: siltstone.Store, data: Path, name: str) -> siltstone.
 
 
 def _own_names(store: siltstone.Store) -> list[str]:
-    """Return the databases of a user; those of the broker itself have an underscore in front."""
+    """Return the databases of the user; names of the broker's own begin with an underscore."""
     return [name for name in store.names() if not name.startswith("_")]

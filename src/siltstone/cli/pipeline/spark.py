@@ -1,4 +1,4 @@
-"""What the commands of the pipeline share: their options, and Spark, started and stopped."""
+"""Common parts of the pipeline commands: their options, and the start and stop of Spark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DatabaseName = Annotated[
 
 
 def pipeline(module: str) -> Any:
-    """Import a module of the pipeline. Raises: UsageError where Spark is not installed."""
+    """Import a module of the pipeline. Raises: UsageError if Spark is not installed."""
     for needed in ("pyspark", "deltalake"):
         if find_spec(needed) is None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`siltstone sql`: a statement of Spark SQL over the store and the tables of its lake."""
+"""`siltstone sql`: a statement of Spark SQL on the store and the tables of its lake."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a row as JSON can hold it; bytes as text where they are, else in hex."""
+    """Return a value of a row for JSON; bytes as text if they are UTF-8, otherwise in hex."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,6 +1,6 @@
-"""`siltstone groups`: share groups, how far behind they are, moved in time.
+"""`siltstone groups`: list, show, move and drop share groups.
 
-A group of which no member is durable is known to the broker that runs, and to nobody else.
+Only the running broker knows a group without durable members.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Js
 
 
 def _live_groups(data: Data) -> dict[str, SavedGroup]:
-    """Return the groups that have members, as the broker that runs has them; else none."""
+    """Return the groups with members, from the running broker; none if no broker runs."""
     if not is_served(data):
         return {}
     groups = {}

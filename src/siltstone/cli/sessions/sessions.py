@@ -1,7 +1,7 @@
-"""`siltstone sessions`: who has a durable session, how far behind it is, and what to do about it.
+"""`siltstone sessions`: list, show, move and drop durable sessions.
 
-What is shown is what was saved last, a second ago at most. What changes something is asked of the
-broker, where one runs; else it is done here.
+The commands show the last saved state, which is at most a second old. A running broker makes the
+changes; without a broker, the command makes them itself.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Database = Annotated[
         "--database", metavar="NAME", help="Database in which the broker stores messages."
     ),
 ]
-# A list counts no further: it is for people.
+# A list stops counting here: a larger number does not help its reader.
 COUNT_MAX: Final = 100_000
 
 
 def parse_place(text: str) -> Place:
-    """Read where to go. Raises: UsageError."""
+    """Parse a target position. Raises: UsageError."""
     if text == "earliest":
         return "earliest"
     if text == "latest":
@@ -71,9 +71,11 @@ To = Annotated[
 
 @contextmanager
 def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Store]]:
-    """Open what was saved, and the store, beside a broker that may run. Raises: UsageError.
+    """Open the archive and the store for reading, also beside a running broker.
 
-    What was saved in another database than this one is shown at the beginning of this one.
+    Sessions that were saved for another database are shown at the start of this one.
+
+    Raises: UsageError.
     """
     with open_reading(data) as store:
         place = store.path / COMMITS
@@ -90,7 +92,7 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
 
 @contextmanager
 def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
-    """Open the archive where no broker runs. Raises: UsageError, LockedError."""
+    """Open the archive for writing when no broker runs. Raises: UsageError, LockedError."""
     with open_writing(data) as store:
         keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
         origin = None if database is None else store.database(database).origin
@@ -98,7 +100,7 @@ def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive,
 
 
 def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ...]:
-    """Return where a place is in the messages."""
+    """Return the position of a place in the messages."""
     return find_place(store.database(database).feed_source(), place)
 
 
@@ -240,7 +242,7 @@ def drop_session(
             owned = archive.take(client_id)
             found = owned is not None
             if owned is not None and owned.state.will is not None:
-                # Its time is over, and its will is published, when the broker starts.
+                # The session expires, and its will is published, when the broker starts.
                 owned.put_meta(expiry_seconds=0, away_since_us=0, connected=False)
                 owned.save()
             elif owned is not None:
@@ -295,7 +297,7 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
     return {
         "client_id": saved.client_id,
         "user": saved.user,
-        # A broker that was killed could not say that its clients went with it.
+        # A killed broker could not save that its clients were disconnected.
         "connected": saved.connected and is_live,
         "away_seconds": _since(saved.away_since_us, now_us),
         "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / 1e6,
@@ -304,7 +306,7 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
         "behind_seconds": _since(lag.oldest_us, now_us),
         "inflight": len(saved.inflight),
         "has_will": saved.will is not None,
-        # With what it will miss when it comes back.
+        # Includes the rows that it will miss when it returns.
         "dropped": saved.dropped + lag.gone,
         "position": {str(shard): serial for shard, serial in saved.position},
         "subscriptions": [
@@ -319,7 +321,7 @@ def _since(at_us: int | None, now_us: int) -> float | None:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return a time as people say it, a dash for none."""
+    """Return a readable duration; a dash for None."""
     if seconds is None:
         return "-"
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
@@ -328,7 +330,7 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
-# What people call a field that is a time.
+# The labels of fields that are durations.
 _TIMES: Final = {
     "away_seconds": "away for",
     "behind_seconds": "behind by",
@@ -338,7 +340,7 @@ _TIMES: Final = {
 
 
 def fact(key: str, value: Any) -> tuple[str, str]:
-    """Return a field of a document as people read it: its name, and what it says."""
+    """Return the label and the readable value of a field."""
     name = _TIMES.get(key, key).replace("_", " ")
     if value is None or key in _TIMES:
         return name, seconds_text(value)
@@ -350,7 +352,7 @@ def fact(key: str, value: Any) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can say it."""
+    """Return a value that JSON can represent."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):

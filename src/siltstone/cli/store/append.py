@@ -27,12 +27,13 @@ from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.writer.ticket import Ticket
 
-# How many groups of rows are on their way at once: enough to fill the next flush during a sync.
+# The number of groups that are appended at the same time: enough to fill the next flush during a
+# sync.
 _TICKETS_MAX: Final = 8
 
 
 class Format(Enum):
-    """How rows are written in the input."""
+    """The format of the input."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -56,14 +57,14 @@ _SUFFIXES: Final = {
 
 @dataclass(slots=True)
 class Load:
-    """How far a load has come: the rows acknowledged, and those of them that were stored before."""
+    """The progress of a load: the acknowledged rows, and those of them that were stored before."""
 
     rows: int = 0
     duplicates: int = 0
 
 
 def guess_format(name: str) -> Format:
-    """Tell the format from a file's name; stdin is JSON lines. Raises: UsageError."""
+    """Return the format for the name of a file; stdin is JSON lines. Raises: UsageError."""
     if name == "-":
         return Format.JSONL
     found = _SUFFIXES.get(Path(name).suffix.lower())
@@ -83,9 +84,9 @@ def load(
     producer: str | None,
     progress: Callable[[int], None],
 ) -> None:
-    """Append groups of rows in order, some at once; `done` tells at any time what is acknowledged.
+    """Append groups of rows in order, several at a time; `done` has the acknowledged rows.
 
-    Raises: what an append raises, and what the groups raise, once those before are acknowledged.
+    Raises: the errors of appends and of the groups, after the earlier groups are acknowledged.
     """
     waiting: deque[tuple[Ticket, int]] = deque()
     waits = durability != "none"
@@ -93,7 +94,8 @@ def load(
         for sequence, columns in enumerate(groups):
             identity = None
             if producer is not None:
-                # A batch is told by its place and what it holds: other rows are never taken for it.
+                # The place and the contents identify a batch, so that other rows are never taken
+                # for it.
                 identity = (f"{producer}/{sequence}/{_fingerprint(columns)}", 0)
             with _uninterrupted():
                 ticket = database.append(columns, durability=durability, producer=identity)
@@ -103,7 +105,7 @@ def load(
             progress(done.rows)
     finally:
         if not waits:
-            # Nobody waited for these rows, but the command must not end well if one was refused.
+            # The command did not wait for these rows, but it must fail if one was refused.
             database.sync()
         while waiting:
             _settle(*waiting.popleft(), done)
@@ -112,7 +114,7 @@ def load(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait: what was given to the store must be counted."""
+    """Delay Ctrl-C: rows that were passed to the store must be counted."""
     noted: list[int] = []
     former = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
@@ -222,7 +224,7 @@ def append(
 
 @contextmanager
 def _told(done: Load) -> Iterator[None]:
-    """Let whatever ends a load tell how many rows were stored before."""
+    """Report how many rows were stored before an error."""
     try:
         yield
     except UsageError as exc:
@@ -265,7 +267,7 @@ def _opened(source: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _shown(file: BinaryIO, source: str) -> Iterator[Callable[[int], None]]:
-    """Show rows and rate and, for a file, how much is left."""
+    """Show rows and rate and, for a file, the progress."""
     total = None if source == "-" else Path(source).stat().st_size
     with progress("Appending", total=total) as meter:
 

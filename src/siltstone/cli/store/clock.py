@@ -1,6 +1,6 @@
-"""`siltstone clock`: what a store makes of the machine's clock, and what to do when that jumped.
+"""`siltstone clock`: the state of the store's clock, and the commands for after a jump.
 
-Where a broker runs it is asked; else the directory is looked at, or changed, here.
+A running broker is asked; without a broker, the command reads or changes the directory itself.
 """
 
 from __future__ import annotations

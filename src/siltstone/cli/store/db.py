@@ -1,4 +1,4 @@
-"""`siltstone db`: create, list, look at, change and drop databases."""
+"""`siltstone db`: create, list, show, change and drop databases."""
 
 from __future__ import annotations
 
@@ -104,8 +104,9 @@ def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
 
 
 def _take_back(store: siltstone.Store, name: str, failure: SiltstoneError) -> None:
-    """Drop a database that came to be but could not be opened: after a failure nobody expects it.
-    Where that fails too, as without a file left to open, the failure says so.
+    """Drop a database that was created but could not be opened, because the command failed.
+
+    If that fails too, for example without a free descriptor, the message says so.
     """
     try:
         if name in store.names():
@@ -277,7 +278,7 @@ def set_settings(
 
 
 def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:
-    """Tell what to do about a setting that stays as it is. Raises: UsageError."""
+    """Refuse a change of a fixed setting, and say what to do instead. Raises: UsageError."""
     for field in sorted(FIXED & changes.keys()):
         if changes[field] != getattr(settings, field):
             raise UsageError(

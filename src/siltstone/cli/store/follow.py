@@ -1,8 +1,7 @@
-"""Follow a database as another process writes it: every row once, in order of time within its
-shard.
+"""Follow a database while another process writes it.
 
-A feed gives whole frames, and the frames of a shard follow each other in time; within what one poll
-brings the rows are sorted by it.
+Every row is returned once, in order of time within its shard. A feed returns whole frames, and the
+frames of a shard are in order of time. The rows of one poll are sorted by time.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from siltstone.store.segment.scalars import scalar
 from siltstone.topic.grammar import TopicFilter
 
 _ROWS_MAX: Final = 8192
-# A frame is never cut: what is read is shown.
+# Unlimited: a frame is never cut.
 _CREDIT: Final = 1 << 62
 
 
 class Follower:
-    """Reads a database on and on, by a feed of its own; `poll` returns what has come."""
+    """Follows a database with a feed of its own; `poll` returns the new rows."""
 
     def __init__(
         self,
@@ -54,11 +53,11 @@ class Follower:
 
     @property
     def behind(self) -> bool:
-        """Whether another poll gives more rows, even if nobody writes any."""
+        """Whether another poll returns more rows, even if no new rows are written."""
         return bool(self._jobs)
 
     def poll(self) -> pa.Table:
-        """Read a part of what has come, and return it in order of time."""
+        """Read a part of the new rows, and return them in order of time."""
         self._source.refresh()
         self._hub.advance(self._source.ends())
         jobs = list(self._jobs)
@@ -76,7 +75,7 @@ class Follower:
             raise dispatch.error
         for _, rows in dispatch.shares:
             table = pa.Table.from_batches([arrow_of(dispatch.batch, rows, self._carried)])
-            # The first frames may begin before the time that was asked for.
+            # The first frames may begin before the requested time.
             recent = pc.greater_equal(table["timestamp"].cast(pa.int64()), self._since)
             self._found.append(table.filter(recent))
 

@@ -1,7 +1,7 @@
-"""`siltstone kv`: create and drop key-value databases, list them and look into them; the latter
-also while another process has them.
+"""`siltstone kv`: create, drop, list and read key-value databases.
 
-`commits` is among them: the positions of sessions, share groups and topic logs. It is always there.
+`list`, `read` and `get` also work while another process has the database open. `commits` is one of
+them: the positions of sessions, share groups and topic logs. It always exists.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _option(field: str, metavar: str, text: str) -> Any:
 
 
 def open_engine(path: PurePath) -> Engine:
-    """Open a key-value store for reading, beside whoever has it open."""
+    """Open a key-value store for reading, also while another process has it open."""
     return open_read_only(PosixFileSystem(), path)
 
 

@@ -1,4 +1,4 @@
-"""`siltstone read`: print rows, or write them to a file; follow those that come."""
+"""`siltstone read`: print rows, or write them to a file; follow new rows."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from siltstone.errors import UsageError
 from siltstone.store.log.read.pieces import COLUMNS, schema_of
 
 _POLL_SECONDS: Final = 0.2
-# Spark and Flight call it so.
+# The name in Spark and Flight.
 _ALIASES: Final = {"payload": "value"}
 
 
 class Format(Enum):
-    """How rows are written."""
+    """The format of the output."""
 
     TABLE = "table"
     CSV = "csv"
@@ -70,9 +70,9 @@ _SUFFIXES: Final = {
 
 
 def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> Format:
-    """Return the format that the options ask for. Raises: UsageError when they disagree.
+    """Return the format for the options. Raises: UsageError when they conflict.
 
-    Without --format and --json the name of the file decides, if its suffix is one of a format.
+    Without --format and --json, the suffix of the file decides, if it is known.
     """
     if json and wanted not in (None, Format.JSONL, Format.NDJSON):
         raise UsageError("--json means --format ndjson; leave one of them out")
@@ -86,7 +86,7 @@ def choose_format(wanted: Format | None, output: Path | None, *, json: bool) -> 
 
 
 def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
-    """Return the columns that were named, or those that suit the format. Raises: UsageError."""
+    """Return the named columns, or the default columns of the format. Raises: UsageError."""
     if text is None:
         return TABLE_COLUMNS if chosen is Format.TABLE else COLUMNS
     columns = tuple(_ALIASES.get(name.strip(), name.strip()) for name in text.split(","))
@@ -97,7 +97,7 @@ def choose_columns(text: str | None, chosen: Format) -> tuple[str, ...]:
 
 
 def limited(batches: Iterator[pa.RecordBatch], rows_max: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield batches until there were rows_max rows, and look for no more then."""
+    """Yield batches up to rows_max rows, and then stop reading."""
     left = rows_max
     for batch in batches:
         kept = batch if left is None else batch.slice(0, left)
@@ -207,7 +207,7 @@ def _follow(
             _pour(limited(follow(follower, wait), limit), sink)
             return
         except KeyboardInterrupt:
-            # Interrupting is how following ends: what was written is whole.
+            # Ctrl-C is the normal end of --follow: the written rows are complete.
             sink.flush()
     raise typer.Exit(130)
 
@@ -225,7 +225,7 @@ def _pour(
 
 @contextmanager
 def _shown(output: Path | None, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how many rows were written to a file; rows on a terminal speak for themselves."""
+    """Show the number of rows written to a file; rows on a terminal need no progress."""
     if output is None:
         yield lambda _: None
         return
@@ -246,7 +246,7 @@ def _sink(chosen: Format, output: Path | None, columns: Sequence[str]) -> Iterat
 
 
 def make_sink(chosen: Format, file: TextIO, columns: Sequence[str]) -> Sink:
-    """Return a sink of this format on a file."""
+    """Return a sink of this format for a file."""
     match chosen:
         case Format.JSONL | Format.NDJSON:
             return JsonLinesSink(file, columns)

@@ -1,12 +1,12 @@
-"""Rows from text: JSON lines and CSV, a line at a time.
+"""Parsing of rows from text: JSON lines and CSV, a line at a time.
 
     {"topic": "a/b", "value": "text, or any JSON", "publisher": "p", "qos": 1, "retain": false}
     topic,value,publisher,qos,retain
 
-`value_base64` stands for a value that is no text, `properties_base64` for MQTT properties. What
-`siltstone read` prints is read too: the columns that the store sets itself are passed over, so that
-rows which are appended again get times and serials of now. A line that is wrong becomes a BadLine,
-and the next one is read.
+`value_base64` has a value that is not text, `properties_base64` MQTT properties. The output of
+`siltstone read` is accepted too: the columns that the store sets itself are ignored, so rows that
+are appended again get new times and serials. An invalid line becomes a BadLine, and reading
+continues with the next line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KNOWN: Final = frozenset(FIELDS) | frozenset(_SET_BY_STORE)
 _CSV_QOS: Final = {"": 0, "0": 0, "1": 1, "2": 2}
 _CSV_RETAIN: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 _FIRST_MAX: Final = 5
-# How JSON calls what Python reads.
+# The JSON names of Python types.
 _KINDS: Final[Mapping[type, str]] = {
     bool: "a boolean",
     float: "a number",
@@ -52,7 +52,7 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 class Record(NamedTuple):
-    """A row to append, as the store takes it."""
+    """A row to append."""
 
     topic: bytes
     value: bytes
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that holds no row, and why."""
+    """An invalid line, and the reason."""
 
     number: int
     reason: str
@@ -74,7 +74,7 @@ class BadLine:
 
 @dataclass(slots=True)
 class BadLines:
-    """How many bad lines were passed over, and the first of them."""
+    """The number of skipped lines, and the first of them."""
 
     count: int = 0
     first: list[BadLine] = field(default_factory=list)
@@ -87,7 +87,7 @@ class BadLines:
 
 
 def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None, None]:
-    """Yield a row or a complaint for each line that is not blank."""
+    """Yield a row or a BadLine for each line that is not blank."""
     for number, line in enumerate(lines, 1):
         if line.isspace():
             continue
@@ -100,11 +100,11 @@ def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None,
 
 
 def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
-    """Yield a row or a complaint for each line below the header; close it before the file.
+    """Yield a row or a BadLine for each line below the header; close it before the file.
 
     Raises: UsageError for the header.
     """
-    # Bytes that are no UTF-8 pass through a value unharmed; elsewhere they are refused.
+    # Bytes that are not UTF-8 are preserved in a value; elsewhere they are refused.
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(VALUE_BYTES_MAX)
     reader = csv.reader(text, strict=True)
@@ -122,16 +122,16 @@ def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
             except (UsageError, ValueError) as exc:
                 yield BadLine(reader.line_num, _reason(exc))
     finally:
-        # The file is its owner's to close.
+        # The caller closes the file.
         text.detach()
 
 
 def gather(
     records: Iterable[Record | BadLine], rows_max: int, bad: BadLines | None
 ) -> Iterator[Columns]:
-    """Yield rows in groups of rows_max; bad lines are put aside, where a place for them is given.
+    """Yield rows in groups of rows_max; bad lines are collected in `bad`, if it is given.
 
-    Raises: UsageError at the first bad line otherwise, without the rows of the group it is in.
+    Raises: UsageError at the first bad line otherwise; the rows of its group are not yielded.
     """
     group: list[Record] = []
     for record in records:
@@ -150,7 +150,7 @@ def gather(
 
 @lru_cache(maxsize=100_000)
 def _checked(topic: str) -> bytes:
-    """Return a topic as bytes, checked once. Raises: InvalidTopicError."""
+    """Return the bytes of a topic, checked once. Raises: InvalidTopicError."""
     encoded = topic.encode()
     check_topic(encoded)
     return encoded
@@ -192,7 +192,7 @@ def _parsed(line: bytes) -> Any:
     except (json.JSONDecodeError, UnicodeError):
         raise
     except ValueError as exc:
-        # Python reads no longer ones: the time it takes grows with the square of their length.
+        # Python refuses longer numbers, because parsing takes quadratic time.
         digits_max = sys.get_int_max_str_digits()
         raise UsageError(f"a number has more than {digits_max} digits") from exc
 
@@ -235,7 +235,7 @@ def _refuse_constant(word: str) -> Never:
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its fields; which of two of one name is meant nobody can tell."""
+    """Return an object; refuse repeated fields, which are ambiguous. Raises: UsageError."""
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]

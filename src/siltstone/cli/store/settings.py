@@ -1,4 +1,4 @@
-"""The settings of a database on the command line: their names, read and shown as text."""
+"""The settings of a database on the command line: names, parsing and formatting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from siltstone.store.slab.settings import DatabaseSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One field: the option's name without dashes in front, and its text to and from a value."""
+    """One field: the name of the option without dashes, and its parser and formatter."""
 
     option: str
     parse: Callable[[str], Any]
@@ -23,7 +23,7 @@ class Setting:
 
 
 def parse_count(text: str) -> int:
-    """Read a whole number. Raises: UsageError."""
+    """Parse a whole number. Raises: UsageError."""
     try:
         return int(text)
     except ValueError as exc:
@@ -31,7 +31,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_thresholds(text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them. Raises: UsageError."""
+    """Parse numbers separated by commas. Raises: UsageError."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as exc:
@@ -41,7 +41,7 @@ def parse_thresholds(text: str) -> tuple[int, ...]:
 
 
 def show_thresholds(thresholds: Iterable[int]) -> str:
-    """Return what parse_thresholds reads."""
+    """Return the text that parse_thresholds reads."""
     return ",".join(map(str, thresholds))
 
 
@@ -84,7 +84,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 def shown_settings(settings: DatabaseSettings) -> list[tuple[str, str]]:
-    """Return each setting by its option's name, as people write it."""
+    """Return the option name and the readable value of each setting."""
     return [
         (setting.option, _shown(setting, getattr(settings, field)))
         for field, setting in SETTINGS.items()
@@ -96,18 +96,18 @@ def _shown(setting: Setting, value: Any) -> str:
 
 
 def shown_value(field: str, value: Any) -> str:
-    """Return the value of a field as people write it."""
+    """Return the readable value of a field."""
     return _shown(SETTINGS[field], value)
 
 
 def shown_default(field: str) -> str:
-    """Return the default of a field as people write it."""
+    """Return the readable default of a field."""
     return shown_value(field, getattr(DatabaseSettings(), field))
 
 
 @contextmanager
 def named_options(dashes: str) -> Iterator[None]:
-    """Let a complaint about settings name them as the command line does."""
+    """Replace the names of settings in an error message by the names of options."""
     try:
         yield
     except UsageError as exc:
@@ -118,7 +118,7 @@ def named_options(dashes: str) -> Iterator[None]:
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read `name=value` texts, the name being the option's or the field's. Raises: UsageError."""
+    """Parse `name=value` texts; a name is that of the option or the field. Raises: UsageError."""
     fields = {setting.option.replace("-", "_"): field for field, setting in SETTINGS.items()}
     changes: dict[str, Any] = {}
     for assignment in assignments:

@@ -27,7 +27,7 @@ from siltstone.store.slab.manifest import SlabId
 
 
 def parse_slab(text: str) -> SlabId:
-    """Read `shard/generation`. Raises: UsageError."""
+    """Parse `shard/generation`. Raises: UsageError."""
     shard, slash, generation = text.partition("/")
     if not (slash and shard.isdecimal() and generation.isdecimal()):
         raise UsageError(
@@ -37,7 +37,7 @@ def parse_slab(text: str) -> SlabId:
 
 
 def slab_document(slab: SlabInfo) -> dict[str, Any]:
-    """Return a slab as JSON shows it."""
+    """Return the JSON form of a slab."""
     return {
         "slab": str(slab.slab),
         "shard": slab.slab.shard,
@@ -55,7 +55,7 @@ def slab_document(slab: SlabInfo) -> dict[str, Any]:
 
 
 def slab_table(slabs: Iterable[SlabInfo]) -> Table:
-    """Return slabs as people see them."""
+    """Return slabs as a table for users."""
     numbers = ("rows", "size", "segments", "streams")
     listed = table("slab", "state", "since", "until", *numbers, right=numbers)
     for slab in slabs:
@@ -77,7 +77,7 @@ def slab_table(slabs: Iterable[SlabInfo]) -> Table:
 
 
 def note_losses(slabs: Iterable[SlabInfo]) -> None:
-    """Tell of slabs of which repair could not save all rows."""
+    """Print a note for each slab with rows that repair could not save."""
     for slab in slabs:
         if slab.lost_rows != 0:
             lost = "rows" if slab.lost_rows is None else counted(slab.lost_rows, "row")

@@ -1,4 +1,4 @@
-"""`siltstone structure`: what a database has learned of its topics, as a tree with counts."""
+"""`siltstone structure`: the learned topic structure of a database, as a tree with counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from siltstone.store.log.info import StreamInfo
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A learned structure over some slabs: its rows, and in how many slabs it has any."""
+    """A learned structure: its rows, and the number of slabs that have any."""
 
     pattern: str
     rows: int
@@ -28,7 +28,7 @@ class Pattern:
 
 @dataclass(slots=True)
 class Level:
-    """A node of the tree; `own` counts the rows whose topics end here, None where none can."""
+    """A node of the tree; `own` counts the rows whose topics end here, None if none can."""
 
     own: int | None = None
     below: int = 0
@@ -36,7 +36,7 @@ class Level:
 
 
 def merge(streams: Iterable[StreamInfo]) -> list[Pattern]:
-    """Put the same structure of several slabs together, in order of their words."""
+    """Merge the same structure of several slabs; sort by words."""
     rows: dict[str, int] = {}
     slabs: dict[str, int] = {}
     for stream in streams:
@@ -61,7 +61,7 @@ def levels(patterns: Iterable[Pattern]) -> Level:
 
 
 def draw(title: str, root: Level) -> Tree:
-    """Return the tree as people see it: varying levels last, an only child beside its parent."""
+    """Return the tree for users: varying levels last, an only child beside its parent."""
     tree = Tree(
         Text.assemble((printable(title), "bold"), "  ", (counted(root.below, "row"), "dim"))
     )
@@ -75,7 +75,7 @@ def draw(title: str, root: Level) -> Tree:
 
 
 def _path(word: str, node: Level) -> tuple[list[str], Level]:
-    """Go down as long as there is one way only; return the words and where they lead."""
+    """Follow the nodes while there is only one child; return the words and the last node."""
     words = [word]
     while node.own is None and len(node.children) == 1:
         ((word, node),) = node.children.items()

@@ -1,6 +1,6 @@
-"""`siltstone verify`: check every invariant of a database; with --repair, mend what can be.
+"""`siltstone verify`: check every invariant of a database; with --repair, repair it.
 
-A key-value database is checked by the name `kv/NAME`, the positions of sessions as `commits`.
+The name of a key-value database is `kv/NAME`; that of the positions of sessions is `commits`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def verify(
     """
     if (name is None) != every:
         raise UsageError("name one database, or pass --all")
-    # Repair keeps writers away by the lock; no database is opened, for that would mend it too.
+    # Repair holds the lock, so there are no writers. No database is opened, because that would
+    # repair it too.
     with open_writing(data) if repair else open_reading(data) as store:
         reports = _check(store, name, data, repair=repair)
     if json:
@@ -77,7 +78,7 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
         each if each == COMMITS else f"kv/{each}": place
         for each, place in store.keyvalue_places().items()
     }
-    # One without its manifest is no database to the store, but is what may be asked about.
+    # A database without its manifest is not listed by the store, but it can be named here.
     logs = store.names() if name is None else [entry.name for entry in fs.list(directory)]
     wanted = [*logs, *keyvalues] if name is None else [name]
     if name is not None and name not in (*logs, *keyvalues):
@@ -107,7 +108,7 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
 
 
 def _check_keyvalue(fs: FileSystem, name: str, place: PurePath) -> KeyValueReport:
-    """Check a key-value database; the positions also by what they mean."""
+    """Check a key-value database; check the contents of the positions too."""
     report = verify_keyvalue(fs, place, open_engine)
     if name != COMMITS or report.damaged or not report.slabs:
         return report
@@ -120,7 +121,7 @@ def _check_keyvalue(fs: FileSystem, name: str, place: PurePath) -> KeyValueRepor
 
 
 def _mended(before: Report, after: KeyValueReport, done: str) -> KeyValueReport:
-    """Return what was found first, with what was done about it unless it is found again."""
+    """Return the findings before a repair, marked as repaired unless they are found again."""
     left = {finding.problem for finding in after.findings}
     told = tuple(
         replace(finding, repaired="" if finding.problem in left else done)

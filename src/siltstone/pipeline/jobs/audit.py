@@ -1,13 +1,14 @@
-"""Every row between store and lake accounted for, slab by slab.
+"""The audit: it compares every row of the store with the lake, slab by slab.
 
-Of rows that should be in the lake (those before the ledger's position) the store says how many
-there are and what they hold, as long as it has the slab; of a dropped slab the ledger says how many
-there were. The lake is counted as it is: rows, different rows, and a digest of all their columns.
+The rows before the position of the ledger must be in the lake. If the store still has a slab, it
+gives the number and the contents of these rows. For a dropped slab, the ledger gives the number.
+The rows in the lake are counted: all rows, distinct rows, and a digest of all columns.
 
-Serials may be left out: by a crash, and where repair has put a hole. Inside a slab such a gap is no
-loss, for the slab was read whole, and neither is one that the store still has the slab of. Between
-the rows of two slabs it is one, unless a batch has read from the one slab on into the next: a slab
-that is dropped before all of it is in the lake takes its last rows along.
+Serials may be unused: after a crash, and where a repair left a hole. A gap inside a slab is not a
+loss, because the slab was read completely. A gap in a slab that the store still has is not a loss
+either. A gap between the rows of two slabs is a loss, unless one batch has read from the end of the
+first slab into the next: if a slab is dropped before all of it is in the lake, its last rows are
+lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SIDE: Final = "side"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabAudit:
-    """What store and lake have of a slab; `stored` is None where the store has dropped it."""
+    """The rows of a slab in store and lake; `stored` is None if the store has dropped the slab."""
 
     slab: str
     expected: int
@@ -59,13 +60,13 @@ class SlabAudit:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every row is there once, as it was."""
+        """Whether every row exists once and unchanged."""
         return not (self.missing or self.duplicates or self.differs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The slabs of a database, the rows of each table, and the serials that nobody has."""
+    """The slabs of a database, the rows of each table, and the serials that are lost."""
 
     database: str
     slabs: Sequence[SlabAudit]
@@ -74,11 +75,11 @@ class AuditReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is missing, double, different or lost."""
+        """Whether no row is missing, duplicate, different or lost."""
         return not self.findings()
 
     def findings(self) -> list[str]:
-        """Return a sentence for each thing that is amiss."""
+        """Return a sentence for each problem."""
         amiss = not all(slab.is_sound for slab in self.slabs)
         told = ["rows are missing, double or different"] if amiss else []
         return told + [
@@ -122,7 +123,7 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Rows of a slab: all, different ones, the serials they span, a digest of what they hold."""
+    """The rows of a slab: all, distinct ones, their serials, a digest of their contents."""
 
     rows: int = 0
     distinct: int = 0
@@ -132,8 +133,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Serials between what the lake has of two slabs, or behind the last; and what of them no slab
-    of the store has. `generations` are those of the slabs, and what lay between.
+    """Serials between the rows of two slabs in the lake, or after the last one.
+
+    `losses` are the serials of the gap that no slab of the store has. `generations` are those of
+    the two slabs, and all between them.
     """
 
     serials: range
@@ -141,13 +144,13 @@ class Gap:
     losses: Sequence[Loss]
 
     def was_read_over(self, batch: range) -> bool:
-        """Say whether a batch has read the end of one slab and gone on with the next."""
+        """Return whether a batch has read the end of one slab and the start of the next."""
         neighbours = len(self.generations) == 2
         return neighbours and batch.start < self.serials.start and self.serials.stop < batch.stop
 
 
 def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
-    """Compare a store with its lake, as both are now. Raises: SiltstoneError."""
+    """Compare the current states of a store and its lake. Raises: SiltstoneError."""
     fs = PosixFileSystem()
     options = ReadOptions(path=path, database=database, filters=(), rows_per_batch=65_536)
     seam = find_seam(fs, options)
@@ -168,7 +171,7 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
         )
     report = compare(seam, tables=tables, **sides)
     gaps = find_gaps(seam, sides["lake"], report, extents)
-    # All commits of all tables are read for it, so only where there is something to explain.
+    # This reads all commits of all tables, so it is done only if there is a gap.
     batches = _batches(seam.lake, list(tables)) if gaps else {}
     return replace(report, losses=lost_in(gaps, batches))
 
@@ -181,7 +184,7 @@ def compare(
     lake: Mapping[str, Tally],
     tables: Mapping[str, int],
 ) -> AuditReport:
-    """Put what was counted together."""
+    """Combine the counts to a report."""
     none = Tally()
     slabs: list[SlabAudit] = []
     for slab in sorted({*stored, *waiting, *lake, *seam.ledger.slabs}, key=_place):
@@ -208,14 +211,15 @@ def compare(
 def find_gaps(
     seam: Seam, lake: Mapping[str, Tally], report: AuditReport, extents: Sequence[SlabExtent]
 ) -> list[Gap]:
-    """Return what lies between the slabs of the lake, up to the ledger's position, and is neither
-    in the store nor counted as missing.
+    """Return the gaps between the slabs of the lake, up to the position of the ledger.
+
+    Serials that are in the store, or counted as missing, are no gap.
     """
     places = {_place(slab): counts.serials for slab, counts in lake.items()}
     missing = {_place(slab.slab): slab.missing for slab in report.slabs}
     gaps: list[Gap] = []
     for shard, position in sorted(seam.position.items()):
-        # With its first row the lake began: what was dropped before that is no loss of its own.
+        # The lake starts with its first row. Rows that were dropped before it are not a loss.
         ends = [(place[0], places[place]) for place in sorted(places) if place[1] == shard]
         newest = max((place[0] for place in missing if place[1] == shard), default=0)
         ends.append((newest, range(position, position)))
@@ -230,7 +234,7 @@ def find_gaps(
 
 
 def lost_in(gaps: Sequence[Gap], batches: Mapping[int, Sequence[range]]) -> list[Loss]:
-    """Return what is lost, given the batches of each shard, as far as they are known."""
+    """Return the losses in the gaps, given the known batches of each shard."""
     return [
         loss
         for gap in gaps
@@ -240,7 +244,7 @@ def lost_in(gaps: Sequence[Gap], batches: Mapping[int, Sequence[range]]) -> list
 
 
 def _batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
-    """Return the serials of each batch of each shard, as the commits of tables still tell them."""
+    """Return the serials of each batch of each shard, from the commits that still exist."""
     batches: dict[int, list[range]] = {}
     for table in tables:
         for commit in DeltaTable(str(lake / table)).history():
@@ -253,10 +257,11 @@ def _batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
 
 
 def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
-    """Count rows by the side that they are of, and by slab. Raises: CorruptionError for rows of
-    the lake that do not say their places.
+    """Count rows by side and by slab.
+
+    Raises: CorruptionError for rows of the lake without shard, generation or serial.
     """
-    # Spark hashes no maps; as text they are the same when they are the same.
+    # Spark cannot hash maps. Equal maps are equal as text.
     hashed = [F.to_json(name) if name == "properties" else F.col(name) for name in ROW_COLUMNS]
     found = (
         rows.groupBy(_SIDE, "shard", "generation")
@@ -287,7 +292,7 @@ def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
 
 
 def store_rows(spark: SparkSession, options: ReadOptions) -> DataFrame:
-    """Return all rows of a store, those of $ topics too, which no filter asks for."""
+    """Return all rows of a store, including those of $ topics, which no filter selects."""
     fs = PosixFileSystem()
     with Store(absolute_path(options.path), read_only=True, fs=fs) as store:
         found = find_database(store, options.database)
@@ -304,7 +309,7 @@ def store_rows(spark: SparkSession, options: ReadOptions) -> DataFrame:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for data in batch.column("portion").to_pylist():
-                portion: Readable = pickle.loads(data)  # noqa: S301 - our own, of this very job
+                portion: Readable = pickle.loads(data)  # noqa: S301 - pickled by this job
                 yield from portion.batches(PosixFileSystem(), options, table_schema(ROW_COLUMNS))
 
     return spread.mapInArrow(read, schema)

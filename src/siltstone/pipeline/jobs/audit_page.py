@@ -1,4 +1,4 @@
-"""An audit as one HTML page with charts: no script, nothing fetched."""
+"""An audit as one HTML page with charts, without scripts and external files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _parts(slab: SlabAudit) -> dict[str, int]:
 
 
 def bars(rows: Sequence[tuple[str, dict[str, int]]]) -> str:
-    """Return a chart with a bar for each name, of parts beside each other."""
+    """Return a chart with one bar for each name; its parts are side by side."""
     most = max((sum(parts.values()) for _, parts in rows), default=0) or 1
     lines: list[str] = []
     for number, (name, parts) in enumerate(rows):

@@ -1,9 +1,9 @@
-"""Files of any format that Spark reads, to topics.
+"""Import of files in any format that Spark reads, to topics.
 
-A topic is made from columns by a template, `plant/{site}/{sensor}`; the payload is one column, or
-the other columns as JSON. Files go one after the other, each as a write with a name of its own, so
-that an import that is done again stores no row twice and goes on where it was cut off. A file is
-looked through before it is written: one bad row, and nothing of it is stored.
+A template builds the topic from columns: `plant/{site}/{sensor}`. The payload is one column, or the
+other columns as JSON. Files are written one after the other, each as a write with its own name. A
+repeated import therefore stores no row twice, and continues after an interruption. Each file is
+checked before it is written: if it has a bad row, none of its rows is stored.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from siltstone.pipeline.answers import plain_errors
 from siltstone.topic.grammar import TOPIC_SIZE_MAX
 
 _PLACE: Final = re.compile(r"\{([^{}]*)\}")
-# What is wrong with a row, null where nothing is.
+# The reason why a row is bad; null for a good row.
 _FAULT: Final = "fault"
 _FORBIDDEN: Final = "[+#\\x00]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
-    """What to read, and what becomes of it; `target` are the sink's options, path or url.
+    """What to read, and how to store it; `target` are the options of the sink, path or url.
 
-    A row that cannot be a message ends the import, unless bad ones are skipped.
+    A row that cannot be a message stops the import, unless skips_bad is set.
     """
 
     source: str
@@ -48,7 +48,7 @@ class ImportSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportStep:
-    """A file that is stored, its rows, those that were left out, and how many files wait."""
+    """A file that was stored, its rows, the skipped rows, and the number of files left."""
 
     file: str
     rows: int
@@ -61,7 +61,7 @@ def import_files(
     settings: ImportSettings,
     progress: Callable[[ImportStep], None] = lambda _: None,
 ) -> list[ImportStep]:
-    """Import every file of a source. Raises: UsageError, also for a file with a bad row."""
+    """Import all files of a source. Raises: UsageError, also for a file with a bad row."""
     with plain_errors():
         reader = spark.read.format(settings.format).options(**settings.options)
         source = reader.load(settings.source)
@@ -70,7 +70,7 @@ def import_files(
     steps: list[ImportStep] = []
     for number, file in enumerate(files, 1):
         with plain_errors():
-            # The schema of all files holds for each: one alone might look different.
+            # Use the schema of all files: the schema of a single file may be different.
             rows = messages(reader.schema(source.schema).load(_exactly(file)), settings)
             found = _looked_through(rows)
         if found["bad"] and not settings.skips_bad:
@@ -95,7 +95,10 @@ def import_files(
 
 
 def messages(rows: DataFrame, settings: ImportSettings) -> DataFrame:
-    """Return rows as the sink takes them, and what is wrong with each. Raises: UsageError."""
+    """Return rows in the columns of the sink, with a reason for each bad row.
+
+    Raises: UsageError.
+    """
     parts = template_parts(settings.topic, rows.columns)
     named = {name: _column(name).cast("string") for is_column, name in parts if is_column}
     topic = F.concat(*(named[name] if is_column else F.lit(name) for is_column, name in parts))
@@ -119,14 +122,14 @@ def messages(rows: DataFrame, settings: ImportSettings) -> DataFrame:
 
 
 def _fault_of(name: str, value: Column) -> Column:
-    """Return why the value of a column can be no part of a topic; null where it can."""
+    """Return why the value of a column cannot be part of a topic; null if it can."""
     empty = F.lit(f"column {name} is empty, and a part of the topic")
     wild = F.concat(F.lit(f"column {name} has a wildcard or U+0000, as no topic may: "), value)
     return F.when(value.isNull(), empty).when(value.rlike(_FORBIDDEN), wild)
 
 
 def _looked_through(rows: DataFrame) -> dict[str, Any]:
-    """Count the rows of a file and the bad ones, and say what is wrong with one of them."""
+    """Count the rows and the bad rows of a file, and return one of the reasons."""
     (found,) = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         F.count(_FAULT).alias("bad"),
@@ -140,17 +143,17 @@ def _column(name: str) -> Column:
 
 
 def _exactly(file: str) -> str:
-    """Return what makes Spark load the file of a URI: it takes paths, and patterns for them."""
+    """Return the escaped path of a file URI: Spark expects path patterns."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", unquote(file))
 
 
 def shown(file: str) -> str:
-    """Return the path of a file that Spark names by its URI."""
+    """Return the path of a file URI of Spark."""
     return unquote(re.sub(r"^file:/+", "/", file))
 
 
 def template_parts(template: str, columns: Sequence[str]) -> list[tuple[bool, str]]:
-    """Return a template as literal text and names of columns, the latter marked.
+    """Return the parts of a template as (is_column, text).
 
     Raises: UsageError.
     """
@@ -173,7 +176,7 @@ def template_parts(template: str, columns: Sequence[str]) -> list[tuple[bool, st
 
 
 def write_id(name: str, file: str) -> str:
-    """Return by what name a file is written, once."""
+    """Return the unique name of the write of a file."""
     return f"{name}-{blake2b(file.encode(), digest_size=12).hexdigest()}"
 
 

@@ -1,12 +1,13 @@
-"""Topic structure learned from history, to begin the next generation with.
+"""Learning of topic structure from history, as the start of the next generation.
 
-A store learns as topics come, and keeps the first words of each level apart before it sees that
-the level varies. Whoever knows all topics sees it at once: level by level, a node whose words are
-more than the threshold of its level varies. Spark counts the words, on topics that are distinct.
+A store learns while topics arrive: it keeps the first words of each level separate before it
+detects that the level varies. With all topics known, this is immediate: level by level, a node
+varies if it has more words than the threshold of its level. Spark counts the words of distinct
+topics.
 
-A threshold that is chosen lies below the first great jump in these numbers. It is lower than that
-of the database only where words that it would put together have the same below them: `north/temp`
-and `south/temp` may be `+/temp`; `plant/1/oven` and `site/1/door` have nothing in common.
+An automatic threshold is below the first large jump in these counts. It is lower than the threshold
+of the database only if the words that it merges have the same topics below them: `north/temp` and
+`south/temp` may become `+/temp`; `plant/1/oven` and `site/1/door` have nothing in common.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from siltstone.store.directory import Store
 from siltstone.store.slab.marks import Seed, write_seed
 from siltstone.store.slab.settings import NEVER, THRESHOLD_MAX, DatabaseSettings
 
-# Fewer words than these are told apart, whatever the gap behind them.
+# Up to this number of words are kept separate, whatever the next count is.
 WORDS_MIN: Final = 8
-# A jump by this factor between the numbers of words of two nodes tells names from values.
+# A jump by this factor between the word counts of two nodes separates names from values.
 GAP: Final = 4.0
 LEVELS_MAX: Final = 32
-# A level of one word does not vary, whatever the threshold says.
+# A level with one word does not vary, whatever the threshold is.
 _FEWEST: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A structure, and how many topics and rows of the history have it."""
+    """A structure, and its numbers of topics and rows in the history."""
 
     pattern: str
     topics: int
@@ -49,7 +50,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnReport:
-    """What was learned; streams are what the store has now, and would have with it."""
+    """The result; streams_before is the current number of streams, streams_after the new one."""
 
     database: str
     thresholds: tuple[int, ...]
@@ -60,7 +61,7 @@ class LearnReport:
 
     @property
     def saved(self) -> int:
-        """How many streams are saved."""
+        """The number of streams that are saved."""
         return self.streams_before - self.streams_after
 
 
@@ -74,11 +75,11 @@ def learn(
     dry_run: bool = False,
     **node: str,
 ) -> LearnReport:
-    """Learn from the rows of a store and its lake, or of any DataFrame with a topic column.
+    """Learn from the rows of a store and its lake, or from a DataFrame with a topic column.
 
-    What varies is kept as the seed of the next generation, unless this is a dry run; `thresholds`
-    are found by themselves where they are not given. By the `url` of a node it can only be a dry
-    run. Raises: UsageError.
+    The varying structures become the seed of the next generation, unless this is a dry run. Without
+    `thresholds`, they are chosen automatically. With the `url` of a node, only a dry run is
+    possible. Raises: UsageError.
     """
     if thresholds:
         check_thresholds(thresholds)
@@ -112,7 +113,7 @@ def learn(
 
 
 def check_thresholds(thresholds: Sequence[int]) -> None:
-    """Refuse thresholds that no database can have, or by which nothing is learned.
+    """Check that a database can have these thresholds, and that they learn something.
 
     Raises: UsageError.
     """
@@ -127,7 +128,7 @@ def check_thresholds(thresholds: Sequence[int]) -> None:
 def structures(
     rows: DataFrame, thresholds: tuple[int, ...] | None, defaults: tuple[int, ...]
 ) -> tuple[list[Learned], tuple[int, ...]]:
-    """Return the structures of topics, and the thresholds that they were found by."""
+    """Return the structures of topics, and the thresholds that were used."""
     topics = (
         rows.groupBy("topic")
         .agg(F.count(F.lit(1)).alias("rows"))
@@ -142,7 +143,7 @@ def structures(
         for level in range(depth):
             current, threshold = _generalised(current, level, thresholds, defaults)
             used.append(threshold)
-        # A topic begins with no slash of ours; deeper levels stay as they are.
+        # The path begins with an added slash, which is removed. Deeper levels are unchanged.
         rest = F.expr(f"array_join(slice(words, {depth + 1}, 1000000), '/')")
         path = F.when(F.size("words") > depth, F.concat("path", F.lit("/"), rest)).otherwise(
             F.col("path")
@@ -164,9 +165,9 @@ def structures(
 def _generalised(
     topics: DataFrame, level: int, thresholds: tuple[int, ...] | None, defaults: tuple[int, ...]
 ) -> tuple[DataFrame, int]:
-    """Put + for the words of one level wherever they vary; return the threshold that says so."""
+    """Replace the words of one level by + where they vary; return the threshold as well."""
     word = F.col("words")[level]
-    # Words that begin with $ have a root of their own, which no wildcard stands for.
+    # First words that begin with $ are never generalized: no wildcard matches them.
     special = word.startswith("$") if level == 0 else F.expr("false")
     nodes = topics.where((F.size("words") > level) & ~special)
     counted = nodes.groupBy("path").agg(F.count_distinct(word).alias("count"))
@@ -196,10 +197,10 @@ def _generalised(
 
 
 def choose_threshold(counts: Sequence[int], otherwise: int) -> int:
-    """Return how many words nodes of a level may have before they vary, from how many they have.
+    """Return the threshold of a level, given the word counts of its nodes.
 
-    It lies below the first great jump in these numbers; where there is none, it is as it was, but
-    never so low that a level with few words would vary.
+    It is below the first large jump in the counts. Without a jump it is `otherwise`, but never so
+    low that a level with few words would vary.
     """
     known = sorted({count for count in counts if count > 0})
     few = max((count for count in known if count <= WORDS_MIN), default=1)
@@ -214,16 +215,19 @@ def choose_threshold(counts: Sequence[int], otherwise: int) -> int:
 
 
 def is_doubtful(count: int, *, chosen: int, otherwise: int) -> bool:
-    """Say whether a threshold puts so many words together that the other one keeps apart."""
+    """Return whether the chosen threshold merges this many words and the other one does not."""
     return count > chosen >= 0 and (otherwise < 0 or count <= otherwise)
 
 
 def _are_alike(nodes: DataFrame, level: int) -> bool:
-    """Say whether under each node all words of a level have the same below them, and have any."""
+    """Return whether all words of a level have the same topics below, under each node.
+
+    Words without topics below them are not alike.
+    """
     word = F.col("words")[level].alias("word")
     below = F.expr(f"array_join(slice(words, {level + 2}, 1000000), '/')")
     ends = F.size("words") == level + 1
-    # By number and digest, for one word may have millions of topics below it.
+    # Compare counts and digests: one word may have millions of topics below it.
     rest = nodes.select("path", word, F.when(~ends, below).alias("below")).distinct()
     kinds = (
         rest.groupBy("path", "word")
@@ -242,7 +246,7 @@ def _are_alike(nodes: DataFrame, level: int) -> bool:
 
 
 def _known(path: str, database: str) -> tuple[str, tuple[int, ...], int]:
-    """Return the name of a database, its thresholds, and how many streams it has."""
+    """Return the name of a database, its thresholds, and its number of streams."""
     with Store(absolute_path(path), read_only=True, fs=PosixFileSystem()) as store:
         known = find_database(store, database)
         streams = {info.pattern for info in known.structure()}
@@ -250,7 +254,7 @@ def _known(path: str, database: str) -> tuple[str, tuple[int, ...], int]:
 
 
 def _by_node(node: Node, database: str) -> tuple[str, tuple[int, ...], int]:
-    """Return the same of a node, which does not tell its thresholds."""
+    """Return the same for a node, with default thresholds: a node does not report its own."""
     name = node_database(node, database)
     with NodeClient(node) as client:
         streams = len(client.flights(name.encode()))

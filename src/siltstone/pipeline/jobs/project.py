@@ -1,7 +1,7 @@
-"""A small project of the user's own over a store: what `siltstone pipeline init` writes.
+"""The files of a user project, which `siltstone pipeline init` writes.
 
-Two ways stand side by side: a job of plain Structured Streaming, and a Spark Declarative Pipeline,
-with the settings that both need. A file that exists is never touched.
+The project has two examples: a plain Structured Streaming job, and a Spark Declarative Pipeline,
+with the settings for both. An existing file is never changed.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def topics() -> DataFrame:
 def project_files(
     *, name: str, data: str, database: str, topic_filter: str, state: str
 ) -> Mapping[str, str]:
-    """Return the files of a project by their names."""
+    """Return the contents of the files of a project, by name."""
     facts = {
         "name": name,
         "data": data,
@@ -192,7 +192,7 @@ def write_project(
 ) -> list[PurePath]:
     """Write a project into a directory, which may exist; return its files.
 
-    Raises: ExistsError when one of them exists, and then nothing is written.
+    Raises: ExistsError if one of the files exists; nothing is written.
     """
     files = project_files(
         name=directory.name,

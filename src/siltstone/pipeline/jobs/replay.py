@@ -1,8 +1,8 @@
-"""Rows of a filter and a time range to topics again, through the sink.
+"""Replay: copies the rows of a filter and a time range to topics again, through the sink.
 
-At a pace, rows go in windows of time: what lay a second apart goes a second apart, or as much less
-as the speed says. A replay with a name can be cut off and done again: a window that was written is
-not written twice.
+With a speed, rows are written in windows of time. The time between two windows is the original time
+divided by the speed. A replay with a name can be interrupted and repeated: a window that was
+written is not written twice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from siltstone.errors import UsageError
 from siltstone.pipeline.table import Moment, table, time_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Spark takes about this long for a write, so that shorter windows would only fall behind.
+# A write of Spark takes about this long, so shorter windows would fall behind.
 WINDOW_SECONDS: Final = 1.0
-# All that a store can hold, at whatever speed.
+# Longer than the time range of any store, at any speed.
 _WIDTH_MAX_US: Final = 1 << 62
 _COLUMNS: Final = ("topic", "timestamp", "publisher", "qos", "retain", "properties", "payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What to replay and where to; speed 1 is the pace it came in, None as fast as it goes.
+    """What to replay, and the target; speed 1 is the original pace, None as fast as possible.
 
-    `node` has url and what goes with it, as the options of the source, in place of a path.
+    `node` has url and its credentials, as options of the source, instead of a path.
     """
 
     target: Mapping[str, str]
@@ -47,7 +47,7 @@ class ReplaySettings:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work. Raises: UsageError."""
+        """Check the values. Raises: UsageError."""
         if self.speed is not None and not (isfinite(self.speed) and self.speed > 0):
             raise UsageError(f"speed must be greater than 0, got {self.speed}")
         if set(self.prefix) & set("+#\0"):
@@ -61,7 +61,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
-    """A window that was written: its rows, how many windows wait, and how late it was."""
+    """A window that was written: its rows, the number of windows left, and its delay."""
 
     rows: int
     waiting: int
@@ -75,9 +75,9 @@ def replay(
     progress: Callable[[ReplayStep], None] = lambda _: None,
     clock: Clock | None = None,
 ) -> list[ReplayStep]:
-    """Replay rows; `wait` is called with seconds to wait. Raises: UsageError."""
+    """Replay rows; `wait` is called with the seconds to wait. Raises: UsageError."""
     used = clock or SystemClock()
-    # What is replayed into the store that it comes from is not replayed again.
+    # The end is fixed now: rows that are replayed into the same store are not replayed again.
     since_us = 0 if settings.since is None else time_of(settings.since, "since")
     until_us = used.now_us() if settings.until is None else time_of(settings.until, "until")
     steps: list[ReplayStep] = []
@@ -101,7 +101,7 @@ def replay(
 def _windows(
     spark: SparkSession, settings: ReplaySettings, since_us: int, until_us: int
 ) -> Iterator[tuple[DataFrame, int, float, int]]:
-    """Yield the rows of each window, how many they are, when they are due, and what is left."""
+    """Yield the rows of each window, their number, their due time, and the windows left."""
     chosen = _rows(spark, settings, since_us, until_us)
     if settings.speed is None:
         count = chosen.count()

@@ -1,7 +1,7 @@
-"""Windows of time over the JSON of a structure: count, min, max, mean and quantiles, by key.
+"""Rollups: count, min, max, mean and quantiles of JSON fields, by time window and key.
 
-Keys are the varying levels of the structure's topics. A stream gives a window when the watermark
-has passed it, once; a batch gives all windows of what there is, and replaces the table.
+Keys are the varying levels of the topics. A stream writes each window once, when the watermark has
+passed it. A batch computes all windows of all rows, and replaces the table.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _TYPES: Final[Mapping[str, str]] = {"double": "DOUBLE", "bigint": "BIGINT"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupSettings:
-    """What to roll up: a table of the lake names the structure, its fields and its keys.
+    """What to roll up: a table of the lake gives the structure, its fields and its keys.
 
-    Without fields all numbers are rolled up. `topics` is a template, as rollup/{plant}, with
-    `target` as the sink's options.
+    Without fields, all numbers are rolled up. `topics` is a template such as rollup/{plant};
+    `target` are the options of the sink.
     """
 
     path: str
@@ -68,7 +68,7 @@ class RollupSettings:
 
     @property
     def target_table(self) -> str:
-        """The table that windows go to. Raises: UsageError for a window that is none."""
+        """The table of the windows. Raises: UsageError for an invalid window."""
         match = _WINDOW.fullmatch(self.window.strip())
         if match is None or int(match[1]) == 0:
             raise UsageError(
@@ -79,14 +79,14 @@ class RollupSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupReport:
-    """The table that windows went to, and how many."""
+    """The table of the windows, and their number."""
 
     table: str
     windows: int
 
 
 def rollup(spark: SparkSession, settings: RollupSettings) -> RollupReport:
-    """Roll up all there is, in lake and store, and replace the table. Raises: UsageError."""
+    """Roll up all rows of lake and store, and replace the table. Raises: UsageError."""
     job = _Rollup(settings)
     rows = table(
         spark,
@@ -105,7 +105,7 @@ def rollup(spark: SparkSession, settings: RollupSettings) -> RollupReport:
 def stream_rollup(
     spark: SparkSession, settings: RollupSettings, *, checkpoint: str, trigger: Mapping[str, Any]
 ) -> StreamingQuery:
-    """Start a stream that adds each window to the table when it is past the watermark."""
+    """Start a stream that adds each window to the table after the watermark has passed it."""
     job = _Rollup(settings)
     rows = (
         spark.readStream.format("siltstone")
@@ -136,7 +136,7 @@ def stream_rollup(
 
 
 class _Rollup:
-    """What batch and stream share."""
+    """The common part of batch and stream."""
 
     def __init__(self, settings: RollupSettings) -> None:
         self._settings = settings
@@ -168,7 +168,9 @@ class _Rollup:
         )
 
     def _refuse_target(self) -> None:
-        """Refuse a table that is not a rollup's: it would lose what it has. Raises: UsageError."""
+        """Check that the target is not a table of other data, which would be lost. Raises:
+        UsageError.
+        """
         wanted = self.target.lower()
         rows = {DEAD_LETTER, OTHER, *(rule.table.lower() for rule in self._rules.rules)}
         if wanted in rows:
@@ -200,7 +202,7 @@ class _Rollup:
         return {name: known[name].path for name in self._settings.fields or known}
 
     def document_ddl(self) -> str:
-        """Return the JSON's type, as far as it is rolled up."""
+        """Return the type of the JSON fields that are rolled up."""
         tree: dict[str, Any] = {}
         for path in self.fields.values():
             node = tree
@@ -245,7 +247,7 @@ class _Rollup:
         return measures
 
     def keep(self, windows: pa.Table, *, batch: int | None, stream: str = "") -> int:
-        """Add windows to the table, once for each batch of a stream; or replace all it has."""
+        """Add windows to the table, once for each batch of a stream; or replace all windows."""
         windows = pa.Table.from_arrays(
             windows.columns, schema=pa.schema([pa.field(f.name, f.type) for f in windows.schema])
         )
@@ -284,7 +286,7 @@ class _Rollup:
         return int(windows.num_rows)
 
     def publish(self, windows: DataFrame, name: str) -> None:
-        """Send windows to topics as JSON, if asked; once for each name."""
+        """Publish windows to topics as JSON if topics are set; once for each name."""
         if not self._settings.topics:
             return
         parts = template_parts(self._settings.topics, windows.columns)

@@ -1,9 +1,9 @@
-"""Rows of the store to tables of the lake, exactly once.
+"""The tier job: copies rows of the store to tables of the lake, exactly once.
 
-A batch is the rows between two positions. Tasks of Spark write its files; then its tables are
-committed one after the other, and the ledger says that the batch has ended. A run that was killed
-leaves files that no table names, or a batch that is open, which the next run finishes first. Only
-what the ledger says is in the lake may be dropped from the store.
+A batch is the rows between two positions. Tasks of Spark write its files. Then the job commits the
+tables of the batch one after the other, and the ledger records that the batch has ended. A killed
+run leaves files that no table names, or an open batch, which the next run completes first. Only
+rows that are in the lake according to the ledger may be dropped from the store.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ from siltstone.store.directory import Store
 from siltstone.store.slab.marks import write_tiered
 
 _SAMPLE_ROWS: Final = 200
-# A task has all its rows in memory, decoded, before it writes them.
+# A task keeps all of its decoded rows in memory before it writes them.
 _TASK_BYTES: Final = 64 * 1024 * 1024
-# So often a batch is read again because it has fields that nobody knew of; then it is settled.
+# The number of times that a batch is read because of new fields. The last attempt ignores new
+# fields.
 _ATTEMPTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """What to tier and how; `decode` has decoders by topic filter, for structures that are new."""
+    """The settings of a tier job; `decode` has decoders by topic filter, for new structures."""
 
     path: str
     database: str = ""
@@ -88,9 +89,9 @@ class TierSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStep:
-    """What one batch has done, and how many rows wait behind it.
+    """The result of one batch, and the number of rows that are still waiting.
 
-    `left_out` has the tables that are full, with how many fields have stayed in the payload.
+    `left_out` has the number of fields that stayed in the payload, for each table that is full.
     """
 
     batch: int
@@ -105,21 +106,21 @@ class TierStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailure:
-    """An error of a task: by the classes that a sentence is enough for."""
+    """The error of a task: a class whose constructor needs only a message, and the message."""
 
     kind: type[SiltstoneError]
     sentence: str
 
 
-# Does the tasks of a batch, all of them, somewhere.
+# Runs all tasks of a batch, for example on Spark.
 Runner = Callable[[Sequence[WriteTask]], Sequence[Written | TaskFailure]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierReport:
-    """What a run has done; tables have the rows that were added to them.
+    """The result of a run; tables have the number of rows added to them.
 
-    `left_out` has, by table, how many fields were no columns in the batch with most of them.
+    `left_out` has, by table, the largest number of fields of a batch that are not columns.
     """
 
     database: str
@@ -134,7 +135,7 @@ class TierReport:
 
 @contextmanager
 def _with_own_option() -> Iterator[None]:
-    """Name the option of this job where the sentence is about one of the source."""
+    """Replace the option of the source in an error message by the option of this job."""
     try:
         yield
     except SlabDroppedError as exc:
@@ -143,7 +144,7 @@ def _with_own_option() -> Iterator[None]:
 
 
 class TierJob:
-    """Tiers one database; it holds the lock of its lake while it is open."""
+    """Tiers one database; it holds the lock of the lake until it is closed."""
 
     def __init__(
         self,
@@ -165,9 +166,10 @@ class TierJob:
             stack.enter_context(locked_lake(self._fs, self.lake))
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
             self._contents: dict[str, Content] = {}
-            # What is added behind rows that are gone would go when they are brought back.
+            # If a table was overwritten, rows that are added now would be lost when the table is
+            # restored.
             refuse_overwritten(self._fs, self.lake)
-            # From now on the store keeps what is not in the lake yet.
+            # From now on the store keeps rows that are not in the lake yet.
             self._mark()
             self._closing = stack.pop_all()
         self._options = ReadOptions(
@@ -180,12 +182,12 @@ class TierJob:
         )
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self._closing.close()
 
     @_with_own_option()
     def step(self) -> TierStep | None:
-        """Tier one batch; None when there is nothing to tier. Raises: SiltstoneError."""
+        """Tier one batch; return None if there are no rows to tier. Raises: SiltstoneError."""
         opened = self._ledger.open
         if opened is not None:
             return self._finish(opened, self._write(opened, settled=True))
@@ -218,7 +220,7 @@ class TierJob:
         return self._finish(batch, written)
 
     def waiting(self) -> int:
-        """Return how many serials of the store are not in the lake."""
+        """Return the number of serials of the store that are not in the lake."""
         bounds = bounds_of(self.database.extents())
         return sum(
             max(0, held.stop - self._ledger.position.get(shard, held.start))
@@ -226,7 +228,7 @@ class TierJob:
         )
 
     def _settle(self, batch: OpenBatch) -> tuple[OpenBatch, list[Written]]:
-        """Write the files of a batch; again for those rules whose payloads have new fields."""
+        """Write the files of a batch; repeat it for rules whose payloads have new fields."""
         kept: list[Written] = []
         only: frozenset[str] | None = None
         for attempt in range(_ATTEMPTS):
@@ -237,14 +239,14 @@ class TierJob:
                 break
             batch = replace(batch, rules=batch.rules.with_fields(found))
             only = frozenset(rule for rule, _, _ in found)
-            # Tasks that found nothing have written rows of these rules, and will again.
+            # Tasks without new fields have written rows of these rules, and will write them again.
             kept = [part.without(only) for part in kept]
         return batch, kept
 
     def _write(
         self, batch: OpenBatch, *, only: frozenset[str] | None = None, settled: bool = False
     ) -> list[Written]:
-        """Let Spark write the files of a batch. Raises: SiltstoneError."""
+        """Write the files of a batch with Spark. Raises: SiltstoneError."""
         tables = {rule.table for rule in batch.rules.rules} | {DEAD_LETTER, OTHER}
         skip = frozenset(table for table in tables if self._has(table, batch.number))
         plan = plan_micro_batch(self.database, self._options, batch.start, batch.stop)
@@ -269,7 +271,7 @@ class TierJob:
         return written
 
     def _finish(self, batch: OpenBatch, written: Sequence[Written]) -> TierStep:
-        """Commit the tables of a batch, then the batch."""
+        """Commit the tables of a batch, then close the batch in the ledger."""
         files = [file for part in written for file in part.files]
         for table, made in by_table(files).items():
             add_files(
@@ -303,9 +305,9 @@ class TierJob:
         )
 
     def _prepare(self, batch: OpenBatch, written: Sequence[Written]) -> None:
-        """Make the tables of a batch, or widen them, before anything says that it is under way.
+        """Create or widen the tables of a batch, before the ledger opens the batch.
 
-        Raises: UsageError where a rule does not fit its table; then nothing is.
+        Raises: UsageError if a rule does not fit its table; the batch is then not opened.
         """
         rules = {rule.filter: rule for rule in batch.rules.rules}
         wanted = dict.fromkeys((file.table, file.rule) for part in written for file in part.files)
@@ -320,7 +322,7 @@ class TierJob:
         return last_batch(self._fs, self.lake / table, self._ledger.application) >= batch
 
     def _rules_for(self, start: Serials, stop: Serials) -> Rules:
-        """Return rules for every structure that a batch may have rows of."""
+        """Return rules for all structures that may have rows in a batch."""
         slabs = {
             extent.slab
             for extent in self.database.extents()
@@ -361,14 +363,14 @@ class TierJob:
         return replace(rule, fields=extended((), find_fields(payloads, decoder), rule.taken()))
 
     def _tables(self) -> dict[str, Content]:
-        """Return what each table holds, which never changes."""
+        """Return the content of each table, which never changes."""
         for name in list_tables(self._fs, self.lake):
             if name not in self._contents:
                 self._contents[name] = content(self.lake / name)
         return self._contents
 
     def _write_rules(self, rules: Rules) -> None:
-        """Add what is new to the file, whatever users have changed in it meanwhile."""
+        """Add new rules and fields to the file, and keep changes that users made meanwhile."""
         there = load_rules(self._fs, self.lake)
         merged = there.merged(rules)
         if merged.to_json() != there.to_json():
@@ -384,7 +386,7 @@ class TierJob:
 
 
 def on_spark(spark: SparkSession) -> Runner:
-    """Return what lets Spark do the tasks, one a partition."""
+    """Return a runner that runs the tasks on Spark, one in each partition."""
 
     def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
         return spark.sparkContext.parallelize(tasks, len(tasks)).map(run_task).collect()
@@ -393,7 +395,7 @@ def on_spark(spark: SparkSession) -> Runner:
 
 
 def run_task(task: WriteTask, fs: FileSystem | None = None) -> Written | TaskFailure:
-    """Do a task on an executor; an error of ours comes back as a value."""
+    """Run a task on an executor; return a Siltstone error as a value."""
     try:
         return write_portion(task, fs or PosixFileSystem())
     except SiltstoneError as exc:
@@ -410,10 +412,11 @@ def tier(
     steps_max: int | None = None,
     **settings: Any,
 ) -> TierReport:
-    """Tier what the store has when this is called, and return what was done.
+    """Tier all rows that the store has now, and return a report.
 
-    Settings are those of TierSettings. Raises: UsageError, LockedError, SlabDroppedError,
-    RetryError; what was done until then stays done.
+    Settings are those of TierSettings. Completed batches stay after an error.
+
+    Raises: UsageError, LockedError, SlabDroppedError, RetryError.
     """
     steps: list[TierStep] = []
     job = TierJob(TierSettings(path=path, **settings), on_spark(spark))
@@ -430,7 +433,7 @@ def tier(
 
 
 def report_of(database: str, steps: Sequence[TierStep]) -> TierReport:
-    """Put the steps of a run together."""
+    """Sum up the steps of a run."""
     tables: dict[str, int] = {}
     left_out: dict[str, int] = {}
     for step in steps:

@@ -1,4 +1,4 @@
-"""The tables of a lake looked after: compacted, cleaned, described. Needs no Spark."""
+"""Maintenance of the tables of a lake: compact, vacuum, describe. It does not need Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCK: Final = "LOCK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInfo:
-    """A table of the lake as people see it."""
+    """The description of a table of the lake, for users."""
 
     table: str
     rows: int
@@ -42,14 +42,14 @@ class TableInfo:
     columns: tuple[tuple[str, str], ...]
 
     def own_columns(self) -> list[tuple[str, str]]:
-        """Return the columns that not every table has."""
+        """Return the columns that are not in every table."""
         shared = {*FILE_COLUMNS, *PARTITION_COLUMNS}
         return [(name, kind) for name, kind in self.columns if name not in shared]
 
 
 @contextmanager
 def locked_lake(fs: FileSystem, lake: PurePath) -> Iterator[None]:
-    """Keep others from changing the tables of a lake meanwhile. Raises: LockedError."""
+    """Hold the lock of a lake, so that no other process changes its tables. Raises: LockedError."""
     create_directories(fs, lake)
     try:
         lock = fs.lock(lake / LOCK)
@@ -64,14 +64,17 @@ def locked_lake(fs: FileSystem, lake: PurePath) -> Iterator[None]:
 
 
 def lake_of(fs: FileSystem, path: str, database: str) -> PurePath:
-    """Return where the tables of a database are. Raises: UsageError."""
+    """Return the directory of the tables of a database. Raises: UsageError."""
     directory = absolute_path(path)
     with Store(directory, read_only=True, fs=fs) as store:
         return lake_directory(directory, find_database(store, database).name)
 
 
 def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
-    """Raise UsageError while a batch is half in the lake: readers tell its files by their names."""
+    """Raise UsageError while a batch is incomplete in the lake.
+
+    Readers recognize the files of the batch by their names, which compaction would change.
+    """
     path = lake / LEDGER
     if fs.exists(path) and json.loads(fs.read(path))["open"] is not None:
         raise UsageError("the last batch is not finished: run 'siltstone pipeline tier' first")
@@ -84,9 +87,10 @@ def compact_lake(
     target_bytes: int = FILE_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Compaction]:
-    """Put the small files of every table together; `progress` gets the tables done, and of all.
+    """Compact the small files of every table; `progress` gets the tables done and the total.
 
-    Raises: LockedError, RetryError, CorruptionError where others have overwritten a table of rows.
+    Raises: LockedError, RetryError, CorruptionError if another program has overwritten a table of
+    rows.
     """
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)
@@ -104,10 +108,10 @@ def compact_lake(
 def vacuum_lake(
     path: str, *, database: str = "", hours: int = 168, dry_run: bool = False
 ) -> dict[str, list[str]]:
-    """Remove files that no version of the last hours has; return which, by table.
+    """Remove files that no version of the last hours has; return them, by table.
 
-    Raises: LockedError, RetryError, CorruptionError where others have overwritten a table of rows,
-    whose files are needed to restore it.
+    Raises: LockedError, RetryError, CorruptionError if another program has overwritten a table of
+    rows; its old files are needed to restore it.
     """
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)

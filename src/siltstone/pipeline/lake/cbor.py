@@ -1,6 +1,6 @@
-"""CBOR (RFC 8949) to Python values: one item, whole.
+"""Decoder of CBOR (RFC 8949) to Python values: exactly one item.
 
-Tags are passed over, but for those of large numbers; a byte string stays bytes.
+Tags are ignored, except those of big numbers. A byte string stays bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INDEFINITE: Final = -1
 
 
 def decode_cbor(data: bytes) -> Any:
-    """Return the one item that the bytes are. Raises: UsageError."""
+    """Return the only item in the bytes. Raises: UsageError."""
     reader = _Reader(data)
     try:
         value = reader.item(0)
@@ -112,7 +112,7 @@ class _Reader:
         return value
 
     def _fitting(self, length: int) -> int:
-        """Refuse to begin on more items than there are bytes left."""
+        """Return the length if it is not more than the number of bytes left. Raises: UsageError."""
         if length > len(self._data) - self.offset:
             raise UsageError(f"invalid CBOR: cut short at byte {len(self._data)}")
         return length

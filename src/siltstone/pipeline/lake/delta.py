@@ -1,8 +1,8 @@
-"""The tables of the lake as Delta has them: made, widened, added to, read and cleaned.
+"""The Delta tables of the lake: create, widen, add files, list, compact and vacuum.
 
-Everything here may be done again after a crash: making a table that exists does nothing, nor does
-adding a column that it has, and files are added once for each batch, because the transaction that
-adds them bears the batch's number.
+Every operation can be repeated after a crash: creating an existing table does nothing, adding an
+existing column does nothing, and files are added once for each batch, because their transaction has
+the number of the batch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ FILE_BYTES: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFile:
-    """A file of a table, and the bounds of what it holds; None where they are not known.
+    """A file of a table with the bounds of its values; None for unknown bounds.
 
-    `batch` is the one that made it, None for a file that was put together from others.
+    `batch` is the batch that wrote it; None for a file that compaction made.
     """
 
     path: str
@@ -51,7 +51,7 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What compacting a table has changed."""
+    """The result of compacting a table."""
 
     table: str
     files_removed: int
@@ -63,12 +63,12 @@ def _told(table: PurePath) -> Iterator[None]:
     try:
         yield
     except DeltaError as exc:
-        # Whatever was done is found when it is tried again.
+        # A retry finds what was already done.
         raise RetryError(
             f"table {table.name} of the lake refused the write, try again: {_plain(exc)}"
         ) from exc
     except OSError as exc:
-        # It comes without a number.
+        # The error has no errno.
         if "No space left on device" in str(exc):
             raise StorageFullError(table) from exc
         raise RetryError(
@@ -77,7 +77,7 @@ def _told(table: PurePath) -> Iterator[None]:
 
 
 def _plain(error: Exception) -> str:
-    """Return what delta-rs says without the colours and arrows that it draws."""
+    """Return the message of delta-rs without colours and arrows."""
     return " ".join(_DRAWN.sub(" ", str(error)).split())
 
 
@@ -93,14 +93,15 @@ def list_tables(fs: FileSystem, lake: PurePath) -> list[str]:
 
 
 def has_table(fs: FileSystem, table: PurePath) -> bool:
-    """Say whether a table exists: it does when it has its first commit."""
+    """Return whether a table exists, which means that it has a first commit."""
     log = table / _LOG
     return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.list(log))
 
 
 def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition: pa.Schema) -> None:
-    """Make a table, or add the columns that it lacks. Raises: UsageError for a table of other
-    things or a column of another type, RetryError.
+    """Create a table, or add its missing columns.
+
+    Raises: UsageError for a table of other data or a column of another type, RetryError.
     """
     with _told(table):
         if not has_table(fs, table):
@@ -139,7 +140,7 @@ def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
 
 
 def last_batch(fs: FileSystem, table: PurePath, application: str) -> int:
-    """Return the last batch that was added to a table; 0 for none."""
+    """Return the number of the last batch that was added to a table; 0 if there is none."""
     if not has_table(fs, table):
         return 0
     with _told(table):
@@ -156,7 +157,7 @@ def add_files(
     batch: int,
     offsets: Mapping[str, Any],
 ) -> None:
-    """Add the files of a batch in one transaction, durably, unless they are there already."""
+    """Add the files of a batch in one transaction, durably, unless they were added before."""
     with _told(table):
         delta = DeltaTable(str(table))
         if (delta.transaction_version(application) or 0) >= batch:
@@ -175,7 +176,7 @@ def add_files(
 
 
 def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
-    """Let a table have these files and no others, durably."""
+    """Replace all files of a table by these, durably."""
     with _told(table):
         delta = DeltaTable(str(table))
         delta.create_write_transaction(
@@ -196,7 +197,7 @@ def _additions(clock: Clock, files: Sequence[MadeFile]) -> list[AddAction | Remo
 
 
 def sync_log(fs: FileSystem, table: PurePath) -> None:
-    """Make the commits of a table durable: delta-rs leaves that to the system."""
+    """Sync the commits of a table: delta-rs does not sync them."""
     log = table / _LOG
     newest = [entry.name for entry in fs.list(log) if entry.name.endswith(".json")][-2:]
     for name in newest:
@@ -206,15 +207,15 @@ def sync_log(fs: FileSystem, table: PurePath) -> None:
 
 
 def list_files(table: PurePath) -> list[LakeFile]:
-    """Return the files of a table as of now, with their bounds."""
+    """Return the current files of a table, with their bounds."""
     with _told(table):
         return _files_of(table, _additions_of(DeltaTable(str(table))))
 
 
 def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str, list[LakeFile]]:
-    """Return the files of all tables that rows of a store were added to, by table.
+    """Return the files of all tables with rows of a store, by table.
 
-    Raises: CorruptionError where others have put something else in the place of the rows.
+    Raises: CorruptionError if another program has overwritten the rows.
     """
     found: dict[str, list[LakeFile]] = {}
     for name in list_tables(fs, lake):
@@ -228,8 +229,9 @@ def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str
 
 
 def refuse_overwritten(fs: FileSystem, lake: PurePath) -> None:
-    """Raise CorruptionError where a table of rows has files that hold none: what it was can be
-    brought back only as long as its old files are there.
+    """Raise CorruptionError if a table of rows has files without rows of the store.
+
+    Such a table can be restored only while its old files exist.
     """
     for name in list_tables(fs, lake):
         with _told(lake / name):
@@ -241,7 +243,7 @@ def refuse_overwritten(fs: FileSystem, lake: PurePath) -> None:
 def _refuse_strangers(table: PurePath, actions: pa.Table) -> None:
     known = "min.serial" in actions.column_names
     bounds = actions.column("min.serial") if known else pa.nulls(actions.num_rows)
-    # Every file of ours says its serials; one that does not is looked into.
+    # Every file of Siltstone has bounds of its serials. Only files without them are opened.
     for path in actions.column("path").filter(bounds.is_null()).to_pylist():
         if not _has_serials(table / path):
             raise CorruptionError(
@@ -287,7 +289,7 @@ def _files_of(table: PurePath, actions: pa.Table) -> list[LakeFile]:
 
 
 def batch_of(path: str) -> int | None:
-    """Return the batch that a file is of, by its name; None for what compaction made."""
+    """Return the batch of a file, from its name; None for a file that compaction made."""
     number, dash, _ = PurePath(path).name.partition("-")
     return int(number) if dash and number.isdecimal() else None
 
@@ -296,12 +298,12 @@ def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
     if times is None:
         return None
     first, last = pa.array(times, pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    # Other writers may cut bounds to milliseconds.
+    # Other writers may round bounds down to milliseconds.
     return first, last + 999
 
 
 def compact(fs: FileSystem, table: PurePath, target_bytes: int = FILE_BYTES) -> Compaction:
-    """Put the small files of a table together; readers go on with those they have."""
+    """Compact the small files of a table; running readers keep using the old files."""
     with _told(table):
         done = DeltaTable(str(table)).optimize.compact(target_size=target_bytes)
     sync_log(fs, table)
@@ -313,7 +315,7 @@ def compact(fs: FileSystem, table: PurePath, target_bytes: int = FILE_BYTES) -> 
 
 
 def vacuum(table: PurePath, *, hours: int, dry_run: bool = False) -> list[str]:
-    """Remove files that no version of the last hours has, those of killed tasks too."""
+    """Remove files that no version of the last hours has, including those of killed tasks."""
     with _told(table):
         return DeltaTable(str(table)).vacuum(
             hours, dry_run=dry_run, enforce_retention_duration=False, full=True
@@ -321,7 +323,7 @@ def vacuum(table: PurePath, *, hours: int, dry_run: bool = False) -> list[str]:
 
 
 def columns_of(table: PurePath) -> list[tuple[str, str]]:
-    """Return the columns of a table with their types, the partition's last."""
+    """Return the columns of a table with their types, partition columns last."""
     with _told(table):
         fields = DeltaTable(str(table)).schema().fields
     shown = [(item.name, _type_text(item.type)) for item in fields]
@@ -329,7 +331,7 @@ def columns_of(table: PurePath) -> list[tuple[str, str]]:
 
 
 def content(table: PurePath) -> Content:
-    """Say what a table holds."""
+    """Return the content of a table."""
     with _told(table):
         return _content_of(DeltaTable(str(table)))
 

@@ -1,8 +1,8 @@
-"""The fields of decoded payloads: which there are, of what type, and the columns they become.
+"""The fields of decoded payloads, their types, and their columns.
 
-A number is a double: what says 21 today says 21.5 tomorrow, and a column cannot change its type.
-The fields of an object inside an object are columns too, a_b for b in a. Arrays of one plain type
-are arrays; arrays of anything else, and what is null so far, are left in the payload.
+A number is a double: a value of 21 today may be 21.5 tomorrow, and a column cannot change its type.
+The fields of nested objects are columns too: a_b for b in a. An array of one plain type becomes an
+array. Other arrays, and fields that were always null, stay in the payload.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field of payloads by its path, and the column that it becomes."""
+    """A field of payloads by its path, and its column."""
 
     path: Path
     column: str
@@ -41,7 +41,7 @@ class Field:
 
 
 def struct_of(fields: Sequence[Field]) -> pa.StructType:
-    """Return the type to parse payloads with; of two fields that exclude each other the first."""
+    """Return the struct type to parse payloads; of two conflicting fields it has the first."""
     tree: dict[str, Any] = {}
     for field in fields:
         node: Any = tree
@@ -62,17 +62,17 @@ def _struct(tree: Mapping[str, Any]) -> pa.StructType:
 
 
 def column_of(decoded: pa.Array, path: Path, kind: pa.DataType) -> pa.Array:
-    """Return a field of decoded structs; nulls where it is not of this type."""
+    """Return a field of decoded structs; nulls if it has another type."""
     for word in path:
         if not pa.types.is_struct(decoded.type) or decoded.type.get_field_index(word) < 0:
             return pa.nulls(len(decoded), kind)
-        # `flatten` knows the nulls of the struct, which `field` leaves out.
+        # `flatten` applies the nulls of the struct, which `field` ignores.
         decoded = decoded.flatten()[decoded.type.get_field_index(word)]
     return decoded if decoded.type == kind else pa.nulls(len(decoded), kind)
 
 
 def kind_of(found: pa.DataType) -> str | None:
-    """Return what a type that Arrow inferred is to be; None for what stays in the payload."""
+    """Return the column type for a type that Arrow inferred; None if it stays in the payload."""
     if pa.types.is_list(found):
         element = kind_of(found.value_type)
         return None if element is None or element.startswith("array") else f"array<{element}>"
@@ -110,7 +110,7 @@ def paths_of_value(value: Mapping[str, Any], above: Path = ()) -> Iterable[tuple
 
 
 def _is_text(name: str) -> bool:
-    # JSON may have half of a surrogate pair, which no file and no column can be named after.
+    # JSON may contain a lone surrogate, which cannot be part of a file or column name.
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -133,9 +133,9 @@ def _kind_of_value(value: Any) -> str | None:
 def extended(
     fields: Sequence[Field], found: Iterable[tuple[Path, str]], taken: Iterable[str]
 ) -> tuple[Field, ...]:
-    """Return the fields and those that are new among the found ones, each with a free column.
+    """Return the fields plus the new ones among `found`, each with a free column name.
 
-    A field that was seen keeps its type, so the first type that is seen wins.
+    A known field keeps its type, so the first type wins.
     """
     known = {field.path for field in fields}
     all_fields, names = list(fields), [*taken, *(field.column for field in fields)]

@@ -1,9 +1,9 @@
-"""Rows of the store to Parquet files of the lake: what one task does.
+"""One task of a tier batch: it writes rows of the store to Parquet files of the lake.
 
-A task reads its portion, sorts the rows by their rules, decodes, and writes a file for each table
-and partition, synced before it is told of. Files have names that nobody uses twice, and belong to
-nobody until a transaction of Delta names them. Inside a file rows are in the order of topics and
-then of serials, so that readers skip what they do not look for.
+A task reads its portion, sorts the rows by their rules, decodes them, and writes a file for each
+table and partition. It syncs each file before it reports it. File names are unique, and a file
+belongs to a table only when a Delta transaction names it. The rows of a file are sorted by topic
+and then by serial, so that readers can skip what they do not need.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _UNDECODED: Final = pa.schema(
     [*ROW_SCHEMA, pa.field("table", pa.string()), pa.field("reason", pa.string())]
 )
 _LEVELS: Final = pa.field("levels", pa.list_(pa.field("element", pa.string())))
-# Rows are decoded so many at once; more would only need more memory.
+# The number of rows that are decoded at a time; more would only need more memory.
 _CHUNK_ROWS: Final = 32_768
 _GROUP_ROWS: Final = 262_144
-# Longer words say little more about what a file holds.
+# Longer bounds would not help readers to skip more files.
 _WORD_MAX: Final = 64
-# Values that hardly repeat are not worth a dictionary.
+# Columns whose values rarely repeat, so that a dictionary does not pay off.
 _UNIQUE: Final = frozenset({"timestamp", "payload", "serial"})
-# As Parquet names what is in a list.
+# Parquet's name of the elements of the list.
 _WORDS: Final = "levels.list.element"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTask:
-    """What a task reads, by which rules, and where its files go.
+    """The input, the rules and the target directory of a task.
 
-    Tables in `skip` have their files; of rules that are not in `only` nothing is wanted. A settled
-    task takes the rules as they are, and leaves fields that they do not name in the payload.
+    Tables in `skip` have their files already. If `only` is set, other rules are ignored. A settled
+    task uses the rules as they are, and leaves fields that they do not name in the payload.
     """
 
     portion: Readable
@@ -83,9 +83,9 @@ class MadeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The files of a task, how many rows it read of each slab, and fields that no rule names.
+    """The files of a task, the number of rows of each slab, and fields that no rule names.
 
-    Fields that stayed in the payload because their rule is full come with their table.
+    `left_out` has the fields that stayed in the payload because their rule is full, with the table.
     """
 
     files: tuple[MadeFile, ...]
@@ -94,22 +94,22 @@ class Written:
     left_out: tuple[tuple[str, Path], ...] = ()
 
     def without(self, rules: frozenset[str]) -> Written:
-        """Return it without the files of some rules."""
+        """Return a copy without the files of some rules."""
         return replace(self, files=tuple(file for file in self.files if file.rule not in rules))
 
 
 def rule_schema(rule: Rule) -> pa.Schema:
-    """Return the columns of the files that a rule makes."""
+    """Return the columns of the files of a rule."""
     return _with_levels(_decoded_schema(rule))
 
 
 def dead_schema() -> pa.Schema:
-    """Return the columns of rows that could not be decoded."""
+    """Return the columns of the rows that could not be decoded."""
     return _with_levels(_UNDECODED)
 
 
 def _decoded_schema(rule: Rule) -> pa.Schema:
-    """Return the columns of a rule but for the levels, which are made when rows are in order."""
+    """Return the columns of a rule without the levels, which are added after sorting."""
     extra = [pa.field(name, pa.string()) for name in rule.levels]
     extra += [pa.field(name, kind) for name, kind in text_columns(rule.decode).items()]
     extra += [pa.field(item.column, KINDS[item.kind]) for item in rule.fields]
@@ -121,13 +121,13 @@ def _with_levels(schema: pa.Schema) -> pa.Schema:
 
 
 def partition_schema(partition: Partition) -> pa.Schema:
-    """Return the columns that the directories of a table stand for."""
+    """Return the columns of a table that its directory names contain."""
     names = [pa.field("date", pa.date32())]
     return pa.schema([*names, pa.field("hour", pa.int32())] if partition == "hour" else names)
 
 
 def write_portion(task: WriteTask, fs: FileSystem) -> Written:
-    """Do a task. Raises: SlabDroppedError, CorruptionError, StorageFullError."""
+    """Run a task. Raises: SlabDroppedError, CorruptionError, StorageFullError."""
     rules = Rules(task.rules)
     held: dict[str, tuple[Rule, list[pa.RecordBatch]]] = {}
     slabs: dict[str, int] = {}
@@ -160,8 +160,8 @@ class _Writer:
     left_out: list[tuple[str, Path]] = field(default_factory=list)
 
     def write(self, rule: Rule, rows: pa.Table) -> None:
-        """Write the rows of one rule, unless there are fields of theirs that it does not name and
-        could.
+        """Write the rows of one rule; if they have new fields that it can add, report these
+        instead.
         """
         chunks = [
             rows.slice(start, _CHUNK_ROWS).combine_chunks()
@@ -201,7 +201,7 @@ class _Writer:
 
 
 def write_file(fs: FileSystem, path: PurePath, rows: pa.Table) -> tuple[int, str]:
-    """Write a file of a table, durably; return its size and what Delta is told of it."""
+    """Write a file of a table, durably; return its size and its statistics for Delta."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         rows,
@@ -307,9 +307,7 @@ def _partitions(rows: pa.Table, partition: Partition) -> Iterator[tuple[dict[str
 
 
 def _laid_out(rows: pa.Table) -> pa.Table:
-    """Return rows in the order of topics, with their levels; those of one topic stay in the order
-    they have.
-    """
+    """Return rows sorted by topic, with their levels; the order inside a topic does not change."""
     topics = rows.column("topic").combine_chunks().dictionary_encode()
     ranks = pc.rank(topics.dictionary).cast(pa.int32())
     order = pc.array_sort_indices(ranks.take(topics.indices))
@@ -324,7 +322,7 @@ def _laid_out(rows: pa.Table) -> pa.Table:
 
 
 def statistics_of(metadata: Any) -> str:
-    """Return what Delta is told of a file: how many rows, and from what to what they go."""
+    """Return the statistics of a file for Delta: number of rows, bounds and nulls."""
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -338,7 +336,7 @@ def statistics_of(metadata: Any) -> str:
             continue
         nulls[name] = sum(item.null_count or 0 for item in found)
         known = [item for item in found if item.has_min_max]
-        # A group in which all are null has no bounds, and needs none.
+        # A row group with only nulls has no bounds and needs none.
         if any(not item.has_min_max and item.num_values for item in found) or not known:
             continue
         bounds = [_bound(item.min) for item in known], [_bound(item.max) for item in known]
@@ -355,7 +353,7 @@ def statistics_of(metadata: Any) -> str:
 
 
 def _bound(value: Any) -> Any:
-    """Return a bound as Delta writes it; None for what it need not know."""
+    """Return a bound in the form of Delta; None if it is left out."""
     match value:
         case bool():
             return None
@@ -372,12 +370,12 @@ def _bound(value: Any) -> Any:
 
 
 def rows_in(files: Iterable[MadeFile]) -> int:
-    """Return how many rows files have."""
+    """Return the number of rows in files."""
     return sum(file.rows for file in files)
 
 
 def by_table(files: Sequence[MadeFile]) -> dict[str, list[MadeFile]]:
-    """Return files by their tables."""
+    """Return files grouped by table."""
     tables: dict[str, list[MadeFile]] = {}
     for file in files:
         tables.setdefault(file.table, []).append(file)

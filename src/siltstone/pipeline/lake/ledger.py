@@ -1,14 +1,14 @@
-"""How far a database is in the lake: one small file, replaced whole.
+"""The ledger: the position up to which a database is in the lake, in one small file.
 
     {"version": 1, "identity": …, "batch": 12,
      "position": {"0": 1200},              rows before these serials are in the lake
-     "slabs": {"0/1": 1180},               how many rows of each slab that is
+     "slabs": {"0/1": 1180},               the number of these rows in each slab
      "open": {"batch": 13, "start": …, "stop": …, "rules": […]}}
 
-A batch is opened before its first table is committed, and what it does is decided by what is said
-here: rows between two positions, under rules that are pinned. Its tables are committed one by one,
-each in a transaction that bears the number of the batch; so a batch that was cut off is done again,
-and what a table has is not given to it twice.
+A batch is opened here before its first table is committed. The entry fixes the batch: the rows
+between two positions, and the rules. The tables are committed one by one, each in a transaction
+with the number of the batch. A batch that was interrupted is therefore repeated, and a table that
+has its files already does not receive them twice. The file is always replaced as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Serials = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBatch:
-    """A batch that was begun and not ended."""
+    """A batch that was started and has not ended."""
 
     number: int
     start: Serials
@@ -41,7 +41,7 @@ class OpenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What is in the lake, and what is on its way there."""
+    """The rows that are in the lake, and the open batch."""
 
     identity: str
     batch: int = 0
@@ -51,7 +51,7 @@ class Ledger:
 
     @property
     def application(self) -> str:
-        """By what name the transactions of Delta know this database."""
+        """The application id of this database in Delta transactions."""
         return f"siltstone-{self.identity}"
 
     def opened(self, start: Serials, stop: Serials, rules: Rules) -> Ledger:
@@ -60,7 +60,7 @@ class Ledger:
         return replace(self, open=batch)
 
     def closed(self, rows: Mapping[str, int]) -> Ledger:
-        """Return a ledger in which the open batch, with these rows of slabs, has ended."""
+        """Return a ledger in which the open batch has ended; rows are its row counts by slab."""
         assert self.open is not None
         slabs = dict(self.slabs)
         for slab, count in rows.items():
@@ -74,7 +74,7 @@ class Ledger:
         )
 
     def encode(self) -> bytes:
-        """Return the file."""
+        """Return the contents of the file."""
         content: dict[str, Any] = {
             "version": VERSION,
             "identity": self.identity,
@@ -94,7 +94,7 @@ class Ledger:
 
 
 def lake_directory(data: PurePath, database: str) -> PurePath:
-    """Return where the tables of a database are, given its data directory."""
+    """Return the directory of the tables of a database, given the data directory."""
     return data / "lake" / database
 
 
@@ -120,7 +120,7 @@ def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
 
 
 def write_ledger(fs: FileSystem, directory: PurePath, ledger: Ledger) -> None:
-    """Replace the ledger, durably."""
+    """Replace the ledger durably."""
     create_directories(fs, directory)
     replace_file(fs, directory / LEDGER, ledger.encode())
 
@@ -144,7 +144,7 @@ def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
 
 
 def named(serials: Serials) -> dict[str, int]:
-    """Return serials as JSON has them."""
+    """Return serials with the shards as text, for JSON."""
     return {str(shard): serial for shard, serial in sorted(serials.items())}
 
 

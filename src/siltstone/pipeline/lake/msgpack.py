@@ -1,6 +1,6 @@
-"""MessagePack to Python values: one object, whole.
+"""Decoder of MessagePack to Python values: exactly one object.
 
-Extension types are passed on as bytes, but for the timestamp, which is seconds since 1970.
+Extension types stay bytes, except the timestamp, which becomes seconds since 1970.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS: Final[Mapping[int, struct.Struct]] = {
     0xD3: struct.Struct(">q"),
 }
 _CONSTANTS: Final = {0xC0: None, 0xC2: False, 0xC3: True}
-# First byte -> what follows, and how many bytes its length has.
+# First byte -> the kind of value, and the number of bytes of its length.
 _SIZED: Final = {
     **{0xC4 + width: ("bytes", 1 << width) for width in range(3)},
     **{0xC7 + width: ("extension", 1 << width) for width in range(3)},
@@ -37,7 +37,7 @@ _TIMESTAMP: Final = -1
 
 
 def decode_msgpack(data: bytes) -> Any:
-    """Return the one object that the bytes are. Raises: UsageError."""
+    """Return the only object in the bytes. Raises: UsageError."""
     reader = _Reader(data)
     try:
         value = reader.item(0)
@@ -107,7 +107,7 @@ class _Reader:
         return data
 
     def _fitting(self, length: int) -> int:
-        """Refuse to begin on more items than there are bytes left."""
+        """Return the length if it is not more than the number of bytes left. Raises: UsageError."""
         if length > len(self._data) - self.offset:
             raise UsageError(f"invalid MessagePack: cut short at byte {len(self._data)}")
         return length

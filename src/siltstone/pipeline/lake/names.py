@@ -1,7 +1,7 @@
 """Names of tables and columns, made from the words of topics and payloads.
 
-A name has letters of any case, digits and `_`, begins with a letter, and is told apart from the
-others without looking at case: Spark and Delta do not look at it either.
+A name has letters of any case, digits and `_`, and begins with a letter. Names must differ in more
+than case: Spark and Delta ignore case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal
 NAME_MAX: Final = 80
 DEAD_LETTER: Final = "dead_letter"
 OTHER: Final = "other"
-# What every table of the lake has, whatever its structure is.
+# The columns that every table of the lake has, whatever its structure.
 ROW_COLUMNS: Final = (
     "topic",
     "timestamp",
@@ -28,10 +28,10 @@ ROW_COLUMNS: Final = (
     "stream",
     "serial",
 )
-# … and what its files have, so that nobody splits a topic for each row that is read.
+# The columns of its files. They include the levels, so that a read need not split topics.
 FILE_COLUMNS: Final = (*ROW_COLUMNS, "levels")
 PARTITION_COLUMNS: Final = ("date", "hour")
-# What every table that a rollup makes has.
+# The columns of every rollup table.
 WINDOW_COLUMNS: Final = ("window_start", "window_end", "rows")
 Content = Literal["rows", "windows", "other"]
 CONTENTS: Final[Mapping[Content, str]] = {
@@ -44,7 +44,7 @@ _STRANGE: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
 def plain_name(word: str, otherwise: str) -> str:
-    """Return a word as a name; what has no letter or digit in it gets another one."""
+    """Return a word as a name; `otherwise` if it has no letter or digit."""
     name = _STRANGE.sub("_", word).strip("_")[:NAME_MAX].rstrip("_")
     if not name:
         return otherwise
@@ -52,24 +52,24 @@ def plain_name(word: str, otherwise: str) -> str:
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """Return a name, or name_2, name_3, …: the first that is not taken."""
+    """Return the first of name, name_2, name_3, … that is not taken."""
     known = {name.lower() for name in taken}
     names = (wanted if number == 1 else f"{wanted}_{number}" for number in count(1))
     return next(name for name in names if name.lower() not in known)
 
 
 def table_name(levels: Sequence[str], taken: Iterable[str]) -> str:
-    """Name the table of a structure after its words: plant/+/oven/+ is plant_oven."""
+    """Return the table name of a structure, from its words: plant/+/oven/+ is plant_oven."""
     words = [plain_name(level, "") for level in levels if level not in ("+", "#")]
     joined = "_".join(word for word in words if word).lower()[:NAME_MAX].rstrip("_")
     return free_name(joined or f"levels_{len(levels)}", [*taken, DEAD_LETTER, OTHER])
 
 
 def level_columns(levels: Sequence[str]) -> list[str]:
-    """Name the columns of the varying levels, each after the word before it.
+    """Return the column names of the varying levels, each from the word before it.
 
     metrics/+/cpu/socket/+/core/+ has metrics, socket and core. A level without a word before it is
-    called after its place, and of two with one word the second is word_2.
+    named after its place. The second level with the same word is word_2.
     """
     names: list[str] = []
     word = ""
@@ -83,8 +83,9 @@ def level_columns(levels: Sequence[str]) -> list[str]:
 
 
 def content_of(columns: Iterable[str]) -> Content:
-    """Say what a table with these columns holds: rows of topics, windows of a rollup, or other
-    things. A payload may have a field window_start, but no rollup has a column serial.
+    """Return the content of a table with these columns: topic rows, rollup windows, or other.
+
+    A payload may have a field window_start, but no rollup has a column serial.
     """
     known = {name.lower() for name in columns}
     if known.issuperset(("topic", "serial")):
@@ -93,7 +94,7 @@ def content_of(columns: Iterable[str]) -> Content:
 
 
 def field_column(path: Sequence[str], taken: Iterable[str]) -> str:
-    """Name the column of a field of payloads; where a topic has it, it is payload_name."""
+    """Return the column name of a payload field; payload_name if a topic column has the name."""
     known = list(taken)
     wanted = plain_name("_".join(path), "field")
     if wanted.lower() in {name.lower() for name in known}:

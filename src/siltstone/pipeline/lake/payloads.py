@@ -1,8 +1,8 @@
-"""Payloads to columns, by rule; those that a rule does not fit are told apart, with the reason.
+"""Decoding of payloads to columns, by rule; rows that cannot be decoded get a reason.
 
-What a rule makes of a payload depends on the payload and the rule alone, whatever stands beside it,
-so that a batch that is done again comes out the same. Fields that a rule does not name yet are
-reported, not dropped: the caller adds them and decodes again.
+The result for a payload depends only on the payload and the rule, not on its neighbours, so a
+repeated batch has the same result. Fields that a rule does not name yet are reported and not
+dropped: the caller adds them and decodes again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
 DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")
 TEXT: Final = "text"
 REASON_MAX: Final = 300
-# Where Arrow cannot tell the fields of a column at once, this many payloads are looked at singly.
+# If Arrow cannot infer the fields of a whole column, this many payloads are decoded singly.
 _LOOKED_AT: Final = 2000
 _MOST: Final = 0.8
-# Payloads with as many brackets are not parsed with types that are inferred.
+# Payloads with this many brackets are not parsed with inferred types.
 _DEEP: Final = 500
-# To tell objects from what is none: a field that no object has, for there must be one.
+# The type to recognize objects without fields: a struct needs a field, so it has one that no object
+# has.
 _NOTHING: Final = pa.struct([pa.field("\0", pa.null())])
 _BINARY: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "cbor": decode_cbor,
@@ -52,7 +53,7 @@ _BINARY: Final[Mapping[str, Callable[[bytes], Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """Columns by name; which rows could not be decoded, None for none; fields that are new."""
+    """Columns by name, the rows that could not be decoded (None for none), and new fields."""
 
     columns: dict[str, pa.Array]
     bad: pa.Array | None = None
@@ -75,12 +76,12 @@ def decode_rows(payload: pa.Array, decoder: Decoder, fields: Sequence[Field]) ->
 
 
 def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
-    """Return the columns that a decoder always makes."""
+    """Return the columns that a decoder always produces."""
     return {TEXT: pa.string()} if decoder == "text" else {}
 
 
 def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
-    """Return why a payload that could not be decoded could not, in one line."""
+    """Return in one line why a payload could not be decoded."""
     document: Any = {}
     try:
         match decoder:
@@ -119,7 +120,7 @@ def _shown(value: Any) -> str:
 
 
 def likely_decoder(payloads: Sequence[bytes]) -> Decoder:
-    """Return what some payloads are: json when most of them are objects, else text or raw."""
+    """Return the decoder for sample payloads: json if most are objects, otherwise text or raw."""
     objects = sum(map(is_object, payloads))
     if objects and objects >= _MOST * len(payloads):
         return "json"
@@ -132,7 +133,7 @@ def likely_decoder(payloads: Sequence[bytes]) -> Decoder:
 
 
 def find_fields(payloads: Iterable[bytes], decoder: Decoder) -> list[tuple[Path, str]]:
-    """Return the fields of some payloads, in the order in which they are first seen."""
+    """Return the fields of some payloads, in the order of their first occurrence."""
     found: dict[Path, str] = {}
     for payload in payloads:
         try:
@@ -166,8 +167,9 @@ def _decode_objects(payload: pa.Array, fields: Sequence[Field]) -> Decoded:
 def _fields_of_good(
     text: pa.Array, bad: pa.Array | None, kind: pa.StructType
 ) -> Iterable[tuple[Path, str]]:
-    """Return the fields of the rows that can be decoded; where they contradict each other, of the
-    first ones.
+    """Return the fields of the rows that can be decoded.
+
+    If the types of rows contradict each other, only the first rows are used.
     """
     if bad is not None:
         text = text.filter(pc.invert(bad))
@@ -186,7 +188,7 @@ def _columns(struct: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]:
 
 
 def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
-    """Parse a column in one go; None unless every row is an object and all have fitting fields."""
+    """Parse a column in one call; None unless every row is an object with fitting fields."""
     shaped = pc.and_(pc.starts_with(text, b"{"), pc.ends_with(text, b"}"))
     if shaped.true_count < len(text) or _is_deep(text):
         return None
@@ -196,7 +198,7 @@ def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
         unexpected_field_behavior="infer",
     )
     try:
-        # The parser takes any bytes in a string, readers of tables do not.
+        # The parser accepts any bytes in a string, readers of tables do not.
         text.cast(pa.string())
         offsets = pa.array([0, len(text)], pa.int32())
         lines = pc.binary_join(pa.ListArray.from_arrays(offsets, text), b"\n")
@@ -209,7 +211,7 @@ def _parse_whole(text: pa.Array, kind: pa.StructType) -> pa.Table | None:
 
 
 def _is_deep(text: pa.Array) -> bool:
-    """Say whether a payload may be so deep that inferring its type overflows the stack."""
+    """Return whether a payload may be so deep that inferring its type overflows the stack."""
     if not len(text) or pc.max(pc.binary_length(text)).as_py() < 2 * _DEEP:
         return False
     opened = pc.add(pc.count_substring(text, "["), pc.count_substring(text, "{"))
@@ -219,14 +221,14 @@ def _is_deep(text: pa.Array) -> bool:
 def _decode_one_by_one(
     text: pa.Array, kind: pa.StructType, fields: Sequence[Field]
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
-    """Decode what can be; return which rows cannot, None for none, and the columns."""
+    """Decode the rows that can be decoded; return the bad rows (None for none), and the columns."""
     struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
     bad = struct.is_null()
     return (bad if bad.true_count else None), _columns(struct, fields)
 
 
 def _as_json(payload: pa.Array, decode: Callable[[bytes], Any]) -> pa.Array:
-    """Return documents of another form as JSON; what is none as something that is no JSON."""
+    """Return documents of another format as JSON; undecodable ones become invalid JSON."""
     return pa.array([_one_as_json(item, decode) for item in payload.to_pylist()], pa.binary())
 
 
@@ -239,7 +241,7 @@ def _one_as_json(payload: bytes, decode: Callable[[bytes], Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a document as JSON can hold it: bytes in base64, no NaN, names that are text."""
+    """Return a document that JSON can represent: bytes as base64, no NaN, keys as text."""
     match value:
         case dict():
             return {str(key): _plain(item) for key, item in value.items()}
@@ -254,7 +256,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fits(value: Any, field: Field) -> bool:
-    """Say whether a value is what its column holds, well enough to give a reason."""
+    """Return whether a value has the type of its column, exactly enough to give a reason."""
     kinds: Mapping[str, tuple[type, ...]] = {
         "double": (int, float),
         "bigint": (int,),
@@ -272,7 +274,7 @@ def _fits(value: Any, field: Field) -> bool:
 
 
 def chained(parts: Iterable[Iterable[tuple[Path, str]]]) -> list[tuple[Path, str]]:
-    """Return what several decoders found, each field once, by its first type."""
+    """Return the fields that several decoders found, each once, with its first type."""
     found: dict[Path, str] = {}
     for path, kind in chain.from_iterable(parts):
         found.setdefault(path, kind)

@@ -1,7 +1,7 @@
-"""Which files of the lake a query needs, and which of those must be looked at row by row.
+"""Pruning: the files of the lake that a query reads, whole or with a condition.
 
-Bounds say what a file can hold. A file whose every row is wanted is read without a condition, at
-the speed of plain Parquet; that is most of them.
+The bounds of a file limit what it can contain. A file whose rows are all wanted is read without a
+condition, at the speed of plain Parquet. Most files are of this kind.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 
 from siltstone.pipeline.lake.delta import LakeFile
 
-# The character behind $, and the one behind /.
+# The character after $, and the one after /.
 _AFTER_DOLLAR: Final = "%"
 _AFTER_SLASH: Final = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What a query wants: topics, times, and the rows of batches up to this one.
+    """The topics, times and batches of a query; batches up to `batch` have ended.
 
-    `is_still` says that no batch ended while the files were listed, so that files which were put
-    together hold rows of these batches only.
+    `is_still` means that no batch ended while the files were listed. Compacted files then have only
+    rows of these batches.
     """
 
     filters: tuple[str, ...]
@@ -33,20 +33,20 @@ class Scope:
     is_still: bool = True
 
     def has_ended(self, file: LakeFile) -> bool:
-        """Say whether every row of a file is of a batch that has ended."""
+        """Return whether all rows of a file belong to batches that have ended."""
         return self.is_still if file.batch is None else file.batch <= self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """Files that are wanted whole, and files of which some rows are."""
+    """Files that are read whole, and files of which some rows are wanted."""
 
     whole: list[LakeFile]
     partly: list[LakeFile]
 
 
 def prune(files: Iterable[LakeFile], scope: Scope) -> Pruned:
-    """Sort out the files of a lake."""
+    """Sort the files of a lake into whole, partly and not wanted."""
     pruned = Pruned(whole=[], partly=[])
     for file in files:
         if not _may_hold(file, scope):
@@ -78,13 +78,13 @@ def _in_time(file: LakeFile, scope: Scope) -> bool:
 
 
 def may_match(topic_filter: str, topics: tuple[str, str] | None) -> bool:
-    """Say whether topics between two bounds may match a filter."""
+    """Return whether topics between two bounds may match a filter."""
     if topics is None:
         return True
     low, high = topics
     levels = topic_filter.split("/")
     if levels[0] in ("+", "#"):
-        # No topic that begins with $ is meant.
+        # A leading wildcard does not match topics that begin with $.
         return not (low >= "$" and high < _AFTER_DOLLAR)
     literal = literal_prefix(topic_filter)
     if literal == topic_filter:
@@ -94,7 +94,7 @@ def may_match(topic_filter: str, topics: tuple[str, str] | None) -> bool:
 
 
 def holds_only(topic_filter: str, topics: tuple[str, str] | None) -> bool:
-    """Say whether all topics between two bounds match a filter, as far as the bounds can tell."""
+    """Return whether the bounds prove that all topics between them match a filter."""
     if topics is None:
         return False
     low, high = topics
@@ -107,7 +107,7 @@ def holds_only(topic_filter: str, topics: tuple[str, str] | None) -> bool:
 
 
 def literal_prefix(topic_filter: str) -> str:
-    """Return how every topic of a filter begins; its parent's own topic may lack the last slash."""
+    """Return the prefix of all topics of a filter; the parent topic may lack the last slash."""
     prefix: list[str] = []
     for level in topic_filter.split("/"):
         if level in ("+", "#"):
@@ -117,7 +117,7 @@ def literal_prefix(topic_filter: str) -> str:
 
 
 def topic_pattern(topic_filter: str) -> str:
-    """Return a filter as a regular expression of Java that a whole topic must match."""
+    """Return a filter as a Java regular expression for a whole topic."""
     levels = topic_filter.split("/")
     parts = ["[^/]*" if level == "+" else java_quoted(level) for level in levels if level != "#"]
     pattern = "/".join(parts)
@@ -128,10 +128,10 @@ def topic_pattern(topic_filter: str) -> str:
 
 
 def java_quoted(word: str) -> str:
-    """Return a word as Java's expressions take it literally."""
+    """Return a word as a literal in a Java regular expression."""
     return re.sub(r"([^A-Za-z0-9_ ])", r"\\\1", word) if word.isascii() else _quoted(word)
 
 
 def _quoted(word: str) -> str:
-    # Outside ASCII a backslash may give a letter a meaning, so that the word is quoted whole.
+    # A backslash before a non-ASCII letter may have a meaning, so the whole word is quoted.
     return "\\Q" + word.replace("\\E", "\\E\\\\E\\Q") + "\\E"

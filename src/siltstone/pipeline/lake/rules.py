@@ -1,8 +1,8 @@
-"""Which table the rows of a topic go to, and what becomes of their payloads: rules that users edit.
+"""Rules: the table of each topic, and the decoding of its payloads. Users may edit them.
 
-The first rule whose filter matches a topic holds. Those that users wrote stand before those that
-were learned from the store, and of the learned ones a wide one before those that it covers. A topic
-without a rule goes to the table `other`, as it is.
+The first rule whose filter matches a topic applies. Rules of users come before learned rules. Among
+the learned rules, a wide rule comes before those that it covers. A topic without a rule goes to the
+table `other`, unchanged.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ TITLE: Final = """\
 #
 # What was written stays where it is: a change holds for rows that are tiered from now on.
 """
-# The halves of a character as JSON escapes them, or any other escape, for one of a backslash may
-# stand before what looks like halves.
+# A surrogate pair in JSON escapes, or any other escape: an escaped backslash may precede text that
+# looks like a surrogate pair.
 _ESCAPES: Final = re.compile(r"\\(?:(ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Where the rows of a filter go; `levels` has a column for each + in it."""
+    """The table and decoding of the topics of a filter; `levels` has a column for each +."""
 
     filter: str
     table: str
@@ -64,16 +64,16 @@ class Rule:
     learned: bool = False
 
     def level_places(self) -> list[int]:
-        """Return which levels of a topic become columns."""
+        """Return the indexes of the topic levels that become columns."""
         return [place for place, level in enumerate(self.filter.split("/")) if level == "+"]
 
     @property
     def is_full(self) -> bool:
-        """Whether fields that are new stay in the payload."""
+        """Whether new fields stay in the payload."""
         return len(self.fields) >= FIELDS_MAX
 
     def taken(self) -> list[str]:
-        """Return the names that no field may have as its column."""
+        """Return the names that cannot be the column of a field."""
         return [*RESERVED_COLUMNS, *self.levels, *text_columns(self.decode)]
 
     def to_json(self) -> dict[str, Any]:
@@ -121,13 +121,13 @@ class Rules:
         return rule
 
     def covers(self, pattern: str) -> bool:
-        """Say whether every topic of a learned structure has a rule."""
+        """Return whether every topic of a learned structure has a rule."""
         return any(_covers(rule.filter, pattern) for rule in self.rules)
 
     def with_patterns(
         self, patterns: Iterable[str], partition: Partition, taken: Sequence[str] = ()
     ) -> Rules:
-        """Return rules that cover these learned structures too, with tables that are not taken."""
+        """Return rules that also cover these learned structures, with tables that are not taken."""
         rules = list(self.rules)
         wide_first = sorted(set(patterns), key=lambda text: (-text.split("/").count("+"), text))
         for pattern in wide_first:
@@ -154,7 +154,7 @@ class Rules:
         return Rules(rule if known.filter == rule.filter else known for known in self.rules)
 
     def with_fields(self, found: Sequence[tuple[str, Path, str]]) -> Rules:
-        """Return rules that name fields which were found, as filter, path and type."""
+        """Return rules with the found fields added; found has filter, path and type."""
         rules = self
         for rule in self.rules:
             new = [(path, kind) for name, path, kind in found if name == rule.filter]
@@ -164,7 +164,7 @@ class Rules:
         return rules
 
     def merged(self, later: Rules) -> Rules:
-        """Return these rules with what later ones know more: rules, and fields of rules."""
+        """Return these rules plus the additional rules and fields of `later`."""
         known = {rule.filter for rule in self.rules}
         rules = list(self.rules)
         for rule in later.rules:
@@ -189,8 +189,10 @@ class Rules:
         return Rules(rules)
 
     def refuse_tables(self, there: Mapping[str, Content], database: str) -> None:
-        """Raise UsageError where the table of a rule is not for rows, or could not be told from
-        another one, or from all rows, which have the name of the database.
+        """Raise UsageError if the table of a rule cannot be used for rows.
+
+        A table of other data cannot. Nor can the name of the database, which stands for all rows,
+        or a name that differs from that of another table only in case.
         """
         called = {name.lower(): f"a table is called {name}" for name in there}
         called[database.lower()] = "it is the name of the database, which sql uses for all rows"
@@ -211,12 +213,12 @@ class Rules:
         return [rule.to_json() for rule in self.rules]
 
     def to_toml(self) -> str:
-        """Return the file that users edit."""
+        """Return the text of the file that users edit."""
         return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
 
 
 def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
-    """Read the rules of a lake; there are none before the first batch. Raises: UsageError."""
+    """Read the rules of a lake, which has none before the first batch. Raises: UsageError."""
     path = lake / RULES
     if not fs.exists(path):
         return Rules()
@@ -228,7 +230,7 @@ def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
 
 
 def read_rules(text: str, name: str) -> Rules:
-    """Read the file that users edit. Raises: UsageError."""
+    """Parse the file that users edit. Raises: UsageError."""
     try:
         values = _read_toml(text)
     except tomllib.TOMLDecodeError as exc:
@@ -251,7 +253,8 @@ def _read_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
-        # Earlier versions wrote characters beyond U+FFFF in halves, which TOML does not know.
+        # Earlier versions wrote characters above U+FFFF as surrogate pairs, which are invalid in
+        # TOML.
         whole = _ESCAPES.sub(_joined, text)
         if whole == text:
             raise
@@ -263,7 +266,7 @@ def _joined(escape: re.Match[str]) -> str:
 
 
 def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
-    """Read plain values; what users wrote for a filter stands for what was learned for it.
+    """Read plain values; a rule of a user replaces the learned rule of the same filter.
 
     Raises: UsageError.
     """
@@ -353,13 +356,13 @@ def _rule_toml(value: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    # Text, lists of text and truth are written in TOML as in JSON, but TOML has no halves of
-    # characters, as JSON's escapes are, and wants DEL escaped.
+    # TOML writes text, lists of text and booleans as JSON does, with two differences: it has no
+    # surrogate pairs in escapes, and DEL must be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _covers(wide: str, narrow: str) -> bool:
-    """Say whether a filter matches all topics of a pattern."""
+    """Return whether a filter matches all topics of a pattern."""
     above, below = wide.split("/"), narrow.split("/")
     if below[0].startswith("$") and above[0] in ("+", "#"):
         return False

@@ -1,4 +1,4 @@
-"""The origin of a query, by its options: the directory that `path` names, or the node of `url`."""
+"""The origin of a query, from its options: the directory of `path`, or the node of `url`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from siltstone.scan.origin import DirectoryOrigin, Origin
 
 
 def origin_of(fs: FileSystem, options: ReadOptions) -> Origin:
-    """Return where the rows come from; nothing is opened before it is asked."""
+    """Return the origin of the rows; it opens nothing before its first call."""
     if options.node is not None:
         return NodeOrigin(options.node, options)
     return DirectoryOrigin(fs, options)

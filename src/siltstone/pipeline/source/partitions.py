@@ -1,4 +1,4 @@
-"""A part of a plan as Spark sends it to a task."""
+"""A part of a plan, in the form that Spark sends to a task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from siltstone.scan.portion import Readable
 
 @dataclass(frozen=True)
 class SourcePartition(InputPartition):
-    """What a task reads, of a directory or of a node; None for nothing."""
+    """The part of a plan that a task reads; None for nothing."""
 
     portion: Readable | None

@@ -1,7 +1,7 @@
-"""The batch reader: plans where the query is planned, reads where its tasks run.
+"""The batch reader: it plans in the planning process and reads in the tasks.
 
-It holds options and a schema, nothing that is open, so that it goes to the executors as it is.
-There is no pushFilters on purpose: Spark 4.3 keeps pushed filters on the source that all uses of a
+It holds options and a schema but nothing that is open, so Spark can send it to the executors. There
+is no pushFilters on purpose: Spark 4.3 keeps pushed filters on the source that all uses of a
 DataFrame share, and then returns the rows of another query.
 """
 
@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class SiltstoneReader(DataSourceReader):
-    """Reads a store as it is when the query is planned."""
+    """Reads the rows that a store has when the query is planned."""
 
     def __init__(
         self, options: ReadOptions, schema: StructType, fs: FileSystem | None = None
@@ -41,10 +41,10 @@ class SiltstoneReader(DataSourceReader):
         self._fs = fs or PosixFileSystem()
 
     def partitions(self) -> list[InputPartition]:
-        """Return what the tasks read, up to one end for each shard."""
+        """Return the partitions of the tasks, up to the current end of each shard."""
         plan = self.plan()
         log(_LOG, logging.INFO, "read_planned", place=self._options.place, plan=plan.report)
-        # Without any, Spark would ask for a partition that nobody planned.
+        # For an empty list, Spark would call `read` with a partition that was not planned.
         return [SourcePartition(portion) for portion in plan.partitions] or [SourcePartition(None)]
 
     def plan(self) -> Plan[Readable]:
@@ -60,7 +60,7 @@ class SiltstoneReader(DataSourceReader):
 def read_partition(
     fs: FileSystem, options: ReadOptions, schema: pa.Schema, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition that one of our readers planned."""
+    """Yield the rows of a partition that a Siltstone reader planned."""
     assert isinstance(partition, SourcePartition), "a partition comes from our own plan"
     spare_collections()
     if partition.portion is None:

@@ -1,4 +1,4 @@
-"""The columns of the source, as Spark declares them and as Arrow must bring them.
+"""The columns of the source, as Spark types and as the Arrow schema of its batches.
 
     topic       STRING              timestamp   TIMESTAMP, in µs
     levels      ARRAY<STRING>       the words of the topic
@@ -6,11 +6,11 @@
     properties  MAP<STRING,STRING>  MQTT's own names begin with `mqtt.`
     payload     BINARY              STRING or STRUCT when it is decoded, NULL where it cannot be
     shard       INT                 generation  INT
-    stream      BIGINT              the 64 bits of its id; hex(stream) is how it is written
+    stream      BIGINT              the 64 bits of its id; hex(stream) is its usual form
     serial      BIGINT
 
-Spark takes a batch only when its Arrow schema equals the declared one, nullability included, so
-that one is made from the other.
+Spark accepts a batch only if its Arrow schema equals the declared schema, including nullability.
+The Arrow schema is therefore derived from the declared one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TYPES: Final[dict[str, DataType]] = {
     "stream": LongType(),
     "serial": LongType(),
 }
-# What is read from JSON, beside arrays and structs of these.
+# The types that can be read from JSON, besides arrays and structs of them.
 _DECODED: Final = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType),
     *(DecimalType, StringType, BinaryType, TimestampType, TimestampNTZType),
@@ -65,7 +65,7 @@ _DECODED: Final = (
 
 
 def spark_schema(columns: Sequence[str], payload: DataType | None = None) -> StructType:
-    """Return the schema with these columns; a decoded payload has a type of its own."""
+    """Return the schema of these columns; payload is the type of a decoded payload."""
     return StructType(
         [
             StructField(name, payload, nullable=True)
@@ -77,7 +77,7 @@ def spark_schema(columns: Sequence[str], payload: DataType | None = None) -> Str
 
 
 def schema_ddl(columns: Sequence[str], payload: str) -> str:
-    """Return the schema as text, for a payload whose type is known as text only."""
+    """Return the schema as DDL, for a payload type that is given as DDL."""
     return ", ".join(
         f"{name} {payload}" if name == PAYLOAD else f"{name} {_TYPES[name].simpleString()} NOT NULL"
         for name in columns
@@ -85,7 +85,7 @@ def schema_ddl(columns: Sequence[str], payload: str) -> str:
 
 
 def type_ddl(kind: DataType) -> str:
-    """Return a type as text that any name of a field survives."""
+    """Return a type as DDL; any field name is quoted correctly."""
     match kind:
         case StructType():
             fields = ", ".join(
@@ -100,9 +100,11 @@ def type_ddl(kind: DataType) -> str:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return what batches must look like for a declared schema. Raises: UsageError.
+    """Return the Arrow schema of the batches for a declared schema.
 
-    A schema that the user declared may leave columns out, order them, and decode the payload.
+    A schema that a user declares may omit and reorder columns, and decode the payload.
+
+    Raises: UsageError.
     """
     for field in schema.fields:
         if field.name not in _TYPES:
@@ -124,7 +126,7 @@ def _fits(name: str, kind: DataType) -> bool:
 
 
 def _check_decoded(name: str, kind: DataType) -> None:
-    """Refuse a type that payloads are not decoded to. Raises: UsageError."""
+    """Check that payloads can be decoded to a type. Raises: UsageError."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             _check_decoded(f"{name}.{field.name}", field.dataType)

@@ -1,4 +1,4 @@
-"""The data source by the name of siltstone, as Spark sees it."""
+"""The Spark data source with the name siltstone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SAMPLE_ROWS: Final = 1000
 
 
 class SiltstoneSource(DataSource):
-    """A store as a table, to read, to follow and to append to."""
+    """A store as a table: to read, to stream from and to append to."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -50,11 +50,11 @@ class SiltstoneSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what users say to `format`."""
+        """Return the name for `format`."""
         return "siltstone"
 
     def schema(self) -> StructType | str:
-        """Return the columns that were asked for, with the payload decoded as asked."""
+        """Return the requested columns, with the payload decoded as requested."""
         spare_collections()
         options = self.parsed
         if options.decode == "raw" or PAYLOAD not in options.columns:
@@ -83,7 +83,7 @@ class SiltstoneSource(DataSource):
         return SiltstoneStreamWriter(self._checked(schema, overwrite=overwrite))
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> WriteOptions:
-        """Read the options of a write, and check what can be before it begins."""
+        """Parse the options of a write, and make all checks that are possible before it starts."""
         options = parse_write_options(self._given)
         check_schema(schema, options, overwrite=overwrite)
         target_of(options).prepare()
@@ -91,17 +91,17 @@ class SiltstoneSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to a session; where Spark finds `pyspark_siltstone`, it is already."""
+    """Register the source in a session; Spark does so itself if it finds `pyspark_siltstone`."""
     spark.dataSource.register(SiltstoneSource)
 
 
 def _as_struct(ddl: str) -> str:
-    """Return a schema as the type of one column: its fields may be given without the brackets."""
+    """Return a schema as the type of one column; the STRUCT<> around the fields is optional."""
     return ddl if ddl.lower().startswith("struct<") else f"STRUCT<{ddl}>"
 
 
 def _inferred(options: ReadOptions) -> StructType:
-    """Look at the first rows to see what their JSON is like. Raises: UsageError."""
+    """Infer the type of the JSON from the first rows. Raises: UsageError."""
     if options.node is not None:
         return infer_type(islice(_fetched(options), _SAMPLE_ROWS))
     with opened(PosixFileSystem(), options) as database:
@@ -121,7 +121,7 @@ def _inferred(options: ReadOptions) -> StructType:
 
 
 def _fetched(options: ReadOptions) -> Iterator[bytes]:
-    """Yield payloads that a node has."""
+    """Yield payloads from a node."""
     asked = replace(options, columns=(PAYLOAD,), rows_per_batch=_SAMPLE_ROWS)
     fs = PosixFileSystem()
     with closing(origin_of(fs, asked)) as origin:

@@ -1,8 +1,9 @@
-"""The streaming reader: positions, admission control, and the same reading as for a batch.
+"""The streaming reader: positions and admission control; rows are read as in a batch query.
 
-Spark calls all but `read` in one process that lives as long as the query; it keeps the database
-open there. A position is the identity of the database and a serial for each shard, and the rows
-between two positions never change: a batch that is planned again after a crash is the same batch.
+Spark calls all methods except `read` in one process that lives as long as the query; the reader
+keeps the database open there. A position is the identity of the database and a serial for each
+shard. The rows between two positions never change: a batch that is planned again after a crash is
+the same batch.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Position = Mapping[int, int]
 
 
 class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a store from a position on."""
+    """Streams a store from a position on."""
 
     def __init__(
         self,
@@ -58,25 +59,25 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._begins = options.stream_start()
         self._origin: Origin | None = None
         self._target: dict[int, int] | None = None
-        # Here nothing was found that is wanted; it need not be looked for again.
+        # Ranges without wanted rows, which are not searched again.
         self._passed: dict[int, range] = {}
         self._waiting_since: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave what is open behind: executors only read partitions."""
+        """Omit open objects: executors only read partitions."""
         return self.__dict__ | {"_origin": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where the query begins when it has no checkpoint."""
+        """Return the start of a query without a checkpoint."""
         origin = self._opened()
         extents = origin.extents()
         begins = own_offsets(self._begins, origin.identity(), self._options) or AT_EARLIEST
         return self._position(resolve(begins, extents))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the first limit that was set: Spark hands it back unless a trigger overrides it.
+        """Return the first limit that is set; Spark passes it back unless a trigger overrides it.
 
-        Which one it is does not matter: all that were set hold.
+        It does not matter which one is returned: all limits that are set apply.
         """
         options = self._options
         if options.rows_per_trigger is not None:
@@ -88,7 +89,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; start where there is nothing to read."""
+        """Return the end of the next micro-batch; start if there is nothing to read."""
         origin = self._opened()
         extents = origin.extents()
         begin = self._checked_start(start, extents)
@@ -114,20 +115,21 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._position(ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return where the store ends, for Spark's metrics."""
+        """Return the end of the store, for Spark's metrics."""
         return self._position(_ends_of(self._opened().extents()))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the end of the store as the end of the query."""
+        """Set the end of the query to the current end of the store."""
         self._target = _ends_of(self._opened().extents())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what the tasks of a micro-batch read. Raises: SlabDroppedError."""
+        """Return the partitions of a micro-batch. Raises: SlabDroppedError."""
         origin = self._opened()
         begin = self._checked_start(start, origin.extents())
         stop = own_offsets(read_offsets(end, "offsets"), origin.identity(), self._options)
         if stop is None:
-            # The rows of this batch are gone with their database; the next one begins anew.
+            # The database of this batch was dropped. The next batch starts at the beginning of the
+            # new one.
             return []
         plan = origin.plan_micro_batch(begin, stop.serials)
         log(_LOG, logging.INFO, "micro_batch_planned", place=self._options.place, plan=plan.report)
@@ -138,7 +140,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_partition(self._fs, self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: what a query has read stays until retention drops it."""
+        """Do nothing: rows that a query has read stay until retention drops them."""
 
     def stop(self) -> None:
         """Close the store."""
@@ -157,8 +159,9 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _checked_start(
         self, start: Mapping[str, Any], extents: Sequence[SlabExtent]
     ) -> dict[int, int]:
-        """Read a position, and check that the store has not gone back behind it, nor another
-        database taken its name.
+        """Return the serials of a position, after checks against losses.
+
+        The store must not end before the position, and it must belong to the same database.
         """
         saved = own_offsets(
             read_offsets(start, "offsets"), self._opened().identity(), self._options
@@ -174,15 +177,15 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {shard: min(serial, ends[shard]) for shard, serial in begin.items()}
 
     def _end(self, begin: Position, extents: Sequence[SlabExtent]) -> dict[int, int]:
-        """Return where the store ends for this query; it never goes back."""
+        """Return the end of the store for this query; it never decreases."""
         ends = _ends_of(extents)
         if self._target is not None:
-            # A shard that appeared after the query began is left to the next one.
+            # A shard that was added after the query started is left to the next query.
             ends = {shard: self._target.get(shard, 0) for shard in ends}
         return {shard: max(begin[shard], end) for shard, end in ends.items()}
 
     def _sought_from(self, begin: Position, end: Position) -> dict[int, int]:
-        """Return where to look from: behind what is known to hold nothing that is wanted."""
+        """Return the start of the search: after ranges that are known to have no wanted rows."""
         sought = dict(begin)
         for shard, passed in self._passed.items():
             if sought.get(shard) in passed:
@@ -196,9 +199,10 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         end: Position,
         extents: Sequence[SlabExtent],
     ) -> bool:
-        """Say whether a position must move though nothing is wanted: the store ended before it, it
-        is of another database, or it would stay in a slab that may be dropped, which would look
-        like a loss one day.
+        """Return whether the position must move although there are no wanted rows.
+
+        It must move if the store ends before it, or if it belongs to another database. It must also
+        move out of a slab that may be dropped: the drop would look like a loss later.
         """
         saved = read_offsets(start, "offsets")
         is_own = saved.identity is not None and self._opened().identity().owns(saved.identity)
@@ -213,7 +217,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
 
     def _waits(self, rows: int) -> bool:
-        """Say whether to wait for more rows: too few are there, and not for too long yet."""
+        """Return whether to wait for more rows: too few have arrived, and the wait is not over."""
         wanted = self._options.rows_to_wait_for
         if wanted is None or rows >= wanted or self._target is not None:
             return False

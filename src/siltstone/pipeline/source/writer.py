@@ -1,8 +1,8 @@
 """The writers of batch and streaming queries: tasks stage their rows, the driver commits them.
 
-A task that is done twice, or ends after another has done its work, leaves rows that nobody commits.
-A batch of a stream has the query's id and its own number as its name, which Spark keeps in the
-checkpoint; so a batch that is done again after a crash is recognised.
+A task that runs twice, or ends after another attempt has succeeded, leaves rows that are never
+committed. The name of a batch of a stream is the id of the query and the number of the batch, which
+Spark keeps in the checkpoint. A batch that is repeated after a crash is therefore recognized.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _BATCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task has staged; without a name it had no rows."""
+    """The staged rows of a task; the name is None if it had no rows."""
 
     write: str
     name: str | None
 
 
 def target_of(options: WriteOptions) -> Target:
-    """Return where rows go; nothing is opened before it is asked."""
+    """Return the target of the rows; it opens nothing before its first call."""
     if options.node is not None:
         return NodeTarget(options.node, options.database)
     return DirectoryTarget(PosixFileSystem(), absolute_path(options.path), options.database)
 
 
 def check_schema(schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
-    """Refuse what cannot be written, before any task runs. Raises: UsageError."""
+    """Check that rows can be written, before any task runs. Raises: UsageError."""
     if overwrite:
         raise UsageError("rows of a store cannot be replaced: use mode append")
     check_columns(to_arrow_schema(schema, timezone="UTC"), options.given)
 
 
 class SiltstoneWriter(DataSourceArrowWriter):
-    """Writes the rows of a batch query; all of them, or none before the first is appended."""
+    """Writes the rows of a batch query; none is appended before all are staged."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -67,13 +67,13 @@ class SiltstoneWriter(DataSourceArrowWriter):
         return stage(self._options, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what the tasks have staged."""
-        # Nobody can do a write again that has no name of its own.
+        """Append the rows that the tasks have staged."""
+        # A write without a name of its own cannot be repeated.
         forget = not self._options.write_id
         target_of(self._options).commit(self._batch, names_of(messages), forget=forget)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what the tasks have staged."""
+        """Remove the rows that the tasks have staged."""
         target_of(self._options).discard(self._batch, names_of(messages))
 
 
@@ -98,13 +98,13 @@ class SiltstoneStreamWriter(DataSourceStreamArrowWriter):
         return stage(self._options, batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append what the tasks of a batch have staged, unless it was before."""
+        """Append the staged rows of a batch, unless they were appended before."""
         for write in writes_of(messages):
             batch = WriteBatch(write=write, number=batchId)
             target_of(self._options).commit(batch, names_of(messages), forget=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove what the tasks of a batch have staged."""
+        """Remove the staged rows of a batch."""
         for write in writes_of(messages):
             batch = WriteBatch(write=write, number=batchId)
             target_of(self._options).discard(batch, names_of(messages))
@@ -117,7 +117,7 @@ def stage(options: WriteOptions, batch: WriteBatch, iterator: Iterator[pa.Record
 
 
 def names_of(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
-    """Return the names of what tasks have staged, in the order of the tasks."""
+    """Return the names of the staged files, in the order of the tasks."""
     return [
         message.name
         for message in messages
@@ -126,5 +126,5 @@ def names_of(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
 
 
 def writes_of(messages: Sequence[WriterCommitMessage | None]) -> set[str]:
-    """Return whose rows these are: one query's, or nobody's where no task has run."""
+    """Return the write of these messages: that of one query, or none if no task has run."""
     return {message.write for message in messages if isinstance(message, Staged)}

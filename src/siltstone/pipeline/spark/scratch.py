@@ -1,7 +1,7 @@
-"""A directory of this process for what Spark needs on disk, gone with it.
+"""A temporary directory for the files of Spark, removed when the process ends.
 
-A process that is killed leaves its own behind. Each is locked for as long as its process lives, so
-that whoever comes next can tell which those are, and removes them.
+A killed process leaves its directory behind. Each directory is locked while its process lives, so
+the next process can recognize the abandoned ones and removes them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LOCK: Final = "LOCK"
 
 
 class Scratch:
-    """The directory, for its owner only; `path` is where it is."""
+    """The temporary directory at `path`, with access for its owner only."""
 
     def __init__(self, fs: PosixFileSystem, parent: PurePath) -> None:
         self._fs = fs
         self.path = parent / f"siltstone-{secrets.token_hex(8)}"
-        # Under this name nobody takes it for one whose process has ended.
+        # Under this name, no other process takes it for an abandoned directory.
         unfinished = self.path.with_suffix(".new")
         create_directories(fs, unfinished)
         fs.set_mode(unfinished, 0o700)
@@ -35,19 +35,21 @@ class Scratch:
         fs.rename(unfinished, self.path)
 
     def remove(self) -> None:
-        """Remove it; what another process removes or writes there at the same time may stay."""
+        """Remove the directory; files that another process writes or removes at the same time may
+        stay.
+        """
         with suppress(SiltstoneError):
             self._lock.release()
             remove_tree(self._fs, self.path)
 
 
 def sweep_scratch(fs: PosixFileSystem, parent: PurePath) -> None:
-    """Remove what processes that were killed have left; that of others is left alone."""
+    """Remove the directories of killed processes; keep those of running ones."""
     for entry in fs.list(parent):
         path = parent / entry.name
         if entry.kind is not EntryKind.DIRECTORY or not _NAME.fullmatch(entry.name):
             continue
-        # Somebody else's, one in use, or one that another process is just removing.
+        # It may belong to another user, be in use, or be removed by another process right now.
         with suppress(SiltstoneError):
             if fs.exists(path / _LOCK):
                 fs.lock(path / _LOCK).release()

@@ -1,7 +1,7 @@
-"""Start Spark so that it works: Java, Python, logs and the settings that our tables need.
+"""Start of Spark, with Java, Python, logs and the settings that the tables need.
 
-Everything that must be right before the JVM starts is set here and nowhere else, and the user sets
-nothing. What Spark needs on disk goes to a scratch directory that goes with the process.
+All settings that must be right before the JVM starts are made here; the user sets nothing. The
+files of Spark are in a temporary directory that is removed when the process ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from siltstone.pipeline.source.source import register
 from siltstone.pipeline.spark.java import Java, find_java
 from siltstone.pipeline.spark.scratch import Scratch, sweep_scratch
 
-# What a task fails with is raised where the query was run, and need not be logged three times.
+# The error of a task is raised by the query, so Spark need not log it three times.
 _LOGGING: Final = b"""\
 rootLogger.level = error
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -44,7 +44,7 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
-# Arrow checks every access to its memory otherwise, once for each value of each row.
+# Without these, Arrow checks every access to its memory, once for each value of each row.
 _JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
@@ -53,7 +53,7 @@ _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # What other readers of Parquet, delta-rs among them, take for microseconds.
+    # Other readers of Parquet, such as delta-rs, read this type as microseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
@@ -66,9 +66,9 @@ def start_session(
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a Spark session with the source registered; one that is active already, if there is.
+    """Return a Spark session with the source registered; the active one if there is one.
 
-    Raises: UsageError when there is no Java for Spark, or a pandas that it cannot use.
+    Raises: UsageError when there is no Java for Spark, or pandas has an unsupported version.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -94,16 +94,17 @@ def start_session(
         raise
     atexit.register(_end, scratch)
     register(spark)
-    # It writes a page of JSON for every query that is wrong; the error says the same in a line.
+    # This logger writes a page of JSON for every invalid query; the error says the same in one
+    # line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return spark
 
 
 @contextmanager
 def spark_process() -> Iterator[dict[str, str]]:
-    """Yield the environment for a process of Spark's own tools, such as spark-pipelines.
+    """Yield the environment for a tool of Spark, such as spark-pipelines.
 
-    What it needs on disk goes when the process has ended. Raises: UsageError.
+    Its temporary directory is removed afterwards. Raises: UsageError.
     """
     check_pandas(metadata.version("pandas"))
     fs = PosixFileSystem()
@@ -116,7 +117,7 @@ def spark_process() -> Iterator[dict[str, str]]:
 
 
 def check_pandas(version: str) -> None:
-    """Refuse a pandas that this pyspark does not work with. Raises: UsageError."""
+    """Check that pyspark works with this version of pandas. Raises: UsageError."""
     if int(version.partition(".")[0]) >= 3:
         raise UsageError(f"pyspark {pyspark.__version__} needs pandas below 3: pandas={version}")
 
@@ -124,7 +125,7 @@ def check_pandas(version: str) -> None:
 def session_settings(
     *, master: str, memory: str, java_options: str, java: Java, scratch: PurePath
 ) -> dict[str, str]:
-    """Return what Spark is told when it starts."""
+    """Return the settings of a new session."""
     settings = _SETTINGS | {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(
@@ -136,12 +137,13 @@ def session_settings(
     if master.startswith("local"):
         settings["spark.driver.host"] = "127.0.0.1"
         cores = os.cpu_count() or 2
-        # The default of 200 is for a cluster; here it is 200 small tasks for every shuffle.
+        # The default of 200 is for a cluster. Here it would mean 200 small tasks for every shuffle.
         settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * cores))
-        # Spark packs small files into as few tasks as it can: three of them on two cores, of which
-        # one is idle for a third of the time.
+        # Spark packs small files into as few tasks as possible, for example three on two cores; one
+        # core would be idle for a third of the time.
         settings["spark.sql.files.minPartitionNum"] = str(4 * cores)
-        # More files than 32 it would look at in a job of their own, which takes half a second.
+        # Above the default of 32 files, Spark lists them in a separate job, which takes half a
+        # second.
         settings["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "10000"
         settings["spark.local.dir"] = str(scratch / "local")
     return settings
@@ -150,10 +152,10 @@ def session_settings(
 def spark_environment(
     environment: Mapping[str, str], *, master: str, scratch: PurePath
 ) -> dict[str, str]:
-    """Return the variables to start Spark with, beside those there are."""
+    """Return the environment variables to start Spark with, besides the existing ones."""
     changes = {
         "JAVA_HOME": str(scratch / "java"),
-        # Another Spark of the machine, of another version, must not be taken for ours.
+        # Prevent the use of another Spark on the machine, with another version.
         "SPARK_HOME": str(PurePath(pyspark.__file__).parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -166,8 +168,9 @@ def spark_environment(
 
 
 def worker_search_path(source: PurePath, known: str) -> dict[str, str]:
-    """Return the variable that lets Spark's workers import this package from where it is; none
-    where they look for packages anyway.
+    """Return PYTHONPATH for the workers of Spark, so that they can import this package.
+
+    Return no variable if the package is in site-packages.
     """
     if source.name in {"site-packages", "dist-packages"}:
         return {}
@@ -175,8 +178,10 @@ def worker_search_path(source: PurePath, known: str) -> dict[str, str]:
 
 
 def worker_environment(search: Sequence[str], directory: str) -> dict[str, str]:
-    """Return the variables that let Spark's workers import from the current directory only where
-    this process does: a file there with the name of a standard module would end each of them.
+    """Return the variables that control whether workers import from the current directory.
+
+    Workers do so only if this process does: a file there with the name of a standard module would
+    make each of them fail.
     """
     return {} if {"", directory} & set(search) else {"PYTHONSAFEPATH": "1"}
 
@@ -188,7 +193,7 @@ def _new_scratch(fs: PosixFileSystem, java: Java) -> Scratch:
 
 
 def make_scratch(fs: PosixFileSystem, parent: PurePath, java: Java) -> Scratch:
-    """Make the directory of this process, with the files that Spark starts with."""
+    """Create the temporary directory of this process, with the files that Spark needs to start."""
     scratch = Scratch(fs, parent)
     place = scratch.path
     create_directories(fs, place / "tmp")

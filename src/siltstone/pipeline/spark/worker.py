@@ -1,4 +1,4 @@
-"""The Python processes that Spark starts: where our planning and our tasks run."""
+"""The Python worker processes of Spark, which run the planning and the tasks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _DAEMON: Final = "pyspark.daemon"
 
 
 def spare_collections() -> None:
-    """Take what is there by now out of the garbage collections of a worker of Spark.
+    """Exclude all existing objects from the garbage collections of a Spark worker.
 
-    A worker makes a full one after each task, before it takes the next: 50 ms for the thousand
-    modules that it has imported, more than our part of most tasks. Elsewhere nothing is done.
+    A worker makes a full collection after each task: 50 ms for the thousand modules that it has
+    imported, which is longer than most tasks of this source. In other processes this does nothing.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name == _DAEMON and not gc.get_freeze_count():

@@ -1,7 +1,7 @@
-"""Pieces of frames to record batches that Spark takes: columns stay columns all the way.
+"""Conversion of pieces of frames to record batches for Spark, without a step by rows.
 
-Small pieces are joined until they are worth a batch, large ones are cut to the size of one. A batch
-of one piece holds the mapped file itself where the column needs no change.
+Small pieces are joined until they are large enough for a batch, large ones are split. A batch of
+one piece refers to the mapped file itself if the column needs no conversion.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from siltstone.store.log.read.gather import GatheredRows, are_few
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.selection import stream_ids
 
-# Joining copies; from here on a batch costs Spark no more than a larger one would.
+# Joining copies the rows. From this size on, larger batches are not cheaper for Spark.
 BATCH_ROWS_MIN: Final = 4096
-# Of what a batch keeps from being freed, expanded frames included.
+# The limit of memory that a batch keeps in use, with its decompressed frames.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -75,7 +75,7 @@ def _gathered(rows: GatheredRows, field: pa.Field) -> pa.Array:
     if field.name == PAYLOAD:
         return decode_payload(rows.column("value"), field.type)
     if field.name != "properties":
-        # The same bits with a sign, where they are a number without.
+        # Unsigned integers become signed ones with the same bits.
         return rows.column(field.name).view(field.type)
     if rows.has_properties():
         return property_maps(rows.column("properties"), field.type)
@@ -87,14 +87,14 @@ def _joined(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def fetched_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns to fetch from elsewhere, of which `complete` makes the others."""
+    """Return the columns to fetch from a node; `complete` computes the others from them."""
     if LEVELS not in columns:
         return tuple(columns)
     return tuple(dict.fromkeys("topic" if name == LEVELS else name for name in columns))
 
 
 def complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows that were fetched as rows of a schema: with levels, and with decoded payloads."""
+    """Return fetched rows in a schema: with levels, and with decoded payloads."""
     columns: list[pa.Array] = []
     for field in schema:
         if field.name == LEVELS:
@@ -107,7 +107,7 @@ def complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _held_bytes(piece: Piece) -> int:
-    """Estimate what keeping a piece costs: of a compressed frame, all of it."""
+    """Estimate the memory that a piece keeps in use: all of a compressed frame."""
     header = piece.frame.header
     if header.compression:
         return header.body_bytes
@@ -115,7 +115,7 @@ def _held_bytes(piece: Piece) -> int:
 
 
 def _cut(piece: Piece, rows_max: int) -> Iterator[Piece]:
-    """Yield a piece in parts of at most so many rows, and of about a batch's bytes."""
+    """Yield a piece in parts of at most rows_max rows, and of about the size of a batch."""
     rows = piece.num_rows
     header = piece.frame.header
     size = header.body_bytes * rows // header.row_count
@@ -132,7 +132,7 @@ def _cut(piece: Piece, rows_max: int) -> Iterator[Piece]:
 
 
 def _levels(piece: Piece, kind: pa.DataType) -> pa.Array:
-    """Split topics into their words, each topic of the frame once where that is less work."""
+    """Split topics into their words, or each topic of the frame once if that is less work."""
     if _has_few_rows(piece):
         return _split(piece.column("topic"), kind)
     numbers = piece.chosen(piece.frame.topic_numbers(piece.start, piece.stop))
@@ -159,7 +159,7 @@ def _as_stored(name: str) -> Callable[[Piece, pa.DataType], pa.Array]:
 
 
 def _signed(name: str) -> Callable[[Piece, pa.DataType], pa.Array]:
-    """Read a number without a sign as the same bits with one: Spark has no others."""
+    """Read an unsigned integer as a signed one with the same bits: Spark has no unsigned types."""
     return lambda piece, kind: piece.column(name).view(kind)
 
 

@@ -1,7 +1,7 @@
-"""Topics to lists of their words, for many rows of few topics.
+"""Topics as lists of their words, for many rows of few topics.
 
-Where all topics of a frame have as many levels, the words of a row are bytes that stand together:
-they are copied at once, and only where each word ends is worked out for itself.
+If all topics of a frame have the same number of levels, the words of a row are adjacent bytes. They
+are copied together, and only the end of each word is computed separately.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# So many rows at once are done the fast way, at most.
+# The fast way is limited to this number of rows.
 ROWS_MAX: Final = 1 << 16
 
 
 def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the words of each row's topic, which the numbers name, as lists of this type."""
+    """Return the words of each row's topic as lists of this type; numbers are indexes of topics."""
     split = pc.split_pattern(topics, "/")
     lengths = pc.min_max(pc.list_value_length(split)).as_py()
     if not 0 < len(numbers) <= ROWS_MAX or lengths["min"] != lengths["max"]:
@@ -26,14 +26,14 @@ def level_lists(topics: pa.Array, numbers: pa.Array, kind: pa.DataType) -> pa.Ar
     levels: int = lengths["min"]
     words = split.values
     starts = _offsets(words)
-    # Without the separators the words of a topic are one text.
+    # The words of a topic, without the separators, are adjacent.
     texts = starts.take(split.offsets)
     joined = _texts(texts, words.buffers()[2]).take(numbers)
     first = texts.take(pc.list_parent_indices(split))
     within = pa.FixedSizeListArray.from_arrays(
         pc.subtract(starts.slice(0, len(words)), first), levels
     )
-    # One row more: where its first word would begin the last word ends.
+    # Add one row: the start of its first word is the end of the last word.
     places = within.take(pa.concat_arrays([numbers, numbers.slice(0, 1)]))
     begun = _offsets(joined).take(pc.list_parent_indices(places))
     offsets = pc.add(places.flatten(), begun).slice(0, len(numbers) * levels + 1)
@@ -47,7 +47,7 @@ def _multiples(number: int) -> pa.Array:
 
 
 def _offsets(texts: pa.Array) -> pa.Array:
-    """Return where each text of an array begins, and where the last one ends."""
+    """Return the start of each text of an array, and the end of the last one."""
     buffers = [None, texts.buffers()[1]]
     return pa.Array.from_buffers(pa.int32(), len(texts) + 1, buffers, offset=texts.offset)
 

@@ -1,11 +1,12 @@
-"""Payloads as text or as structs, a column at a time; what cannot be decoded is NULL.
+"""Decoding of payloads to text or structs, a column at a time; undecodable payloads are NULL.
 
-Invariant: a payload has one answer, whatever stands beside it: what the parser makes of it alone.
+Invariant: the result for a payload does not depend on its neighbours. It is the result of the
+parser for this payload alone.
 
-A column that decodes whole is decoded in one go. One with bad payloads in it is halved until they
-stand alone. The parser of JSON is slow to begin, so those that it surely refuses are left out
-first: Python tells by their values. What Python cannot read is left to the parser, which takes
-numbers and depths that Python does not.
+A column without bad payloads is decoded in one call. A column with bad payloads is halved until
+each bad one is alone. A call of the JSON parser has a high fixed cost, so payloads that it would
+surely refuse are removed first, by a check of their values in Python. Payloads that Python cannot
+read are left to the parser, which accepts numbers and depths that Python does not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DECIMAL_LETTERS: Final = frozenset("0123456789+-.eE")
 
 
 def decode_payload(payload: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return payloads as the type that was asked for: binary, string or struct."""
+    """Return payloads as the requested type: binary, string or struct."""
     if pa.types.is_binary(kind):
         return payload
     if pa.types.is_string(kind):
@@ -36,7 +37,7 @@ def decode_payload(payload: pa.Array, kind: pa.DataType) -> pa.Array:
 def _decoded(
     payload: pa.Array, decode: Callable[[pa.Array], pa.Array | None]
 ) -> Iterable[pa.Array | int]:
-    """Yield what decodes, in order, and for what does not the number of rows."""
+    """Yield decoded arrays in order, or the number of rows for a part that cannot be decoded."""
     if len(payload) == 0:
         return ()
     try:
@@ -59,11 +60,11 @@ def _joined(parts: Iterable[pa.Array | int], kind: pa.DataType) -> pa.Array:
 
 
 def _decode_json(payload: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse JSON objects, one a row.
+    """Parse one JSON object for each row.
 
-    The rows are parsed as lines of one text. Each begins with { and ends with }, so that none can
-    be joined to the next by leaving something open; then there are as many objects as rows only if
-    each row is exactly one.
+    The rows are parsed as the lines of one text. Each row begins with { and ends with }, so an
+    unclosed row cannot be joined with the next one. The number of objects therefore equals the
+    number of rows only if each row is exactly one object.
     """
     text = trimmed(payload)
     shaped = pc.and_(pc.starts_with(text, b"{"), pc.ends_with(text, b"}"))
@@ -81,20 +82,22 @@ def _decode_json(payload: pa.Array, kind: pa.DataType) -> pa.Array:
         good = _joined(_decoded(text.filter(shaped), parse), kind)
     if len(good) == len(payload):
         return good
-    # Each good row goes to its place; the others take from nowhere and are null.
+    # Move each decoded row to its place. The other rows take a null index and become null.
     places = pc.subtract(pc.cumulative_sum(shaped.cast(pa.int64())), 1)
     return good.take(pc.if_else(shaped, places, pa.scalar(None, pa.int64())))
 
 
 def _parser(kind: pa.DataType) -> Callable[[pa.Array], pa.Array | None]:
-    """Return what turns JSON objects into structs; None when they are not one a row."""
+    """Return a function from JSON objects to structs; it returns None unless each row is one
+    object.
+    """
     schema = pa.schema(list(kind))
     options = pj.ParseOptions(
         explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
     )
 
     def parse(part: pa.Array) -> pa.Array | None:
-        # The parser takes any bytes in a string, Spark does not.
+        # The parser accepts any bytes in a string, Spark does not.
         part.cast(pa.string())
         offsets = pa.array([0, len(part)], pa.int32())
         lines = pc.binary_join(pa.ListArray.from_arrays(offsets, part), b"\n")
@@ -110,7 +113,7 @@ def _parser(kind: pa.DataType) -> Callable[[pa.Array], pa.Array | None]:
 
 
 def is_object(payload: bytes) -> bool:
-    """Say whether a payload is a JSON object, as far as Python can tell; NaN is a number."""
+    """Return whether a payload is a JSON object for Python, which accepts NaN as a number."""
     try:
         return isinstance(loads(payload), dict)
     except (ValueError, RecursionError):
@@ -118,14 +121,14 @@ def is_object(payload: bytes) -> bool:
 
 
 def is_surely_unfit(payload: bytes, kind: pa.DataType) -> bool:
-    """Say whether the parser refuses a payload for the type of one of its values.
+    """Return whether the parser will refuse a payload because of the type of a value.
 
-    A payload of which this is not said may be refused all the same.
+    The parser may refuse other payloads too.
     """
     try:
         return not _may_fit(loads(payload), kind)
     except (ValueError, RecursionError):
-        # Too many digits or too deep for Python, or words that the parser takes for numbers.
+        # Too many digits or too deep for Python, or words that the parser accepts as numbers.
         return False
 
 
@@ -133,7 +136,8 @@ def _may_fit(value: Any, kind: pa.DataType) -> bool:
     if value is None:
         return True
     if pa.types.is_struct(kind):
-        # Of a field that is there twice the parser refuses either.
+        # Only the last value of a repeated field is checked. The parser refuses every repeated
+        # field.
         return isinstance(value, dict) and all(
             _may_fit(value.get(field.name), field.type) for field in kind
         )
@@ -167,7 +171,7 @@ def _may_be_decimal(value: object) -> bool:
 
 
 def trimmed(payload: pa.Array) -> pa.Array:
-    """Return payloads without blanks around them; most have none and are not copied."""
+    """Return payloads without whitespace around them; without whitespace nothing is copied."""
     first = pc.binary_slice(payload, 0, 1)
     last = pc.binary_slice(payload, -1)
     blanks = pa.array([bytes([blank]) for blank in _BLANKS], pa.binary())

@@ -1,10 +1,10 @@
-"""MQTT properties as a map of text and back, once for each different value.
+"""MQTT properties as a map of text and back; each distinct value is converted once.
 
-MQTT's own are named as in the standard after `mqtt.`: mqtt.content_type, mqtt.response_topic,
-mqtt.message_expiry_interval, mqtt.payload_format_indicator, mqtt.subscription_identifiers, and
-mqtt.correlation_data in base64. User properties have their own names; where one stands more than
-once its values follow each other, a line each. What is no properties of MQTT is kept as
-mqtt.undecoded, in base64.
+MQTT's own properties have the prefix `mqtt.` and their name in the standard: mqtt.content_type,
+mqtt.response_topic, mqtt.message_expiry_interval, mqtt.payload_format_indicator,
+mqtt.subscription_identifiers, and mqtt.correlation_data in base64. User properties keep their
+names; the values of a repeated name are joined, one on each line. Bytes that are not valid MQTT
+properties are kept as mqtt.undecoded, in base64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def property_maps(encoded: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def empty_maps(count: int, kind: pa.DataType) -> pa.Array:
-    """Return so many empty maps; they share one buffer as far as it goes."""
+    """Return count empty maps; up to a limit they share one buffer."""
     if count <= _EMPTY_ROWS:
         return _empty(kind).slice(0, count)
     return _empty(kind).take(pa.repeat(pa.scalar(0, pa.int8()), count))
@@ -55,7 +55,7 @@ def _empty(kind: pa.DataType) -> pa.Array:
 
 @lru_cache(maxsize=65_536)
 def decode(encoded: bytes) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of properties as they were received, without their length."""
+    """Return the names and values of stored properties, which have no length prefix."""
     if not encoded:
         return ()
     writer = Writer()
@@ -89,9 +89,9 @@ def _named(properties: Properties) -> dict[str, str]:
 
 @lru_cache(maxsize=65_536)
 def encode(named: tuple[tuple[str, str], ...]) -> bytes:
-    """Return names and values as a PUBLISH has them, without their length. Raises: UsageError.
+    """Return the bytes of properties for a PUBLISH, without the length prefix. Raises: UsageError.
 
-    Other names than those of MQTT are user properties.
+    Names without the prefix `mqtt.` are user properties.
     """
     if not named:
         return b""

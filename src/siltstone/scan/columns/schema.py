@@ -1,4 +1,4 @@
-"""The columns of the store as a table, as Arrow has them.
+"""The columns of the store as an Arrow table.
 
     topic       string              timestamp   timestamp in µs, UTC
     levels      list of string      the words of the topic
@@ -9,7 +9,7 @@
     stream      int64               the 64 bits of its id
     serial      int64
 
-Numbers have a sign, because Spark knows no others.
+All integers are signed, because Spark has no unsigned types.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS: Final = tuple(SCHEMA.names)
 
 
 def table_schema(columns: Sequence[str], payload: pa.DataType | None = None) -> pa.Schema:
-    """Return the schema with these columns; a decoded payload has a type of its own."""
+    """Return the schema of these columns; payload is the type of a decoded payload."""
     return pa.schema(
         [
             pa.field(name, payload, nullable=True)

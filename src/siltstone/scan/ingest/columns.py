@@ -1,4 +1,4 @@
-"""Rows to append, as Arrow brings them: checked, and turned into the columns of the store.
+"""Conversion of Arrow rows to the columns of the store, with checks.
 
     topic       string or binary             needed, unless one topic is given for all
     payload     binary or string             needed
@@ -8,9 +8,9 @@
     properties  map of strings               none; MQTT's own names begin with `mqtt.`
     timestamp   timestamp                    kept as the user property `timestamp`
 
-The store gives every row a time of its own, which never goes back; the time that a row brings along
-is kept beside it. What a table of the store has of its own (levels, shard, generation, stream,
-serial) may be there and is left out.
+The store gives every row its own time, which never decreases; the `timestamp` of a row is kept as a
+property. The other columns that a read returns (levels, shard, generation, stream, serial) are
+accepted and ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from siltstone.topic.grammar import check_topic
 
 TAKEN: Final = ("topic", "payload", "publisher", "qos", "retain", "properties", "timestamp")
 LEFT_OUT: Final = ("levels", "shard", "generation", "stream", "serial")
-# What is stored of a row, as files and the wire have it.
+# The stored columns of a row, in staged files and over Flight.
 ROWS_SCHEMA: Final = pa.schema(
     [
         pa.field("topic", pa.binary(), nullable=False),
@@ -40,7 +40,8 @@ ROWS_SCHEMA: Final = pa.schema(
         pa.field("properties", pa.binary(), nullable=False),
     ]
 )
-# One append: large enough for good frames, small enough to wait beside others.
+# The limits of one append: large enough for efficient frames, small enough to share the queue with
+# others.
 ROWS_MAX: Final = 16_384
 BYTES_MAX: Final = 8 * 1024 * 1024
 _TIMESTAMP: Final = "timestamp"
@@ -48,14 +49,14 @@ _TIMESTAMP: Final = "timestamp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What holds for all rows that do not say it themselves."""
+    """The values for rows that have none of their own."""
 
     topic: str = ""
     publisher: str = ""
 
 
 def check_columns(schema: pa.Schema, given: Given) -> None:
-    """Refuse columns that cannot be rows of the store. Raises: UsageError."""
+    """Check that a schema can be stored. Raises: UsageError."""
     names = schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"column {twice[0]} is repeated")
@@ -74,7 +75,7 @@ def check_columns(schema: pa.Schema, given: Given) -> None:
 
 
 def rows_of(batch: pa.RecordBatch, given: Given) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch as they are stored, in parts that are each one append.
+    """Yield the rows of a batch in ROWS_SCHEMA, in parts that are one append each.
 
     Raises: UsageError, InvalidTopicError.
     """
@@ -92,7 +93,7 @@ def rows_of(batch: pa.RecordBatch, given: Given) -> Iterator[pa.RecordBatch]:
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """Refuse rows of others that say to be of ROWS_SCHEMA and are none that `rows_of` makes.
+    """Check rows in ROWS_SCHEMA from a client, which may not have been made by `rows_of`.
 
     Raises: UsageError, InvalidTopicError.
     """
@@ -115,7 +116,7 @@ def check_rows(rows: pa.RecordBatch) -> None:
 
 
 def store_columns(rows: pa.RecordBatch) -> Columns:
-    """Return rows of ROWS_SCHEMA as the store takes them."""
+    """Return rows of ROWS_SCHEMA as the columns of an append."""
     topics, values, publishers, flags, properties = (column.to_pylist() for column in rows.columns)
     one_name = len(set(publishers)) == 1
     one_flag = len(set(flags)) == 1
@@ -129,7 +130,7 @@ def store_columns(rows: pa.RecordBatch) -> Columns:
 
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut rows so that none is too much for one append."""
+    """Split rows into parts that are small enough for one append."""
     if not rows.num_rows:
         return
     step = min(ROWS_MAX, max(1, rows.num_rows * BYTES_MAX // max(1, rows.nbytes)))
@@ -216,7 +217,7 @@ def _flags(qos: pa.Array | None, retain: pa.Array | None, count: int) -> pa.Arra
 
 
 def _properties(column: pa.Array | None, times: pa.Array | None, count: int) -> pa.Array:
-    """Encode what MQTT calls properties; rows that have the same share the work."""
+    """Encode MQTT properties; rows with equal properties share a cached result."""
     if times is None and (column is None or not len(column.items)):
         return pa.repeat(pa.scalar(b"", pa.binary()), count)
     maps = [None] * count if column is None else column.to_pylist()

@@ -1,4 +1,4 @@
-"""The options of the sink: read once, checked with a sentence each, frozen from then on."""
+"""The options of the sink: parsed and checked once, then frozen."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from siltstone.scan.options import plain_path
 from siltstone.topic.grammar import check_topic
 
 WRITE_OPTIONS: Final = ("path", *NODE_OPTIONS, "database", "topic", "publisher", "writeId")
-# What Spark says of a query beside the options that the user gave.
+# Options that Spark adds for a query, besides those of the user.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where rows go, and what holds for all of them."""
+    """The destination of rows, and the values for all of them."""
 
     path: str = ""
     node: Node | None = None
@@ -30,7 +30,7 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Read and check the options. Raises: UsageError."""
+    """Parse and check the options. Raises: UsageError."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in WRITE_OPTIONS}
     for name in given:

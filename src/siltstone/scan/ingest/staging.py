@@ -1,17 +1,17 @@
-"""Rows that wait to be appended all at once: written by many, committed by one, exactly once.
+"""Staged rows: many tasks write them, one commit appends them, exactly once.
 
-    DIR/staging/<write>/<batch>/<name>.arrow   what one task wrote, whole and synced
+    DIR/staging/<write>/<batch>/<name>.arrow   the rows of one task, whole and synced
     DIR/staging/<write>/<batch>.json           which of these files the batch is: {"names": [...]}
     DIR/staging/<write>/committed              the number of the last batch that is in the store
 
-A write has a name, for Spark the id of the query; its batches have numbers that rise. Tasks that
-fail or are done twice leave files that no batch names. The first commit of a batch decides which
-files it is, before any row is appended; whoever commits it again, after a crash maybe and with
-other files, continues with those of the first. The rows of a file are appended in its own pieces,
-each with a sequence of the producer that the write is, so that the store knows a piece it has.
+A write has a name, in Spark the id of the query. The numbers of its batches rise. Tasks that fail
+or run twice leave files that no batch names. The first commit of a batch decides its files before
+any row is appended. A repeated commit, for example after a crash and with other files, continues
+with the files of the first commit. The rows of a file are appended in pieces. Each piece has a
+sequence of the producer, which is the write, so the store recognizes a repeated piece.
 
-Invariant: once `<batch>.json` exists the rows of the batch are stored once, or will be by the next
-commit; before, none is.
+Invariant: once `<batch>.json` exists, the rows of the batch are stored once, or will be by the next
+commit. Before that, none is stored.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from siltstone.store.writer.ticket import Ticket
 STAGING: Final = "staging"
 _COMMITTED: Final = "committed"
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.arrow")
-# A sequence is the number of the batch, and that of the piece in it.
+# A sequence consists of the number of the batch and the number of the piece in it.
 _PIECE_BITS: Final = 24
 _BATCHES_MAX: Final = 1 << (64 - _PIECE_BITS)
 _UNDER_WAY_MAX: Final = 8
 
-# Appends rows of ROWS_SCHEMA as a producer's call: (rows, producer and sequence).
+# Append rows of ROWS_SCHEMA for a producer; the arguments are rows, and (producer, sequence).
 Append = Callable[[pa.RecordBatch, tuple[str, int]], Ticket]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteBatch:
-    """One batch of a write; the same number and name mean the same rows, however often."""
+    """One batch of a write; the same name and number always mean the same rows."""
 
     write: str
     number: int
@@ -62,22 +62,23 @@ class WriteBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a commit has stored; `repeated` says that an earlier one had stored all of it."""
+    """The result of a commit; `repeated` means that an earlier commit had stored all rows."""
 
     rows: int
     repeated: bool
 
 
 class Staging:
-    """The staging area of a data directory. Many may stage; one at a time commits."""
+    """The staging area of a data directory. Many tasks may stage; one caller at a time commits."""
 
     def __init__(self, fs: FileSystem, data: PurePath) -> None:
         self._fs = fs
         self._root = data / STAGING
 
     def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
-        """Write rows of ROWS_SCHEMA to a file of their own and sync it; return its name, None for
-        no rows. Raises: StorageFullError.
+        """Write rows of ROWS_SCHEMA to a new file and sync it; return its name, None for no rows.
+
+        Raises: StorageFullError.
         """
         pieces = iter(rows)
         first = next(pieces, None)
@@ -85,7 +86,7 @@ class Staging:
             return None
         directory = self._directory(batch)
         name = f"{secrets.token_hex(16)}.arrow"
-        # Another task may end the batch, and remove what is left of it, at this moment.
+        # Another task may commit the batch and remove its directory at this moment.
         while True:
             create_directories(self._fs, directory)
             try:
@@ -106,11 +107,11 @@ class Staging:
     def commit(
         self, batch: WriteBatch, names: Sequence[str], append: Append, *, forget: bool = False
     ) -> Committed:
-        """Append the files of a batch, exactly once, and remove them; `forget` the write too.
+        """Append the files of a batch exactly once, and remove them; with `forget` the write too.
 
-        A write that is forgotten is not recognised when it is done again.
+        A forgotten write is not recognized if it is repeated.
 
-        Raises: UsageError, and what `append` and its tickets raise: then commit again.
+        Raises: UsageError; the errors of `append` and its tickets: commit again.
         """
         home = self._home(batch)
         last = self._last_committed(home)
@@ -130,7 +131,7 @@ class Staging:
         return Committed(rows=rows, repeated=False)
 
     def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
-        """Remove files that no commit will name; those of a batch that was decided stay."""
+        """Remove files that no commit will name; files of a decided batch stay."""
         manifest = self._manifest(batch)
         kept = set(_read_names(self._fs.read(manifest))) if self._fs.exists(manifest) else set()
         for name in _checked(names):
@@ -139,7 +140,7 @@ class Staging:
                     self._fs.remove(self._directory(batch) / name)
 
     def _decide(self, batch: WriteBatch, names: Sequence[str]) -> list[str]:
-        """Return which files the batch is: what the first commit of it said."""
+        """Return the files of the batch, as its first commit decided."""
         manifest = self._manifest(batch)
         if self._fs.exists(manifest):
             return _read_names(self._fs.read(manifest))
@@ -149,7 +150,7 @@ class Staging:
         return chosen
 
     def _append_all(self, batch: WriteBatch, names: Sequence[str], append: Append) -> int:
-        """Append the pieces of all files, some at a time; return how many rows they have."""
+        """Append the pieces of all files, a limited number at a time; return the number of rows."""
         under_way: list[Ticket] = []
         rows = 0
         for piece_number, piece in enumerate(self._pieces(batch, names)):
@@ -179,12 +180,12 @@ class Staging:
         return int(self._fs.read(home / _COMMITTED))
 
     def _sweep(self, home: PurePath, last: int) -> None:
-        """Remove what is left of batches that are in the store."""
+        """Remove the files of batches that are in the store."""
         for entry in self._fs.list(home):
             number = entry.name.removesuffix(".json")
             if not number.isdecimal() or int(number) > last:
                 continue
-            # A task that nobody waits for may write there still; the next commit sweeps again.
+            # An abandoned task may still write there; the next commit sweeps again.
             with suppress(SiltstoneError):
                 if entry.kind is EntryKind.DIRECTORY:
                     remove_tree(self._fs, home / entry.name)
@@ -202,7 +203,7 @@ class Staging:
 
 
 class _Writable:
-    """A file as Arrow writes to it."""
+    """A file with the interface that Arrow writes to."""
 
     closed = False
 
@@ -216,14 +217,14 @@ class _Writable:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: what is written is with the system."""
+        """Do nothing: there is no buffer."""
 
     def close(self) -> None:
-        """Do nothing: who opened the file closes it."""
+        """Do nothing: the code that opened the file closes it."""
 
 
 def _checked(names: Sequence[str]) -> list[str]:
-    """Refuse names that no task of ours has given. Raises: UsageError."""
+    """Return the names if each has the form of a staged file. Raises: UsageError."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise UsageError(f"invalid name of a staged file: name={name!r}")

@@ -1,6 +1,4 @@
-"""Check what the archive keeps: every session and group can be read, and what is found of them
-without looking at each follows from them.
-"""
+"""Checks of the archive: every session and group can be read, and the index matches them."""
 
 from __future__ import annotations
 
@@ -26,14 +24,15 @@ from siltstone.session.archive.owned import session as owned_session
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.operations import count_in
 
-# Returns the rows of a filter.
+# Yields the rows that match a filter.
 Read = Callable[[str], Iterator[Row]]
 
 
 def archive_problems(read: Read) -> Iterator[str]:
-    """Yield what is wrong with sessions, groups, timers and counts.
+    """Yield the problems of sessions, groups, timers and counts.
 
-    Memory grows with the number of sessions. Raises: UsageError for what a newer version wrote.
+    Memory grows with the number of sessions. Raises: UsageError for rows that a newer version
+    wrote.
     """
     expected = _Expected()
     for topic_filter, index_of in ((SESSIONS_FILTER, _session), (GROUPS_FILTER, _group)):
@@ -47,7 +46,7 @@ def archive_problems(read: Read) -> Iterator[str]:
 
 
 class _Expected:
-    """What must be found, as follows from the sessions and groups."""
+    """The index rows and counts that the sessions and groups imply."""
 
     def __init__(self) -> None:
         self.owners: set[str] = set()
@@ -88,7 +87,7 @@ def _strays(read: Read, owners: set[str]) -> Iterator[str]:
 
 
 def _misled(read: Read, expected: _Expected) -> Iterator[str]:
-    """Yield where timers, the list of who is connected and counts say something else."""
+    """Yield timers, connected entries and counts that do not match the sessions and groups."""
     rows = dict(expected.rows)
     for topic_filter in ("due/#", CONNECTED_FILTER):
         for row in read(topic_filter):
@@ -103,5 +102,5 @@ def _misled(read: Read, expected: _Expected) -> Iterator[str]:
 
 
 def _owner(topic: str) -> str:
-    """Return the words that say what a row belongs to."""
+    """Return the first two levels of a topic, which identify the session or group of a row."""
     return "/".join(topic.split("/", 2)[:2])

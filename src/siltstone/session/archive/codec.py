@@ -1,4 +1,4 @@
-"""The bytes of what is kept of sessions and groups: one version byte, then fields, big endian.
+"""The byte format of saved sessions and groups: one version byte, then fields, big endian.
 
     text, bytes    u32 size | that many bytes
     places         u32 count | shards u32 each | serials u64 each
@@ -17,11 +17,11 @@
     group          02 | u64 revision | text name, filter, strategy | u32 expiry | u64 created |
                    u8 empty | u64 empty since | places since | text identity
 
-The identity is that of the database in which all places of a session or group are; version 1 of
-both ends before it. Places and identity change in one transaction.
+The identity is that of the database to which all places of a session or group refer. Version 1 of
+both ends before the identity. Places and identity change in one transaction.
 Flags of a session: 1 connected, 2 away, 4 with a will, 8 unclean. Options are those of SUBSCRIBE:
-QoS in bits 0 and 1, no local in 2, retain as published in 3, retain handling in 4 and 5. What is
-cut short, has bytes to spare or cannot be is refused as damaged.
+QoS in bits 0 and 1, no local in 2, retain as published in 3, retain handling in 4 and 5. Bytes that
+are cut short, have extra bytes at the end, or hold an invalid value are refused as damaged.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from siltstone.session.archive.records import (
 from siltstone.store.slab.identity import UNIDENTIFIED
 
 VERSION: Final = 1
-# Of sessions and groups, which say in which database their places are.
+# The version of sessions and groups that include the identity of their database.
 IDENTIFIED: Final = 2
-# Where the rows are kept, for errors.
+# The path that errors report.
 PATH: Final = PurePath("commits")
 NO_TIME: Final = (1 << 64) - 1
 
@@ -78,12 +78,12 @@ _GROUP: Final = struct.Struct(">IQBQ")
 
 @lru_cache(maxsize=1024)
 def _layout(form: str) -> struct.Struct:
-    """Return a layout that depends on a count; most counts come again and again."""
+    """Return a layout that depends on a count; the cache helps because most counts repeat."""
     return struct.Struct(form)
 
 
 class SavedProgress(NamedTuple):
-    """How far a session or a group has come."""
+    """How far a session or a group has read and acknowledged."""
 
     position: tuple[ShardSerial, ...] = ()
     done: tuple[SerialRange, ...] = ()
@@ -95,7 +95,7 @@ NO_PROGRESS: Final = SavedProgress()
 
 
 def encode_session(session: SavedSession, revision: int) -> bytes:
-    """Return the row of a session: everything but what has rows of its own."""
+    """Return the row of a session, without the parts that have rows of their own."""
     will = session.will
     away_since_us = session.away_since_us
     flags = (
@@ -125,9 +125,10 @@ def encode_session(session: SavedSession, revision: int) -> bytes:
 
 
 def decode_session(data: bytes) -> tuple[SavedSession, int]:
-    """Return a session without what has rows of its own, and its revision.
+    """Return a session, without the parts that have rows of their own, and its revision.
 
-    Raises: CorruptionError; UsageError for what a newer Siltstone wrote. So do all that follow.
+    Raises: CorruptionError; UsageError for what a newer Siltstone wrote. All other decoders in this
+    module raise the same.
     """
     cursor = _Cursor(data, "session", IDENTIFIED)
     (revision,) = cursor.take(_U64)
@@ -169,7 +170,7 @@ def encode_subscription(subscription: SavedSubscription) -> bytes:
 
 
 def decode_subscription(data: bytes) -> SavedSubscription:
-    """Return what encode_subscription was given."""
+    """Return the subscription that encode_subscription encoded."""
     cursor = _Cursor(data, "subscription")
     text = cursor.text()
     options, identifier = cursor.take(_OPTIONS)
@@ -187,7 +188,7 @@ def decode_subscription(data: bytes) -> SavedSubscription:
 
 
 def encode_progress(progress: SavedProgress) -> bytes:
-    """Return the row of how far somebody has come."""
+    """Return the row of the progress of a session or group."""
     inflight = progress.inflight
     count = len(inflight)
     tail = _NONE
@@ -207,7 +208,7 @@ def encode_progress(progress: SavedProgress) -> bytes:
 
 
 def decode_progress(data: bytes) -> SavedProgress:
-    """Return what encode_progress was given."""
+    """Return the progress that encode_progress encoded."""
     cursor = _Cursor(data, "progress")
     (next_packet_id,) = cursor.take(_U16)
     position, done = cursor.places(), cursor.ranges()
@@ -228,7 +229,7 @@ def encode_received(received: tuple[SavedReceived, ...]) -> bytes:
 
 
 def decode_received(data: bytes) -> tuple[SavedReceived, ...]:
-    """Return what encode_received was given."""
+    """Return the messages that encode_received encoded."""
     cursor = _Cursor(data, "received")
     count = cursor.count(14)
     columns = [cursor.column(count, kind) for kind in "HQI"]
@@ -237,7 +238,7 @@ def decode_received(data: bytes) -> tuple[SavedReceived, ...]:
 
 
 def encode_message(message: SavedMessage) -> bytes:
-    """Return the row of a message that is in no store."""
+    """Return the row of a message that is not in the store."""
     return b"".join(
         (
             _packed(_U8, VERSION),
@@ -250,7 +251,7 @@ def encode_message(message: SavedMessage) -> bytes:
 
 
 def decode_message(data: bytes) -> SavedMessage:
-    """Return what encode_message was given."""
+    """Return the message that encode_message encoded."""
     cursor = _Cursor(data, "message")
     packet_id, flags, arrived_us = cursor.take(_MESSAGE)
     topic, payload, properties = cursor.bytes(), cursor.bytes(), cursor.bytes()
@@ -259,7 +260,7 @@ def decode_message(data: bytes) -> SavedMessage:
 
 
 def encode_group(group: SavedGroup, revision: int) -> bytes:
-    """Return the row of a group: everything but its progress."""
+    """Return the row of a group, without its progress."""
     empty_since_us = group.empty_since_us
     return b"".join(
         (
@@ -354,7 +355,7 @@ def _packed(layout: struct.Struct, *values: int) -> bytes:
 
 
 class _Cursor:
-    """A place in bytes that were stored; never reads past their end."""
+    """A read position in stored bytes; it never reads past their end."""
 
     def __init__(self, data: bytes, noun: str, newest: int = VERSION) -> None:
         self._data = data
@@ -370,7 +371,7 @@ class _Cursor:
             raise self.damaged("has an invalid version")
 
     def damaged(self, what: str) -> CorruptionError:
-        """Return the error for what cannot be read."""
+        """Return the error for bytes that cannot be decoded."""
         return CorruptionError(f"a saved {self._noun} {what}", path=PATH, offset=self._offset)
 
     def take(self, layout: struct.Struct) -> tuple[int, ...]:
@@ -382,7 +383,7 @@ class _Cursor:
         return fields
 
     def count(self, item_bytes: int) -> int:
-        """Return a count of items that are there."""
+        """Return a count, after a check that the data has bytes for so many items."""
         (count,) = self.take(_U32)
         if self._offset + count * item_bytes > len(self._data):
             raise self.damaged("is cut short")
@@ -414,7 +415,7 @@ class _Cursor:
             raise self.damaged("has invalid UTF-8") from exc
 
     def identity(self) -> str:
-        """Return the identity of a database, empty in what an earlier version saved."""
+        """Return the identity of the database; empty if an earlier version saved the row."""
         return self.text() if self._version >= IDENTIFIED else UNIDENTIFIED
 
     def end(self) -> None:

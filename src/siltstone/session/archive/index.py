@@ -1,7 +1,8 @@
-"""What is found of sessions and groups without looking at each: timers, who is connected, counts.
+"""The index of sessions and groups: timers, connected clients and counts.
 
-It follows from their states alone, so each save moves it from what was saved before to what is
-saved now, in the same transaction. Pure: rows that must be there, and shares in counts.
+The index finds sessions without reading each of them. It depends on their states alone. Each save
+updates the index from the state saved before to the state saved now, in the same transaction. The
+functions are pure: they compute the rows and counts that a state implies.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from siltstone.store.tx.transaction import Transaction
 WILL: Final = "will"
 EXPIRY: Final = "expiry"
 GROUP: Final = "group"
-# At the same time the will comes first: the end of the session would take it away.
+# At the same time the will comes first: the end of the session would delete it.
 KINDS: Final = (WILL, EXPIRY, GROUP)
 
 _SECOND_US: Final = 1_000_000
@@ -37,7 +38,7 @@ _SECOND_US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Rows by their topics; and topics that count one more for this, each with its note."""
+    """The rows of an index by topic, and the topics that count one more, each with its note."""
 
     rows: dict[str, bytes]
     counts: dict[str, bytes]
@@ -47,14 +48,14 @@ NO_INDEX: Final = Index({}, {})
 
 
 def expires_at_us(session: SavedSession) -> int | None:
-    """Return when a session ends that stays away; None is never, or not while it is connected."""
+    """Return when a disconnected session expires; None if it never does or is connected."""
     if session.away_since_us is None or session.expiry_seconds == NEVER_EXPIRES:
         return None
     return session.away_since_us + session.expiry_seconds * _SECOND_US
 
 
 def will_at_us(session: SavedSession) -> int | None:
-    """Return when the will of a session is due: after its delay, or when the session ends."""
+    """Return when the will is due: after its delay or when the session ends; None if it is not."""
     if session.away_since_us is None or session.will is None:
         return None
     delay = min(session.will.delay_seconds, session.expiry_seconds)
@@ -64,7 +65,7 @@ def will_at_us(session: SavedSession) -> int | None:
 def session_index(
     session: SavedSession, subscriptions: Iterable[SavedSubscription], keys: SessionKeys
 ) -> Index:
-    """Return what is to be found of a session that has these subscriptions."""
+    """Return the index of a session with these subscriptions."""
     client_id = session.client_id.encode()
     rows: dict[str, bytes] = {}
     for kind, at_us in ((WILL, will_at_us(session)), (EXPIRY, expires_at_us(session))):
@@ -81,7 +82,7 @@ def session_index(
 
 
 def group_index(group: SavedGroup, keys: GroupKeys) -> Index:
-    """Return what is to be found of a group."""
+    """Return the index of a group."""
     rows: dict[str, bytes] = {}
     if group.empty_since_us is not None and group.expiry_seconds != NEVER_EXPIRES:
         at_us = group.empty_since_us + group.expiry_seconds * _SECOND_US
@@ -90,12 +91,12 @@ def group_index(group: SavedGroup, keys: GroupKeys) -> Index:
 
 
 def gone(old: Index, new: Index) -> list[str]:
-    """Return the rows that the new state has no more."""
+    """Return the topics of the rows that the new state no longer has."""
     return [topic for topic in old.rows if topic not in new.rows]
 
 
 def move(tx: Transaction, old: Index, new: Index) -> None:
-    """Let the index say what follows from the new state; what is gone was deleted before."""
+    """Update the index from the old state to the new one; the caller deletes the rows of `gone`."""
     for topic, value in new.rows.items():
         if topic not in old.rows:
             tx.write(topic, value)

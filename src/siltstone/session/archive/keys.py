@@ -1,16 +1,17 @@
-"""Where the archive keeps what: topics of a plain map, whose first and third words are fixed.
+"""The topics under which the archive stores its rows. The first and third levels are fixed.
 
     session/<client>/state  owner  progress  received     one row each
     session/<client>/filter/<filter>                      one row for each subscription
-    session/<client>/extra/<packet id>                    one for each message in no store
+    session/<client>/extra/<packet id>                    one for each message not in the store
     group/<group>/state  owner  progress
-    due/<time>/<will|expiry|group>/<client or group>      what happens when, 16 hexadecimal digits
-    connected/<client>                                    who is connected
-    away/<filter>/qos/<n>                                 how many that are away have it
+    due/<time>/<will|expiry|group>/<client or group>      timers, the time in 16 hex digits
+    connected/<client>                                    clients that are connected
+    away/<filter>/qos/<n>                                 number of disconnected subscribers
     count/<sessions|groups|run>
 
-`owner` has the serial of the commit by which its owner took it, and every save requires it. Words
-sort as their texts do, so a list goes in order of client ids and the timers in order of time.
+`owner` holds the serial of the commit by which the current owner took the session or group.
+Every save requires this serial. Words sort as their texts do, so lists are in the order of
+client ids and timers are in the order of time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 from siltstone.errors import UsageError
 from siltstone.topic.grammar import TopicFilter
 
-# A word with more characters is replaced by its hash, or topics would not fit their 64 KiB.
+# A longer word is replaced by its hash; otherwise topics would exceed 64 KiB.
 WORD_CHARACTERS_MAX: Final = 4096
 
 COUNT_SESSIONS: Final = "count/sessions"
@@ -32,8 +33,9 @@ AWAY_FILTER: Final = "away/+/qos/+"
 SESSIONS_FILTER: Final = "session/+/state"
 GROUPS_FILTER: Final = "group/+/state"
 
-# What may be in no topic shares its escape with the character before it, so that words keep their
-# order: a text never has one of these escapes without its second character.
+# A character that a topic level cannot contain shares its escape with the character before it, so
+# that words keep the order of their texts. In a word, the first character of an escape is always
+# followed by its second.
 _ESCAPES: Final = str.maketrans(
     {
         '"': '"\x01',
@@ -48,7 +50,7 @@ _HASHED: Final = '"\x03'
 
 
 def word(text: str) -> str:
-    """Return a text as one level of a topic: another one for every text."""
+    """Return a text as one topic level; different texts give different levels."""
     if len(text) > WORD_CHARACTERS_MAX:
         return _HASHED + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return text.translate(_ESCAPES)
@@ -66,7 +68,7 @@ class SessionKeys:
         self.owner = prefix + "owner"
         self.progress = prefix + "progress"
         self.received = prefix + "received"
-        # As a filter: whatever there is of it.
+        # A filter for all rows of the session.
         self.all = prefix + "#"
 
     def filter(self, text: str) -> str:
@@ -74,7 +76,7 @@ class SessionKeys:
         return f"{self._prefix}filter/{word(text)}"
 
     def message(self, packet_id: int) -> str:
-        """Return the topic of a message that is in no store."""
+        """Return the topic of a message that is not in the store."""
         return f"{self._prefix}extra/{packet_id:05d}"
 
 
@@ -94,12 +96,12 @@ class GroupKeys:
 
 
 def group_id(name: str, topic_filter: str) -> str:
-    """Return the filter by which members join a group; a group is known by it."""
+    """Return the filter by which members join a group; it identifies the group."""
     return f"$share/{name}/{topic_filter}"
 
 
 def group_parts(text: str) -> tuple[str, str]:
-    """Return the name and the filter of a group by that. Raises: UsageError."""
+    """Return the name and the filter of a group by its id. Raises: UsageError."""
     topic_filter = TopicFilter.parse(text)
     if topic_filter.group is None:
         raise UsageError(f"a share group has the form $share/NAME/FILTER, got {text!r}")
@@ -112,10 +114,10 @@ def due_topic(at_us: int, kind: str, owner_word: str) -> str:
 
 
 def due_time(topic: str) -> int:
-    """Return the time of a timer by its topic."""
+    """Return the time of a timer, from its topic."""
     return int(topic.split("/", 2)[1], 16)
 
 
 def away_topic(topic_filter: str, qos: int) -> str:
-    """Return the topic that counts who is away and has a filter."""
+    """Return the topic that counts the disconnected sessions with a filter."""
     return f"away/{word(topic_filter)}/qos/{qos}"

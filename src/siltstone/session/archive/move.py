@@ -1,6 +1,4 @@
-"""Sessions and groups moved in time: to read again what they have had, or to skip what they have
-not.
-"""
+"""Moves of sessions and groups to another position: back to read rows again, or forward to skip."""
 
 from __future__ import annotations
 
@@ -18,19 +16,19 @@ Place = Literal["earliest", "latest"] | int
 
 
 class Timeline(Protocol):
-    """Where the rows of a store stand in time."""
+    """The positions of the rows of a store in time."""
 
     def ends(self) -> list[int]:
         """Return for each shard the serial after its last row that can be read."""
         ...
 
     def position_at(self, since_us: int) -> FeedPosition:
-        """Return the place of the first frame with a row at or after a time, of each shard."""
+        """Return for each shard the position of the first frame with a row at or after a time."""
         ...
 
 
 def find_place(source: Timeline, place: Place) -> tuple[ShardSerial, ...]:
-    """Return the serial of each shard at a place; a time is found to the frame."""
+    """Return the serial of each shard at a place; a time is resolved to the start of a frame."""
     if place == "earliest":
         return places(dict.fromkeys(range(len(source.ends())), 0))
     if place == "latest":
@@ -39,9 +37,10 @@ def find_place(source: Timeline, place: Place) -> tuple[ShardSerial, ...]:
 
 
 def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None:
-    """Let a session go on at a position, with all its subscriptions; to be saved.
+    """Let a session continue at a position, with all its subscriptions. The caller saves it.
 
-    What was in flight is forgotten, but for what the client has and must still release.
+    Messages in flight are forgotten, except those that the client has received and must still
+    release.
     """
     state = owned.state
     owned.put_progress(
@@ -56,5 +55,5 @@ def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None
 
 
 def move_group(owned: OwnedGroup, position: tuple[ShardSerial, ...]) -> None:
-    """Let a group go on at a position; to be saved."""
+    """Let a group continue at a position. The caller saves it."""
     owned.put_progress(position=position)

@@ -1,4 +1,4 @@
-"""Where all sessions of the archive stand: a walk over many, which loads none of them."""
+"""A scan over the positions of all sessions in the archive, which loads no session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 PROGRESS_FILTER = "session/+/progress"
 
-# Yields the rows of a filter in order, from a topic on.
+# Yields the rows of a filter in order, starting at a topic.
 Walk = Callable[[str, str], Iterator[Row]]
 
 
 class Page(NamedTuple):
-    """Sessions that were found, and the last that was looked at; empty where there are no more."""
+    """Sessions that were found, and the client id to continue after; empty if there are no more."""
 
     client_ids: list[str]
     after: str
@@ -32,11 +32,12 @@ def sessions_before(
     after: str = "",
     limit: int,
 ) -> Page:
-    """Return sessions that stand before any of these serials, in order of client ids, from behind
-    one on. One that was saved in another database stands at the beginning.
+    """Return sessions whose position is before any of these serials, in order of client ids,
+    starting behind the client id `after`. A session that was saved in another database counts as at
+    the beginning.
 
-    States are seen no later than places. A session changes its database and its place in one
-    commit, so a place is never taken for one of the wrong database.
+    States are read before places. A session changes its database and its place in one commit, so a
+    place is never compared with the wrong database.
     """
     keys = SessionKeys(after) if after else None
     states = walk(SESSIONS_FILTER, "" if keys is None else keys.state)

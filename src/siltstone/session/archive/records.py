@@ -1,7 +1,8 @@
-"""What is kept of a durable session and of a share group while nobody looks: values, no code.
+"""The saved state of durable sessions and share groups, as values without code.
 
-Places are numbers of rows in the store: every row of a shard has its serial, so one serial a shard
-says how far a session has read, however many filters it has. Times are µs of the wall clock.
+Places are serials of rows in the store. Every row of a shard has a serial, so one serial for each
+shard says how far a session has read, whatever the number of its filters. Times are µs of the wall
+clock.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 NEVER_EXPIRES: Final = 0xFFFF_FFFF
-# As the shard of a message in flight: it is no row of the store, but one of `extra`.
+# The shard of a message in flight that is not a row of the store but one of `extra`.
 NOT_STORED: Final = 0xFFFF_FFFF
 
 # Flags of a message in flight. The lower bits are those of a row: QoS in 0 and 1, retain in 2.
 DUP: Final = 0x08
-# Its receiver has it, the packet id is still taken (QoS 2).
+# The receiver has the message, but the packet id is still in use (QoS 2).
 RELEASED: Final = 0x10
 
 
 class ShardSerial(NamedTuple):
-    """A place in a shard: everything before this serial is behind it."""
+    """A place in a shard: `serial` is the first serial that was not passed."""
 
     shard: int
     serial: int
@@ -35,7 +36,7 @@ class SerialRange(NamedTuple):
 
 
 class SavedInflight(NamedTuple):
-    """A message that was sent and not acknowledged to the end; in NOT_STORED the serial is 0."""
+    """A message that was sent and not fully acknowledged; with NOT_STORED the serial is 0."""
 
     packet_id: int
     shard: int
@@ -44,9 +45,7 @@ class SavedInflight(NamedTuple):
 
 
 class SavedMessage(NamedTuple):
-    """A message in flight that is no row of the store; `arrived_us` is what its expiry counts
-    from.
-    """
+    """A message in flight that is not a row of the store; its expiry counts from `arrived_us`."""
 
     packet_id: int
     topic: bytes
@@ -57,9 +56,10 @@ class SavedMessage(NamedTuple):
 
 
 class SavedReceived(NamedTuple):
-    """A QoS 2 message from the client that it has not released.
+    """A QoS 2 message from the client that the client has not released.
 
-    It was to be appended by this producer under this sequence; 0 and 0 where it surely was.
+    `producer` and `sequence` are those of its append; both are 0 if the message is known to be
+    stored.
     """
 
     packet_id: int
@@ -69,9 +69,9 @@ class SavedReceived(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedWill:
-    """What is published when its client goes without a word, or stays away (3.1.2.5).
+    """The message to publish when the client disconnects abnormally or stays away (3.1.2.5).
 
-    `properties` are as encoded; those that say when are the two fields as well.
+    `properties` are encoded. The delay and the expiry are also in the two fields.
     """
 
     topic: bytes
@@ -85,9 +85,9 @@ class SavedWill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSubscription:
-    """One filter with its options; rows before `since` are not for it.
+    """One filter with its options; rows before `since` do not belong to it.
 
-    `filter` is as the client sent it, share prefix and all; `identifier` 0 is none.
+    `filter` is as the client sent it, with the share prefix; `identifier` 0 means none.
     """
 
     filter: str
@@ -101,14 +101,14 @@ class SavedSubscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """A durable session. Filters differ from each other, and so do packet ids.
+    """A durable session. Its filters are distinct, and so are its packet ids.
 
-    `run` is the run of the broker that touched it last. `away_since_us` is None while connected.
-    `unclean` says that its broker stopped without saving it for the last time. Before `position`
-    everything is acknowledged or not wanted, and so is what `done` names behind it. `inflight` is
-    in order of sending. `received` are the QoS 2 messages from the client that it has not released.
-    `dropped` counts messages that were lost to limits. `identity` is that of the database in which
-    all its places are, empty where an earlier version saved it.
+    `run` is the run of the broker that last changed the session. `away_since_us` is None while
+    connected. `unclean` says that the broker stopped without the last save of the session. All rows
+    before `position` are acknowledged or not wanted, and so are the rows in `done` after it.
+    `inflight` is in order of sending. `received` are the QoS 2 messages from the client that it has
+    not released. `dropped` counts messages that were lost to limits. `identity` is that of the
+    database to which all places refer, empty if an earlier version saved the session.
     """
 
     client_id: str
@@ -133,11 +133,12 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedGroup:
-    """A share group: how far its members together have come. Loans are not kept: after a restart
-    everything from `position` on that is not in `done` is lent anew.
+    """A share group: the common progress of its members. Loans are not saved: after a restart all
+    rows from `position` on that are not in `done` are lent again.
 
-    `empty_since_us` is None while it has members. Rows before `since` are not for it. `identity` is
-    that of the database in which its places are, empty where an earlier version saved it.
+    `empty_since_us` is None while the group has members. Rows before `since` do not belong to it.
+    `identity` is that of the database to which its places refer, empty if an earlier version saved
+    the group.
     """
 
     name: str

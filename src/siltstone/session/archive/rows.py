@@ -1,7 +1,8 @@
-"""How the archive takes, creates and walks what it keeps, be it sessions or groups.
+"""How the archive takes, creates and scans sessions and groups.
 
-To take is to write the owner anew, and to read only when that is durable: the former owner can save
-nothing behind it, and what it saved before is seen. So nobody has to try again.
+To take a session or group is to write its owner row, and to read it only when that write is
+durable. The former owner can save nothing after this commit, and what it saved before is visible.
+The new owner therefore never has to retry.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import COMMIT_SERIAL, count_in
 
-# So often somebody else may come between the end of what is replaced and its successor.
+# How many times another process may create the key between the drop and the creation.
 _ATTEMPTS: Final = 10
 
 
 class ArchiveRows:
-    """The rows of the archive; any thread may call."""
+    """The rows of the archive. Methods may be called from any thread."""
 
     def __init__(self, database: KeyValueDatabase) -> None:
         self._database = database
 
     def begin(self, key: str) -> Begin:
-        """Return how the owner of a key begins its transactions: such that do not wait."""
+        """Return the function that begins transactions for the owner of a key; they do not wait."""
         shard = self._database.shard_of(key)
         return partial(self._database.transaction, shard=shard, timeout=0.0)
 
     def fence(self, key: str, *, owner_topic: str, state_topic: str) -> CommitTicket:
-        """Begin to take what has these topics for its owner and its state, if it is there."""
+        """Begin to take the session or group of these topics; the commit fails if it is missing."""
         tx = self._database.transaction(key=key)
         tx.require_present(state_topic)
         tx.write(owner_topic, COMMIT_SERIAL)
         return tx.submit()
 
     def create(self, key: str, content: Content, stored: Stored) -> CommitTicket:
-        """Begin to store what is new; it fails where something is kept already."""
+        """Begin to store a new session or group; the commit fails if the key is in use."""
         keys = content.keys
         tx = self._database.transaction(key=key)
         tx.require_absent(keys.owner)
@@ -56,15 +57,15 @@ class ArchiveRows:
         return tx.submit()
 
     def replace(self, key: str, content: Content, stored: Stored, drop: Callable[[], None]) -> int:
-        """Store what is new after dropping what is kept; return the serial.
+        """Store a new session or group after dropping the existing one; return the serial.
 
-        Raises: ConflictError when others create it again and again.
+        Raises: ConflictError if other processes repeatedly create the same key.
         """
         for _ in range(_ATTEMPTS):
             try:
                 drop()
             except PreconditionError:
-                # Somebody has taken it in between, and is fenced off in the next round.
+                # Another owner has taken it in between, and is fenced off in the next attempt.
                 continue
             serial = serial_of(self.create(key, content, stored))
             if serial is not None:
@@ -78,8 +79,8 @@ class ArchiveRows:
         return self._database.read(topic_filter, key=key)
 
     def walk(self, topic_filter: str, first_topic: str = "") -> Iterator[Row]:
-        """Yield the rows of a filter of all shards, in the order of a stream; all of them are of
-        one. Where only its second word varies, that is the order of those words.
+        """Yield the rows of a filter from all shards, in the order of a stream. The filter must
+        match rows of one stream. If only the second level varies, this is the order of that level.
         """
         shards = [
             self._database.read(topic_filter, shard=shard, first_topic=first_topic)
@@ -91,7 +92,7 @@ class ArchiveRows:
         return merge(*shards, key=second_word if single else _topic)
 
     def count(self, topic: str) -> int:
-        """Return what a counting row has come to, over all shards."""
+        """Return the value of a counter, summed over all shards."""
         return sum(count_in(self._database.get(topic, shard=shard)) for shard in self.shards())
 
     def shards(self) -> range:
@@ -104,13 +105,14 @@ def serial_of(ticket: CommitTicket) -> int | None:
     try:
         return ticket.wait().serial
     except PreconditionError as exc:
-        # The ticket has the error: with its trace, it would keep itself alive through its frames.
+        # The ticket holds the error. With its traceback, the error would keep itself alive by a
+        # reference cycle through its frames.
         exc.__traceback__ = None
         return None
 
 
 def second_word(row: Row) -> str:
-    """Return the word that names what a row is about."""
+    """Return the topic level that names the session, group or filter of a row."""
     return row.topic.split("/", 2)[1]
 
 

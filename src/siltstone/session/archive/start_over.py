@@ -1,8 +1,9 @@
-"""Sessions and groups whose database was dropped and created again start at its beginning.
+"""The reset of sessions and groups whose database was dropped and created again.
 
-Their places are serials of the former database, and would skip rows of the new one. What was in
-flight of the former one is gone; a packet id that the client may hold by QoS 2 is released first,
-or the client would take the next message of that id for the same.
+They start at the beginning of the new database, because their places are serials of the former
+database and would skip rows of the new one. Messages in flight from the former database are lost. A
+packet id that the client may hold for QoS 2 is released first; otherwise the client would take the
+next message with that id for the same message.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """What a session or group gave up: so many rows were behind it, and so many in flight."""
+    """What a session or group lost: the number of rows before its position, and those in flight."""
 
     former: str
     rows_behind: int
@@ -34,7 +35,7 @@ class StartOver:
 def session_in(
     session: SavedSession, origin: DatabaseIdentity
 ) -> tuple[SavedSession, StartOver | None]:
-    """Return a session as it stands in a database, and what it gave up if it starts over."""
+    """Return a session as it continues in a database, and what it lost if it starts over."""
     if origin.owns(session.identity):
         return replace(session, identity=origin.text), None
     kept = tuple(
@@ -55,7 +56,7 @@ def session_in(
 
 
 def group_in(group: SavedGroup, origin: DatabaseIdentity) -> tuple[SavedGroup, StartOver | None]:
-    """Return a group as it stands in a database, and what it gave up if it starts over."""
+    """Return a group as it continues in a database, and what it lost if it starts over."""
     if origin.owns(group.identity):
         return replace(group, identity=origin.text), None
     started = replace(group, since=(), position=(), done=(), identity=origin.text)
@@ -64,7 +65,7 @@ def group_in(group: SavedGroup, origin: DatabaseIdentity) -> tuple[SavedGroup, S
 
 def _kept(one: SavedInflight, unclean: bool) -> SavedInflight | None:
     if one.shard == NOT_STORED:
-        # What was to be sent when the broker stopped without a word may have been.
+        # After an unclean stop, a message that was ready to be sent may have been sent.
         return one._replace(flags=one.flags | DUP) if unclean else one
     if one.flags & 3 == 2:
         return SavedInflight(one.packet_id, NOT_STORED, 0, 2 | RELEASED)

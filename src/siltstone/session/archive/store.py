@@ -1,10 +1,11 @@
-"""The archive of durable sessions and share groups: what outlives connections, brokers, power cuts.
+"""The archive of durable sessions and share groups. It outlives connections, brokers, power cuts.
 
-A session that is away is rows in the key-value database `commits` and nothing in memory; it is
-loaded when its client returns. Who takes one fences off its former owner first and looks then, so
-what it sees is the last that the former one could save.
+A disconnected session consists of rows in the key-value database `commits` and takes no memory. It
+is loaded when its client returns. To take a session, a caller first fences off the former owner and
+then reads, so it sees the last state that the former owner could save.
 
-What waits for the disk is for threads; `save_later` and `drop_later` of what was taken do not wait.
+Methods that wait for the disk must run in a thread. `save_later` and `drop_later` of a session or
+group that was taken do not wait.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _LOG: Final = logging.getLogger("siltstone.sessions")
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run of the broker: its number, and who was connected when the one before it stopped
-    without saying so.
+    """A run of the broker: its number, and the clients that were connected when the run before it
+    stopped without saving their sessions.
     """
 
     run: int
@@ -72,9 +73,9 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """Something whose time has come: `will`, `expiry`, or `group` with its share filter as the id.
+    """A timer that is due: `will`, `expiry`, or `group` with its share filter as the id.
 
-    It is due again until the session or group was saved without it, or dropped.
+    It stays due until the session or group is saved without it, or dropped.
     """
 
     kind: str
@@ -84,7 +85,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """A session as a list shows it."""
+    """A session as lists show it."""
 
     client_id: str
     user: str
@@ -99,14 +100,14 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwayFilter:
-    """A filter that sessions have which are away: how many, and the highest QoS among them."""
+    """A filter of disconnected sessions: the number of subscriptions, and their highest QoS."""
 
     filter: str
     count: int
     qos_max: int
 
 
-# The class has a method of that name.
+# Inside the class, `list` is a method.
 Summaries = list[SessionSummary]
 Groups = list[SavedGroup]
 Dues = list[Due]
@@ -120,11 +121,11 @@ class SessionArchive:
     def __init__(
         self, database: KeyValueDatabase, clock: Clock, origin: DatabaseIdentity | None = None
     ) -> None:
-        """Keep everything in this database. Raises: UsageError unless it is a plain map whose
-        words are fixed and varying in turn, as those of ARCHIVE_SETTINGS are.
+        """Use this database. Raises: UsageError unless it is a plain map whose levels are fixed and
+        varying in turn, like those of ARCHIVE_SETTINGS.
 
-        `origin` is the database of the messages: what was saved in another one starts at its
-        beginning. Without it, places are taken as they are.
+        `origin` is the database of the messages: a session that was saved in another database
+        starts at its beginning. Without `origin`, places are used as they are.
         """
         settings = database.settings
         if settings.timed or settings.thresholds != ARCHIVE_SETTINGS.thresholds:
@@ -138,19 +139,19 @@ class SessionArchive:
         self._origin = origin
 
     def begin_run(self) -> RunStart:
-        """Count one more run of the broker, durably. The orphans stay such until they are saved as
-        away, so a crash before that loses none.
+        """Increment the run number of the broker, durably. A session stays an orphan until it is
+        saved as disconnected, so a crash before that loses none.
         """
         committed = self._database.transact(_count_run, shard=0)
         orphans = sorted(row.value.decode() for row in self._rows.walk(CONNECTED_FILTER))
         return RunStart(committed.value, orphans)
 
     def take(self, client_id: str) -> OwnedSession | None:
-        """Load a session and fence off who owned it before; None when there is none."""
+        """Load a session and fence off its former owner; None if it does not exist."""
         return self.take_many([client_id])[0]
 
     def take_many(self, client_ids: Sequence[str]) -> TakenSessions:
-        """Take many sessions in one group of commits, or a few."""
+        """Take many sessions, in one or a few group commits."""
         keys = [SessionKeys(client_id) for client_id in client_ids]
         tickets = [
             self._rows.fence(client_id, owner_topic=known.owner, state_topic=known.state)
@@ -171,7 +172,7 @@ class SessionArchive:
         return taken
 
     def peek(self, client_id: str) -> SavedSession | None:
-        """Return a session as it was saved last, whoever owns it."""
+        """Return a session as it was saved last, without taking it."""
         found = self._load(client_id, SessionKeys(client_id))
         if found is None:
             return None
@@ -179,11 +180,11 @@ class SessionArchive:
         return saved if self._origin is None else session_in(saved, self._origin)[0]
 
     def create(self, session: SavedSession) -> OwnedSession:
-        """Create a session, in place of what was kept for the client id."""
+        """Create a session; it replaces an existing session of the client id."""
         return self.create_many([session])[0]
 
     def create_many(self, sessions: Sequence[SavedSession]) -> CreatedSessions:
-        """Create many sessions in one group of commits, or a few; of one id the last one wins."""
+        """Create many sessions, in one or a few group commits; the last one of an id wins."""
         if self._origin is not None:
             sessions = [replace(session, identity=self._origin.text) for session in sessions]
         contents = [SessionContent(session, SessionKeys(session.client_id)) for session in sessions]
@@ -203,9 +204,10 @@ class SessionArchive:
         return created
 
     def mark_away(self, client_ids: Iterable[str], at_us: int) -> int:
-        """Save sessions as away since a time: those whose broker stopped without saying so.
+        """Save sessions as disconnected since a time, because their broker stopped without doing
+        it.
 
-        Returns how many there were. Their wills and their ends are due from then on.
+        Returns how many there were. Their wills and expiries count from that time.
         """
         marked = 0
         waiting = iter(client_ids)
@@ -222,36 +224,37 @@ class SessionArchive:
         return marked
 
     def due(self, now_us: int | None = None, limit: int = _MANY) -> Dues:
-        """Return what was to happen by now, the earliest first, and no more than so many.
+        """Return at most `limit` timers that are due, the earliest first.
 
-        Nothing is ever early, and nothing is lost while the clock jumps: whatever is behind it is
-        due, until it was done. What falls into a time that may not have passed waits.
+        No timer is early, and a jump of the clock loses none: every timer before the current time
+        stays due until it was handled. Timers in a span that the clock holds back, because it may
+        not have passed, are not due yet.
         """
         now = self._clock.now_us() if now_us is None else now_us
         held = self._clock.held_us()
-        # What is certain goes on with the clock.
+        # The time that has certainly passed advances with the clock.
         certain = now - len(held)
         spans = [range(certain + 1), range(max(certain + 1, held.stop), now + 1)]
         found = merge(*(self._due(kind, spans) for kind in KINDS), key=lambda due: due.at_us)
         return [*islice(found, limit)]
 
     def list(self, after: str = "", limit: int = _MANY) -> Summaries:
-        """Return sessions in order of their client ids, from behind one on."""
+        """Return sessions in order of their client ids, starting after `after`."""
         first = SessionKeys(after).state if after else ""
         rows = self._rows.walk(SESSIONS_FILTER, first)
         return [*islice((_summary(row) for row in rows if row.topic != first), limit)]
 
     def sessions_before(self, floors: Mapping[int, int], after: str = "") -> Page:
-        """Return sessions that stand before any of these serials, from behind a client id on."""
+        """Return sessions whose position is before any of these serials, after a client id."""
         walk = self._rows.walk
         return sessions_before(walk, floors, self._origin, after=after, limit=_MANY)
 
     def count(self) -> int:
-        """Return how many sessions there are, without walking them."""
+        """Return the number of sessions, without a scan."""
         return self._rows.count(COUNT_SESSIONS)
 
     def filters(self) -> Iterator[AwayFilter]:
-        """Yield the distinct filters of sessions that are away, in no order that means anything."""
+        """Yield the distinct filters of disconnected sessions, in no particular order."""
         rows = self._rows.walk(AWAY_FILTER)
         for _, same in groupby(rows, key=second_word):
             counts = [(int(row.topic[-1]), row.value) for row in same]
@@ -262,7 +265,7 @@ class SessionArchive:
             )
 
     def take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
-        """Load a share group and fence off who led it before; None when there is none."""
+        """Load a share group and fence off its former leader; None if it does not exist."""
         keys = GroupKeys(group_id(name, topic_filter))
         ticket = self._rows.fence(keys.id, owner_topic=keys.owner, state_topic=keys.state)
         serial = serial_of(ticket)
@@ -275,7 +278,7 @@ class SessionArchive:
         return owned
 
     def peek_group(self, name: str, topic_filter: str) -> SavedGroup | None:
-        """Return a group as it was saved last, whoever leads it."""
+        """Return a group as it was saved last, without taking it."""
         found = self._load_group(GroupKeys(group_id(name, topic_filter)))
         if found is None:
             return None
@@ -283,7 +286,7 @@ class SessionArchive:
         return saved if self._origin is None else group_in(saved, self._origin)[0]
 
     def create_group(self, group: SavedGroup) -> OwnedGroup:
-        """Create a share group, in place of what was kept for its name and filter."""
+        """Create a share group; it replaces an existing group of the same name and filter."""
         keys = GroupKeys(group_id(group.name, group.filter))
         if self._origin is not None:
             group = replace(group, identity=self._origin.text)
@@ -296,15 +299,13 @@ class SessionArchive:
         return OwnedGroup(self._rows.begin(keys.id), content, stored, serial)
 
     def list_groups(self, after: str = "", limit: int = _MANY) -> Groups:
-        """Return groups without their progress, in order of `$share/<name>/<filter>`, from behind
-        one on.
-        """
+        """Return groups without progress, by `$share/<name>/<filter>`, starting after `after`."""
         first = GroupKeys(after).state if after else ""
         rows = self._rows.walk(GROUPS_FILTER, first)
         return [*islice((decode_group(row.value)[0] for row in rows if row.topic != first), limit)]
 
     def count_groups(self) -> int:
-        """Return how many share groups there are, without walking them."""
+        """Return the number of share groups, without a scan."""
         return self._rows.count(COUNT_GROUPS)
 
     def _load(self, client_id: str, keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
@@ -324,7 +325,7 @@ class SessionArchive:
             owned.drop()
 
     def _due(self, kind: str, spans: Iterable[range]) -> Iterator[Due]:
-        # There may be many between the spans: they are not walked.
+        # There may be many timers between the spans; they are not scanned.
         for span in filter(None, spans):
             for row in self._rows.walk(f"due/+/{kind}/+", due_topic(span.start, kind, "")):
                 at_us = due_time(row.topic)

@@ -1,4 +1,4 @@
-"""The archive for people who look: sessions and groups as they were saved last, beside a broker."""
+"""A read-only view of the archive: sessions and groups as saved last, while a broker may run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from siltstone.store.tx.reading import KeyValueReader
 
 
 class ArchiveView:
-    """What a key-value database holds of sessions and groups."""
+    """The sessions and groups in a key-value database."""
 
     def __init__(self, reader: KeyValueReader, origin: DatabaseIdentity | None = None) -> None:
-        """Show what was saved in another database than `origin` at the beginning of this one."""
+        """Show states that were saved in another database at the beginning of `origin`."""
         self._reader = reader
         self._origin = origin
 
     def client_ids(self) -> list[str]:
-        """Return whose sessions there are, in order."""
+        """Return the client ids of all sessions, in order."""
         rows = self._reader.read(SESSIONS_FILTER)
         return sorted(decode_session(row.value)[0].client_id for row in rows)
 

@@ -1,12 +1,13 @@
-"""How much a session may find waiting when its client returns, and what goes where it is more."""
+"""The limits on the messages that wait when a client returns, and which messages are dropped."""
 
 from __future__ import annotations
 
 
 class Backlog:
-    """Limits of one return, in messages and bytes; 0 is none.
+    """Limits for one return of a client, in messages and bytes; 0 means no limit.
 
-    With `totals`, what there is in all, the oldest beyond the limits are dropped; else the newest.
+    With `totals` (all waiting messages and bytes), the oldest messages beyond the limits are
+    dropped. Without it, the newest are dropped.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class Backlog:
         self._is_full = False
 
     def admits(self, size_bytes: int) -> bool:
-        """Tell whether the next message, in order, is kept."""
+        """Tell whether the next message is kept; call it once for each message, in order."""
         if self._is_old_first:
             if self._skip_messages <= 0 and self._skip_bytes <= 0:
                 return True
@@ -35,7 +36,7 @@ class Backlog:
         if self._is_full:
             return False
         if self._messages_left == 0 or 0 <= self._bytes_left < size_bytes:
-            # Nothing behind it is kept either: what is kept has no gaps.
+            # No later message is kept either, so that the kept messages have no gaps.
             self._is_full = True
             return False
         if self._messages_left > 0:

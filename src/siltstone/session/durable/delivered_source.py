@@ -1,8 +1,8 @@
-"""The store as durable sessions and share groups read it: a slab that was dropped because all of
-them had its rows is no loss to any of them.
+"""The store as durable sessions and share groups read it.
 
-The saved position of a session may be far behind: rows that it did not want came by, or it has no
-subscription. Where these rows were dropped as delivered, it goes on behind them and hears nothing.
+A slab that was dropped because all sessions had received its rows is not a loss. The saved position
+of a session may be far behind, because it did not want the later rows or has no subscription. If
+these rows were dropped as delivered, the session continues after them and no loss is reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from siltstone.topic.grammar import TopicFilter
 
 
 class DeliveredSource:
-    """The slabs of a database, and what of it was reclaimed; for any number of threads."""
+    """The slabs of a database and its reclaimed rows. Methods may be called from any thread."""
 
     def __init__(self, source: StoreSource) -> None:
         self._source = source
@@ -25,13 +25,13 @@ class DeliveredSource:
         return self._source.ends()
 
     def position_at(self, since_us: int) -> FeedPosition:
-        """Return the place of the first frame with a row at or after a time, of each shard."""
+        """Return for each shard the position of the first frame with a row at or after a time."""
         return self._source.position_at(since_us)
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
     ) -> Found:
-        """Read on from a serial, as much as the settings allow. Raises: SiltstoneError."""
+        """Read rows from a serial on, up to the limits of the settings. Raises: SiltstoneError."""
         reclaimed = self._source.reclaimed(shard)
         if start < reclaimed:
             return Found(start, reclaimed, start, None)

@@ -1,4 +1,4 @@
-"""How far a session or group is behind: rows of the store that it has still to get."""
+"""The lag of a session or group: the rows of the store that it has not received yet."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from siltstone.topic.matcher import Matcher
 _SETTINGS: Final = FeedSettings(decode=False)
 _NOWHERE: Final[Mapping[int, int]] = {}
 
-# Says whether a row, by its index in a batch, is to be counted.
+# Tells whether a row, by its index in a batch, counts.
 Counts = Callable[[FeedBatch, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Messages that wait, their values' size, and when the first of them came, if any.
+    """The number of waiting messages, the size of their values, and the time of the oldest, if any.
 
-    `is_more` says that there are more, which were not counted. `gone` is how many rows, wanted or
-    not, retention dropped from the store before they could be read.
+    `is_more` says that there are more messages, which were not counted. `gone` is the number of
+    rows, wanted or not, that retention dropped from the store before they could be read.
     """
 
     messages: int
@@ -47,7 +47,7 @@ class Lag:
 def group_lag(
     source: Source, saved: SavedGroup, now_us: int, *, count_max: int | None = None
 ) -> Lag:
-    """Count what the members of a group have still to get."""
+    """Count the rows that the members of a group have not received yet."""
     filters = [TopicFilter.parse(saved.filter)]
     rows = _Rows(source, filters, saved.position, {})
     return _lag(rows, _counts_of_group(saved, now_us), count_max)
@@ -56,8 +56,8 @@ def group_lag(
 def session_lag(
     source: Source, saved: SavedSession, now_us: int, *, count_max: int | None = None
 ) -> Lag:
-    """Count what a session has not acknowledged, by its own subscriptions; what groups lend is
-    theirs.
+    """Count the rows that a session has not acknowledged, by its own subscriptions. Rows that share
+    groups lend to it count for the group.
     """
     wanted = _Wanted(saved, now_us)
     rows = _Rows(source, wanted.filters, saved.position, {})
@@ -67,8 +67,8 @@ def session_lag(
 def backlog_lag(
     source: Source, saved: SavedSession, ends: Mapping[int, int], age_max_us: int, now_us: int
 ) -> Lag:
-    """Count what waits for a session before these ends, but for what it was sent before, and what
-    is too old; an age of 0 is none.
+    """Count the rows that wait for a session before `ends`, except rows that were sent before and
+    rows that are too old. An age of 0 means no limit.
     """
     wanted = _Wanted(saved, now_us)
     sent = {(one.shard, one.serial) for one in saved.inflight if one.shard != NOT_STORED}
@@ -92,9 +92,9 @@ def session_first(
     *,
     starts: Mapping[int, int] = _NOWHERE,
 ) -> dict[int, int]:
-    """Return for each shard the first row before its end that a session has still to get, or has
-    not acknowledged; the end where there is none. Rows before the starts are known not to be for
-    it.
+    """Return for each shard the first row before its end that a session has not received or not
+    acknowledged; the end if there is none. The caller knows that the session wants no row before
+    `starts`.
     """
     wanted = _Wanted(saved, now_us)
     rows = _Rows(source, wanted.filters, _later(saved.position, starts), ends)
@@ -108,17 +108,17 @@ def session_first(
 def group_first(
     source: Source, saved: SavedGroup, ends: Mapping[int, int], now_us: int
 ) -> dict[int, int]:
-    """Return for each shard the first row before its end that the members of a group have still to
-    get; the end where there is none.
+    """Return for each shard the first row before its end that the members of a group have not
+    received yet; the end if there is none.
     """
     rows = _Rows(source, [TopicFilter.parse(saved.filter)], saved.position, ends)
     return rows.first(_counts_of_group(saved, now_us))
 
 
 class _Wanted:
-    """What a session that is away will get: what a subscription of QoS 1 or 2 matches since it was
-    made, of what has QoS 1 or 2, is not done, not its own where that is not wanted, and not
-    expired.
+    """The rows that a disconnected session will receive. A row of QoS 1 or 2 counts if it matches a
+    subscription of QoS 1 or 2 and is not older than that subscription. It must not be done or
+    expired, and not be the session's own message where the subscription says no local.
     """
 
     def __init__(self, saved: SavedSession, now_us: int) -> None:
@@ -137,7 +137,7 @@ class _Wanted:
                 self._matcher.put(topic_filter.levels, one.filter, wish)
 
     def counts(self, batch: FeedBatch, index: int) -> bool:
-        """Tell whether a row is one that it gets."""
+        """Tell whether the session will receive a row."""
         shard, serial = batch.shard, batch.serials[index]
         if batch.flags[index] & 3 == 0 or (shard, serial) in self._done:
             return False
@@ -150,7 +150,7 @@ class _Wanted:
 
 
 class _Rows:
-    """What any of the filters matches between a position and the ends, or those of now."""
+    """The rows that any filter matches from a position to the given or the current ends."""
 
     def __init__(
         self,
@@ -170,11 +170,11 @@ class _Rows:
             yield from self._of_shard(shard, self._ends.get(shard, last))
 
     def first(self, counts: Counts) -> dict[int, int]:
-        """Return the first row of each shard that counts; the end of one that has none."""
+        """Return for each shard the first row that counts; its end if there is none."""
         found = dict(self._ends)
         for shard, end in self._ends.items():
             for batch, rows in groupby(self._of_shard(shard, end), key=lambda row: row[0]):
-                # In a batch, rows of one stream stand together.
+                # A batch groups its rows by stream, so they are not in the order of serials.
                 counted = [batch.serials[index] for _, index in rows if counts(batch, index)]
                 if counted:
                     found[shard] = min(counted)
@@ -226,7 +226,7 @@ def _counts_of_group(saved: SavedGroup, now_us: int) -> Counts:
 
 
 def _later(position: Iterable[ShardSerial], starts: Mapping[int, int]) -> list[ShardSerial]:
-    """Return a position, in each shard not before its start."""
+    """Return a position that is not before the start of any shard."""
     places = dict(position)
     return [
         ShardSerial(shard, max(places.get(shard, 0), starts.get(shard, 0)))

@@ -1,12 +1,13 @@
 """How far a durable session has come in the rows of each shard.
 
-A row is open from the moment when it is offered to the client until the client has it for good.
-Rows are offered in the order of their serials and may end in any order. The position of a shard is
-its first open row, or the one behind all that were looked at: a session that begins anew there
-misses nothing, and of what follows it leaves out what is done.
+A row is open from the moment when it is offered to the client until its delivery is complete. Rows
+are offered in the order of their serials and may complete in any order. The position of a shard is
+its first open row, or the row after all rows that were examined. A session that restarts at the
+position misses nothing, and it skips the later rows that are done.
 
-A row that came by and was not wanted changes nothing that must be saved: whoever begins again at an
-older position leaves it out again. So it is only counted, and saved now and then.
+A row that was examined and not wanted changes nothing that must be saved: a session that restarts
+at an older position examines the row again and skips it again. Such rows are only counted, and the
+position is saved occasionally.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Final
 
 from siltstone.session.archive.records import SavedInflight
 
-# A position that rows passed by without a match is saved when that many have, or at every tenth
-# look: this bounds what is read again after a crash.
+# A position that moved only over unwanted rows is saved after PASSED_ROWS_MAX rows, or at every
+# PASSED_LOOKS_MAX-th check. This limits how much is read again after a crash.
 PASSED_ROWS_MAX: Final = 4096
 PASSED_LOOKS_MAX: Final = 10
 
@@ -29,24 +30,24 @@ class ShardProgress:
     def __init__(self, owner: Progress, shard: int, next_serial: int) -> None:
         self.owner = owner
         self.shard = shard
-        # Every row before this one was looked at.
+        # Every row before this one was examined.
         self.next_serial = next_serial
-        # Rows that were offered, in order, from the first open one on or before it; those of them
-        # that are open.
+        # The offered rows in order, from the first open row or earlier; and those of them that are
+        # open.
         self._offered: deque[int] = deque()
         self._open: set[int] = set()
-        # Rows that were done before this connection, and have not come by yet.
+        # Rows that were done before this connection, and were not read again yet.
         self.done: set[int] = set()
-        # Rows that had a packet id on an earlier connection, and have not come by yet.
+        # Rows that had a packet id on an earlier connection, and were not read again yet.
         self.sent_before: dict[int, SavedInflight] = {}
-        # Rows before this one may have been sent when the broker stopped without a word.
+        # Rows before this one may have been sent before the broker stopped without a last save.
         self.doubtful_until = 0
-        # Rows before this one came when the client was away.
+        # Rows before this one arrived while the client was disconnected.
         self.missed_until = 0
 
     def come_by(self, offered: list[int], left_out: list[int]) -> None:
-        """Take note of rows that follow all before: those that will be offered to the client, and
-        those that were done before this connection.
+        """Record rows that were read, which follow all earlier ones: `offered` will be offered to
+        the client, and `left_out` were done before this connection.
         """
         if left_out:
             self.done.difference_update(left_out)
@@ -56,7 +57,7 @@ class ShardProgress:
         self._open.update(offered)
 
     def complete(self, serial: int) -> None:
-        """Take note of a row that the client has for good."""
+        """Record that the delivery of a row is complete."""
         self.owner.freed += 1
         self.owner.changed = True
         self._open.discard(serial)
@@ -64,7 +65,7 @@ class ShardProgress:
             self._offered.clear()
 
     def pass_by(self, next_serial: int) -> None:
-        """Take note that every row before a serial was looked at."""
+        """Record that every row before a serial was examined."""
         if next_serial > self.next_serial:
             self.owner.passed += next_serial - self.next_serial
             self.next_serial = next_serial
@@ -77,10 +78,10 @@ class ShardProgress:
         return offered[0] if offered else self.next_serial
 
     def done_rows(self) -> list[int]:
-        """Return the rows behind the position that are done, in order."""
+        """Return the rows after the position that are done, in order."""
         self.position()
         done = [serial for serial in self._offered if serial not in self._open]
-        # What has not come by yet stands behind all that has.
+        # Rows that were not read again yet come after all rows that were.
         return done + sorted(self.done)
 
     def is_open(self) -> bool:
@@ -93,20 +94,20 @@ class ShardProgress:
 
 
 class Progress:
-    """The lanes of one session."""
+    """The progress of one session or group, with one lane for each shard."""
 
     def __init__(self) -> None:
         self.lanes: dict[int, ShardProgress] = {}
-        # Rows that ended since somebody last took note.
+        # Rows that completed since the owner last reset this counter.
         self.freed = 0
-        # Whether anything is to be saved soon.
+        # Whether there is a change to save soon.
         self.changed = False
-        # Serials that came by since the last save, and how often that was too little to save.
+        # The serials passed since the last save, and the number of checks since then.
         self.passed = 0
         self._looks = 0
 
     def lane(self, shard: int) -> ShardProgress:
-        """Return the lane of a shard; one that is new begins with its first row."""
+        """Return the lane of a shard; a new lane begins with the first row."""
         lane = self.lanes.get(shard)
         if lane is None:
             lane = ShardProgress(self, shard, 0)
@@ -114,15 +115,15 @@ class Progress:
         return lane
 
     def start(self, shard: int, next_serial: int, done: Iterable[int]) -> ShardProgress:
-        """Begin a shard where an earlier connection has left it."""
+        """Begin a shard at the saved position of an earlier connection."""
         lane = ShardProgress(self, shard, next_serial)
         lane.done = set(done)
         self.lanes[shard] = lane
         return lane
 
     def is_far(self) -> bool:
-        """Tell, asked now and then, whether the saved position is so far behind or so old that it
-        is worth a save by itself.
+        """Tell whether the saved position is so far behind or so old that it should be saved
+        without another change. Call it at regular intervals.
         """
         if self.passed == 0:
             return False
@@ -130,13 +131,13 @@ class Progress:
         return self.passed >= PASSED_ROWS_MAX or self._looks >= PASSED_LOOKS_MAX
 
     def saved(self) -> None:
-        """Take note that all of it is part of a save."""
+        """Record that the current progress is part of a save."""
         self.changed = False
         self.passed = 0
         self._looks = 0
 
     def end(self) -> None:
-        """Let go of the lanes, which refer to this."""
+        """Drop the lanes, which refer to this object, to break the reference cycle."""
         self.lanes = {}
 
     def position(self) -> dict[int, int]:
@@ -144,6 +145,6 @@ class Progress:
         return {shard: lane.position() for shard, lane in self.lanes.items()}
 
     def done(self) -> dict[int, list[int]]:
-        """Return the rows behind the position that are done, in order."""
+        """Return for each shard the rows after the position that are done, in order."""
         found = {shard: lane.done_rows() for shard, lane in self.lanes.items()}
         return {shard: rows for shard, rows in found.items() if rows}

@@ -1,9 +1,10 @@
-"""What a durable session makes of the rows of the store: which it wants, how, and how often.
+"""How a durable session selects the rows of the store that it delivers.
 
-Every row that any of its subscriptions could want comes by once, in the order of its shard. A row
-that several subscriptions match is one message, with the highest QoS and all identifiers. It is
-left out where it came before the subscription, was acknowledged before this connection, is the
-session's own and not wanted, has expired, or has QoS 0 and came while the client was away.
+Every row that any subscription could want is read once, in the order of its shard. A row that
+several subscriptions match is one message, with the highest QoS and all identifiers. A row is
+skipped if it is older than the subscription, was acknowledged before this connection, is the
+session's own message under no local, has expired, or has QoS 0 and arrived while the client was
+disconnected.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from siltstone.session.sending.outbox import Outbox
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
 from siltstone.topic.matcher import Matcher
 
-# The user property that tells a client how many rows are gone before the message that has it.
+# The user property that tells a client how many rows were lost before this message.
 LOST_PROPERTY: Final = b"siltstone-lost-rows"
 _WANTS_MAX: Final = 10_000
 _ROW_FLAGS: Final = 7
@@ -27,8 +28,8 @@ _US: Final = 1_000_000
 
 
 class Want:
-    """What all subscriptions that match a topic ask for; `since` says from which row of a shard on
-    all of them do.
+    """The combined options of all subscriptions that match a topic. `since` holds for each shard
+    the row from which on all of them apply.
     """
 
     def __init__(self, wishes: list[WantedFilter]) -> None:
@@ -39,7 +40,7 @@ class Want:
         self.identifiers = b""
         self.since: dict[int, int] = {}
         self.latest = 0
-        # What the session gets of its own messages, where that differs.
+        # The options for the session's own messages, if they differ.
         self.own: Want | None = None
         for wish in wishes:
             self.qos = max(self.qos, wish.qos)
@@ -66,7 +67,7 @@ def _text(text: bytes) -> bytes:
 
 
 class Reader:
-    """Offers rows to the outbox of one session while it is connected."""
+    """Offers rows to the outbox of one session while its client is connected."""
 
     def __init__(self, publisher: bytes, outbox: Outbox, progress: Progress) -> None:
         self._publisher = publisher
@@ -74,34 +75,34 @@ class Reader:
         self.progress = progress
         self._matcher = Matcher()
         self._wants: dict[bytes, Want] = {}
-        # Rows older than this, in µs, are dropped; 0 for none.
+        # Rows older than this, in µs, are dropped; 0 means no limit.
         self.age_max_us = 0
-        # What may have waited while the client was away; None for everything.
+        # The limits for rows that waited while the client was disconnected; None means no limit.
         self.backlog: Backlog | None = None
         self.expired = 0
         self.dropped = 0
-        # Rows that were lost, of which the next message of QoS 1 or 2 tells.
+        # Lost rows, which the next message of QoS 1 or 2 reports.
         self._untold = 0
 
     def put(self, text: str, levels: tuple[bytes, ...], wish: WantedFilter) -> None:
-        """Want what a filter matches, in place of what was wanted of it before."""
+        """Add a filter, or replace its former options."""
         self._matcher.put(levels, text, wish)
         self._wants.clear()
 
     def remove(self, text: str, levels: tuple[bytes, ...]) -> None:
-        """Want it no longer."""
+        """Remove a filter."""
         self._matcher.remove(levels, text)
         self._wants.clear()
 
     def forget_rights(self) -> None:
-        """Ask anew what the session may read."""
+        """Clear the cached rights, so that they are checked again."""
         self._wants.clear()
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
-        """Take the rows of a batch that are for this session, all of them for None.
+        """Take the rows of a batch that are for this session; None means all rows.
 
-        They are noted in the order of their serials, and offered in that of their times, in which
-        they came: in a batch, rows of one stream stand together.
+        The rows are recorded in the order of their serials and offered in the order of their
+        timestamps, because a batch groups its rows by stream.
         """
         lane = self.progress.lane(batch.shard)
         found: list[Delivery] = []
@@ -118,7 +119,7 @@ class Reader:
                 found.append(taken)
                 if taken.lane is not None:
                     offered.append(serial)
-        # Before they are offered: what cannot be sent ends at once.
+        # This comes before the offers: a row that cannot be sent completes at once.
         lane.come_by(offered, left_out)
         outbox = self._outbox
         for delivery in found:
@@ -134,14 +135,14 @@ class Reader:
                 outbox.offer_row(delivery, lane, delivery.serial)
 
     def lost(self, serials: int) -> None:
-        """Take note of rows that were dropped from the store before they came by: which of them
-        this session wanted is not known any more, so all count.
+        """Record rows that were dropped from the store before they were read. It is unknown which
+        of them this session wanted, so all of them count.
         """
         self.dropped += serials
         self._untold += serials
 
     def passed(self, shard: int, next_serial: int) -> None:
-        """Take note that every row before a serial has come by."""
+        """Record that every row before a serial was read."""
         lane = self.progress.lane(shard)
         lane.pass_by(next_serial)
         if lane.sent_before:
@@ -153,7 +154,7 @@ class Reader:
                 self._outbox.give_up(each.packet_id, each.flags & 3)
 
     def wants(self, topic: bytes) -> bool:
-        """Tell whether any subscription matches a topic that may be read."""
+        """Tell whether any subscription matches a topic that the session may read."""
         return self._want_of(topic).qos >= 0
 
     def _take(
@@ -165,7 +166,7 @@ class Reader:
         now: float,
         wall_us: int,
     ) -> Delivery | None:
-        """Return what becomes of a row, if anything."""
+        """Return the delivery of a row; None if the session skips the row."""
         want = self._wanted(batch, index, lane.shard, serial)
         sent = lane.sent_before.get(serial) if lane.sent_before else None
         if sent is None:
@@ -177,7 +178,8 @@ class Reader:
             # [MQTT-3.3.1-12], [MQTT-3.3.1-13].
             flags = qos | (flags & 4) if want.keeps_retain else qos
         elif self._may_finish(batch.topics[index], want):
-            # As it was when its delivery began, whatever the subscription is now.
+            # With the options that applied when its delivery began, whatever the subscription is
+            # now.
             flags, qos = sent.flags & _ROW_FLAGS, sent.flags & 3
         else:
             self.progress.freed += 1
@@ -190,7 +192,7 @@ class Reader:
                 self.expired += 1
                 self.progress.freed += 1
                 return None
-            # [MQTT-3.3.2-6]: less the time that it has waited in the store.
+            # [MQTT-3.3.2-6]: less the time that the message waited in the store.
             properties = with_time_left(properties, left_us)
             expires_at = now + left_us / _US
         if sent is None and self._is_too_much(batch, index, lane, wall_us):
@@ -208,8 +210,8 @@ class Reader:
             self._untold = 0
         delivery.lane = lane
         delivery.serial = serial
-        # [MQTT-3.3.1-1]: whether an earlier connection was sent it, or may have been. What has QoS
-        # 2 and no packet id surely was not.
+        # [MQTT-3.3.1-1]: DUP if the row was sent on an earlier connection, or may have been. A QoS
+        # 2 message without a saved packet id was certainly not sent.
         if sent is not None:
             del lane.sent_before[serial]
             delivery.packet_id = sent.packet_id
@@ -220,14 +222,14 @@ class Reader:
         return delivery
 
     def _waited(self, qos: int, want: Want, serial: int, lane: ShardProgress) -> bool:
-        """Tell whether a row that is sent with QoS 0 is for this client: it came when the client
-        was there, or has waited for it. [MQTT-3.8.4-4]: it is not lost because the subscription
-        asks for less now.
+        """Tell whether a row that is sent with QoS 0 is for this client: it arrived while the
+        client was connected, or it waited for the client. [MQTT-3.8.4-4]: a waiting row is not lost
+        because the subscription now has a lower QoS.
         """
         return serial >= lane.missed_until or min(qos, want.away_qos) > 0
 
     def _is_too_much(self, batch: FeedBatch, index: int, lane: ShardProgress, wall_us: int) -> bool:
-        """Tell whether a row is dropped for the limits of the session."""
+        """Tell whether a row is dropped because of the limits of the session."""
         if self.age_max_us and batch.came_us(index) + self.age_max_us < wall_us:
             return True
         backlog = self.backlog
@@ -240,7 +242,7 @@ class Reader:
     def _wanted(self, batch: FeedBatch, index: int, shard: int, serial: int) -> Want:
         want = self._want_of(batch.topics[index])
         if serial < want.latest and serial < want.since.get(shard, 0):
-            # A subscription was made when others were behind.
+            # One subscription is newer than others, so not all of them apply to this row.
             want = _want([wish for wish in want.wishes if serial >= wish.since.get(shard, 0)])
         own = want.own
         if own is not None and batch.publishers[index] == self._publisher:
@@ -248,8 +250,8 @@ class Reader:
         return want
 
     def _may_finish(self, topic: bytes, want: Want) -> bool:
-        """Tell whether to go on with a delivery that has begun: [MQTT-3.10.4-3], also where nothing
-        is subscribed any more, but not where the topic may be read no longer.
+        """Tell whether to continue a delivery that has begun: [MQTT-3.10.4-3] yes, also if no
+        subscription matches any more, but not if the session may no longer read the topic.
         """
         return want.qos >= 0 or not self._matcher.match(topic)
 
@@ -257,7 +259,7 @@ class Reader:
         return self._wants.get(topic) or self._find(topic)
 
     def _find(self, topic: bytes) -> Want:
-        """Ask the matcher, and remember."""
+        """Compute the wanted options of a topic and cache them."""
         wishes: list[WantedFilter] = []
         for value in self._matcher.match(topic):
             wish = cast("WantedFilter", value)

@@ -1,4 +1,4 @@
-"""Progress to and from what is saved of it."""
+"""Conversion between the progress of a session or group and its saved form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from siltstone.session.durable.progress import Progress
 def restore_progress(
     progress: Progress, position: Iterable[ShardSerial], done: Iterable[SerialRange]
 ) -> None:
-    """Begin every shard where it was left."""
+    """Begin every shard at its saved position."""
     rows: dict[int, list[int]] = {}
     for part in done:
         rows.setdefault(part.shard, []).extend(range(part.first, part.stop))
@@ -25,12 +25,12 @@ def position_of(progress: Progress) -> tuple[ShardSerial, ...]:
 
 
 def places(serials: dict[int, int]) -> tuple[ShardSerial, ...]:
-    """Return a place in each shard, by shard."""
+    """Return a place for each shard, sorted by shard."""
     return tuple(ShardSerial(shard, serial) for shard, serial in sorted(serials.items()))
 
 
 def done_of(progress: Progress) -> tuple[SerialRange, ...]:
-    """Return the rows behind the position that are done, those that follow each other joined."""
+    """Return the rows after the position that are done; adjacent serials form one range."""
     ranges: list[SerialRange] = []
     for shard, serials in sorted(progress.done().items()):
         for serial in serials:

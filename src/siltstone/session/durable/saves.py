@@ -1,8 +1,8 @@
-"""Saves a durable session, one save at a time, and tells those who wait for one.
+"""The saves of a durable session: one at a time, with callbacks when they are durable.
 
-Whoever asks for a save is called back when everything that was changed before is durable. What is
-asked for while a save is under way is part of the next one. A save that failed for want of room is
-tried again; after any other failure nobody is called back, and the owner hears of it.
+A caller that requests a save is called back when all earlier changes are durable. Requests that
+arrive during a save become part of the next one. A save that fails with RetryError is tried again.
+After any other failure no caller is called back, and the owner is notified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError
 from siltstone.guard import contain
 
 Act = Callable[[], None]
-# How long to wait before a failed save is tried again.
+# The delay before a failed save is tried again.
 _AGAIN_SECONDS: Final = 0.5
 _LAST_TRIES: Final = 20
 
@@ -28,23 +28,23 @@ class SaveTicket(Protocol):
         """What went wrong, if something did."""
 
     def on_done(self, callback: Callable[[SaveTicket], None]) -> None:
-        """Call back from any thread when the outcome is known."""
+        """Call `callback` when the outcome is known; it may run in any thread."""
 
 
 def _nothing_changed() -> SaveTicket | None:
-    """Hand over nothing."""
+    """Submit nothing."""
     return None
 
 
 def _unheard(_: Exception) -> None:
-    """Tell no owner of a failure."""
+    """Ignore a failure: there is no owner any more."""
 
 
 class SaveScheduler:
-    """One session's saves.
+    """The saves of one session.
 
-    `submit` hands over what was changed and returns the ticket, None where nothing was; `hop` runs
-    something on the owner's thread; `later` runs something after so many seconds.
+    `submit` submits the changes and returns the ticket, or None if there are none. `hop` runs a
+    function in the owner's thread. `later` runs a function after a number of seconds.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SaveScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was to be saved is."""
+        """Whether no save is running or requested."""
         return not self._is_saving and not self._is_wanted
 
     def save(self, then: Act | None = None) -> None:
-        """Save what was changed until now; call back when it is durable."""
+        """Save all changes up to now; call `then` when they are durable."""
         if then is not None:
             self._waiting.append(then)
         self._is_wanted = True
@@ -79,12 +79,12 @@ class SaveScheduler:
             self._begin()
 
     def close(self, then: Act) -> None:
-        """Save for the last time; call back when it is durable, or cannot be."""
+        """Save for the last time; call `then` when the changes are durable, or cannot be saved."""
         self._last = then
         self.save()
 
     def end(self) -> None:
-        """Let go of the owner, which refers to this: there is nothing more to save."""
+        """Drop the references to the owner, to break the cycle: there is nothing more to save."""
         self._submit = _nothing_changed
         self._failed = _unheard
 
@@ -126,6 +126,6 @@ class SaveScheduler:
             contain(last)
 
     def _may_retry(self) -> bool:
-        """Tell whether to try again: for ever, but for the last time not so long."""
+        """Tell whether to try again: always, except that the last save has a limit."""
         self._tries += self._last is not None
         return self._tries < _LAST_TRIES

@@ -1,8 +1,9 @@
-"""The durable half of a connected session: what it reads from the store, and what is kept of that.
+"""The durable part of a connected session: the rows that it reads, and the state that it saves.
 
-It is made from what an earlier connection has left behind, or new; it saves positions now and then,
-and the handshakes of QoS 2 before their packets are sent. When the connection ends, the last save
-holds everything, and this object is gone: the next connection begins with the saved state again.
+It starts from the state that an earlier connection saved, or as a new session. It saves positions
+at intervals, and it saves QoS 2 handshakes before their packets are sent. When the connection ends,
+a last save stores everything and this object is dropped. The next connection starts from the saved
+state.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from siltstone.topic.grammar import TopicFilter
 _LOG: Final = logging.getLogger("siltstone.sessions")
 _STORED_FLAGS: Final = 7
 _US: Final = 1_000_000
-# Rows beyond the window that may wait in memory, so that acknowledgements find more to send.
+# Rows beyond the window that may wait in memory, so that each acknowledgement finds a row to send.
 _AHEAD: Final = 256
 
 
@@ -68,25 +69,25 @@ class Durable:
         self._failed = failed
         self._saved: tuple[list[Delivery], list[int]] = ([], [])
         self._ends = ends
-        # From which row of each shard on a filter has them.
+        # For each filter, the first row of each shard that it applies to.
         self._since: dict[str, dict[int, int]] = {}
-        # With which QoS each filter was subscribed to when the client came.
+        # The QoS of each filter when the client connected.
         self._away_qos: dict[str, int] = {}
-        # Filters without a subscription, of which deliveries have begun.
+        # Filters without a subscription that have unfinished deliveries.
         self._unfinished: list[TopicFilter] = []
-        # The time of the wall when the owner's own time began.
+        # The wall-clock time, in µs, at which the owner's monotonic time is 0.
         self._epoch_us = 0
         self._is_frozen = False
-        # Whether that failed.
+        # Whether `freeze` failed.
         self._is_torn = False
-        # Whether a save could not be made, and who hears of it before the client is let in.
+        # Whether a save failed; and the callback for a failure before the client is accepted.
         self.is_lost = False
         self.when_lost: Callable[[Exception], None] | None = None
         self._asked = False
         self._dropped_before = owned.state.dropped
         self._extras: set[int] = set()
         self._saved_traffic = (0, 0)
-        # Who hears of it once when there is something to save.
+        # Called once when there is something to save.
         self.moved: Act | None = None
         outbox.save = self._save_handshakes
 
@@ -99,8 +100,8 @@ class Durable:
         now: float,
         wall_us: int,
     ) -> None:
-        """Begin where the saved state ends; `doubtful` says before which rows of each shard any may
-        have been sent unseen.
+        """Start from the saved state. Rows of each shard before `doubtful` may have been sent
+        without a record of it.
         """
         state = self.owned.state
         self.credit = window + _AHEAD
@@ -115,7 +116,7 @@ class Durable:
         inflight: list[Delivery] = []
         extras = {message.packet_id: message for message in state.extra}
         for packet_id, shard, serial, flags in state.inflight:
-            # What was to be sent when the broker stopped without a word may have been.
+            # After an unclean stop, a message that was ready to be sent may have been sent.
             was_sent = state.unclean or flags & DUP != 0
             if flags & RELEASED:
                 inflight.append(_released(packet_id))
@@ -133,26 +134,26 @@ class Durable:
         self.outbox.restore(state.next_packet_id, reserved, inflight)
 
     def next_rows(self) -> dict[int, int]:
-        """Return the first row of each shard that has not come by."""
+        """Return the first row of each shard that was not read."""
         return {shard: lane.next_serial for shard, lane in self.progress.lanes.items()}
 
     def dropped(self) -> int:
-        """Return how many messages this session lost to limits, in all its life."""
+        """Return how many messages this session has lost to limits since it was created."""
         return self._dropped_before + self.reader.dropped + self.outbox.dropped
 
     def is_doubtful(self) -> bool:
-        """Tell whether rows are left that may have been sent when the broker stopped without a
-        word, or that what is in flight could not be handed to the last save.
+        """Tell whether there are rows that may have been sent before an unclean stop of the broker,
+        or whether the messages in flight could not be added to the last save.
         """
         return self._is_torn or any(
             lane.position() < lane.doubtful_until for lane in self.progress.lanes.values()
         )
 
     def freeze(self) -> None:
-        """Hand everything as it is now to the next save, and look at the outbox no more."""
-        # Should this fail, what was saved before counts: the outbox is about to forget all.
+        """Add the current state to the next save; the outbox is not read after this."""
+        # If this fails, the state saved before stays valid: the outbox is about to be cleared.
         self._is_frozen = self._is_torn = True
-        # What waits and is in no store is saved by its packet id.
+        # Waiting messages that are not in the store are saved by their packet ids.
         self.outbox.number_waiting()
         self.put_progress()
         self._is_torn = False
@@ -162,8 +163,8 @@ class Durable:
         return self.progress.position()
 
     def read_position(self) -> dict[int, int] | None:
-        """Return the first row of each shard that is not done; None where no rows come by, and only
-        the saved state tells.
+        """Return the first row of each shard that is not done; None if there is no feed, so that
+        only the saved state is valid.
         """
         if self.feed is None:
             return None
@@ -177,7 +178,7 @@ class Durable:
         self.reader.receive(batch, rows, now, wall_us)
 
     def lost(self, serials: int) -> None:
-        """Tell of rows that retention dropped from the store before they came by."""
+        """Report rows that retention dropped from the store before they were read."""
         self.reader.lost(serials)
         self.progress.changed = True
         self.outbox.stir()
@@ -190,11 +191,11 @@ class Durable:
         )
 
     def broken(self, error: Exception) -> None:
-        """Tell that the rows cannot be read."""
+        """Report that the rows cannot be read."""
         self._failed(error)
 
     def freed(self) -> int:
-        """Return how much credit the feed is owed, if it is worth telling; else 0."""
+        """Return the credit to give back to the feed; 0 while it is less than a quarter of all."""
         freed = self.progress.freed
         if freed * 4 < self.credit:
             return 0
@@ -202,7 +203,7 @@ class Durable:
         return freed
 
     def subscriptions(self) -> Iterator[Subscribed]:
-        """Yield the subscriptions of earlier connections; to read one takes some time."""
+        """Yield the subscriptions of earlier connections; parsing each of them takes some time."""
         for saved in self.owned.state.subscriptions:
             self._since[saved.filter] = dict(saved.since)
             self._away_qos[saved.filter] = saved.qos
@@ -223,7 +224,7 @@ class Durable:
         identifier: bytes,
         guard: Callable[[bytes], bool] | None,
     ) -> None:
-        """Let a subscription have what comes from now on; one that is made again goes on."""
+        """Deliver rows for a subscription from now on; a renewed subscription keeps its start."""
         topic_filter = subscription.filter
         since = self._since.setdefault(topic_filter.text, self._ends())
         self.reader.put(
@@ -241,7 +242,7 @@ class Durable:
         )
 
     def keep(self, subscription: Subscription, identifier: int) -> None:
-        """Hand a subscription to the next save."""
+        """Add a subscription to the next save."""
         text = subscription.filter.text
         since = self._since.setdefault(text, self._ends())
         self.owned.put_subscription(
@@ -257,7 +258,7 @@ class Durable:
         )
 
     def unsubscribe(self, topic_filter: TopicFilter) -> None:
-        """Want nothing more of a filter."""
+        """Stop delivering rows for a filter."""
         self._since.pop(topic_filter.text, None)
         self._away_qos.pop(topic_filter.text, None)
         self.reader.remove(topic_filter.text, topic_filter.levels)
@@ -266,30 +267,30 @@ class Durable:
             self._unfinished.append(topic_filter)
 
     def leave_feed(self) -> None:
-        """Take note of how far a feed has come that has ended."""
+        """Record how far the feed has read, and drop the feed, which has ended."""
         self._look()
         self.feed = None
 
     def unfinished(self) -> list[TopicFilter]:
-        """Return filters that are read though nobody subscribes to them: rows of theirs were sent
-        on an earlier connection, and not acknowledged.
+        """Return filters that are read without a subscription: some of their rows were sent on an
+        earlier connection and not acknowledged.
         """
         if not self._awaits_rows():
             self._unfinished = []
         return self._unfinished
 
     def is_finished(self) -> bool:
-        """Tell whether filters are read for the last time that need not be any more."""
+        """Tell whether there are filters without a subscription that need no more reading."""
         return bool(self._unfinished) and not self._awaits_rows()
 
     def _awaits_rows(self) -> bool:
         return any(lane.sent_before for lane in self.progress.lanes.values())
 
     def narrow(self) -> None:
-        """Drop the rows that wait and are not wanted any more.
+        """Drop waiting rows that no subscription wants any more.
 
-        [MQTT-3.10.4-3]: a delivery that has begun goes on. From now on it is a message by itself,
-        for its row will not come by again.
+        [MQTT-3.10.4-3]: a delivery that has begun continues. It becomes a message that is not in
+        the store, because its row will not be read again.
         """
         unwanted: set[Delivery] = set()
         for delivery in [*self.outbox.deliveries(), *self.outbox.waiting()]:
@@ -304,39 +305,35 @@ class Durable:
         self.outbox.drop_waiting(unwanted)
 
     def spare_credit(self) -> int:
-        """Return how many rows may be on their way beside those that are, to begin a feed with."""
+        """Return the credit to begin a feed with: all credit, less the rows that are open."""
         self.progress.freed = 0
         open_rows = sum(lane.open_count() for lane in self.progress.lanes.values())
         return max(1, self.credit - open_rows)
 
     def save(self, then: Act | None = None) -> None:
-        """Save everything as it is now; call back when it is durable."""
+        """Save the current state; call `then` when it is durable."""
         self.keeper.save(then)
 
     def save_received(self, then: Act) -> None:
-        """Save which messages of QoS 2 were received and not released; call back when it is
-        durable.
-        """
+        """Save the received QoS 2 messages that are not released; call `then` when durable."""
         self.owned.put_received(self.inbound.records())
         self.keeper.save(then)
 
     def save_progress(self) -> None:
-        """Save what was sent and acknowledged since the last time, if anything was."""
+        """Save the messages sent and acknowledged since the last save, if there are any."""
         self._look()
         if self.progress.changed or self._traffic() != self._saved_traffic:
             self.keeper.save()
 
     def save_passed(self) -> None:
-        """Save how far rows have come by that were not wanted, if it is worth that; to be called
-        now and then.
-        """
+        """Save the position if unwanted rows moved it far enough. Call this at intervals."""
         self._look()
         if self.progress.is_far():
             self.keeper.save()
 
     def is_behind(self) -> bool:
-        """Tell whether rows are still to come by that this session has missed, or has begun to
-        deliver on an earlier connection.
+        """Tell whether there are unread rows that this session has missed, or began to deliver on
+        an earlier connection.
         """
         is_reading = self.feed is not None and not self.feed.has_caught_up()
         return is_reading or bool(self._unfinished) or self._awaits_rows()
@@ -345,7 +342,7 @@ class Durable:
         return self.outbox.sent, self.outbox.completed
 
     def _look(self) -> None:
-        """Take note of how far the feed has come."""
+        """Record how far the feed has read."""
         if self.feed is not None:
             for shard in range(len(self.feed.places)):
                 self.reader.passed(shard, self.feed.place(shard))
@@ -361,23 +358,24 @@ class Durable:
         for delivery in unsaved:
             lane = delivery.lane
             if delivery.loan is not None and lane is not None and delivery.flags & 3 == 2:
-                # [MQTT-4.8.2-4]: it is saved, so it ends here, whatever becomes of the group. What
-                # the group has taken back meanwhile is not sent.
+                # [MQTT-4.8.2-4]: the delivery is saved, so it ends in this session, whatever
+                # happens to the group. A row that the group has taken back meanwhile is not sent.
                 lane.complete(delivery.serial)
                 delivery.lane = delivery.loan = None
         self.outbox.send_saved(unsaved, releases)
 
     def close(self, then: Act) -> None:
-        """Save what was frozen, for the last time; call back when that is done, or cannot be.
+        """Save the frozen state, for the last time; call `then` when it is durable or cannot be
+        saved.
 
-        Everything that was published has its outcome by now.
+        The outcome of everything that the client published is known by now.
         """
         self.owned.put_received(self.inbound.records(settled=True))
         self.keeper.close(then)
 
     def end(self) -> None:
-        """Let go of all that refers to this, once it was saved for the last time or is deleted:
-        the session goes without a collector.
+        """Drop all references to this object after the last save or the deletion of the session, so
+        that it is freed without the garbage collector.
         """
         self.keeper.end()
         self.progress.end()
@@ -390,14 +388,14 @@ class Durable:
             return self.owned.save_later()
         self.put_progress()
         unsaved, releases = self.outbox.take_unsaved()
-        # Whoever comes from now on is not part of this save.
+        # Handshakes from now on are not part of this save.
         self._asked = False
         self._saved[0].extend(unsaved)
         self._saved[1].extend(releases)
         return self.owned.save_later()
 
     def put_progress(self) -> None:
-        """Hand what is in flight and how far it has come to the next save."""
+        """Add the messages in flight and the progress to the next save."""
         self._look()
         self.progress.saved()
         self._saved_traffic = self._traffic()
@@ -411,7 +409,7 @@ class Durable:
             if delivery.released:
                 inflight.append(SavedInflight(packet_id, NOT_STORED, 0, 2 | RELEASED))
             elif delivery.loan is not None and (delivery.lane is None or flags & 3 != 2):
-                # The share group that has lent it looks after it.
+                # The share group that has lent the row keeps it.
                 continue
             elif delivery.lane is not None and delivery.loan is None:
                 inflight.append(
@@ -431,7 +429,7 @@ class Durable:
         )
 
     def _put_extras(self, extras: Mapping[int, SavedMessage]) -> None:
-        """Hand over the messages in flight that are not in the store."""
+        """Add the messages in flight that are not in the store to the next save."""
         for packet_id in self._extras - extras.keys():
             self.owned.drop_extra(packet_id)
         for packet_id in extras.keys() - self._extras:
@@ -456,7 +454,7 @@ class Durable:
         expires_at = NEVER
         seconds = expiry_of(message.properties)
         if seconds != NO_EXPIRY and message.arrived_us:
-            # Where that is never, it was long ago.
+            # NEVER is 0.0: a result of 0.0 is replaced by a time in the past.
             expires_at = seconds + (message.arrived_us - self._epoch_us) / _US or -1.0
         delivery = Delivery(
             message.topic, message.payload, message.flags, message.properties, expires_at
@@ -466,7 +464,7 @@ class Durable:
 
 
 def _unheard(_: Exception) -> None:
-    """Tell no owner of a failure."""
+    """Ignore a failure: there is no owner any more."""
 
 
 def new_session(
@@ -478,7 +476,7 @@ def new_session(
     run: int,
     ends: Mapping[int, int],
 ) -> SavedSession:
-    """Return the state of a session that begins now, at the ends of all shards."""
+    """Return the state of a new session that starts at the ends of all shards."""
     return SavedSession(
         client_id=client_id,
         user=user,

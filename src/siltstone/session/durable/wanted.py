@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class WantedFilter:
-    """How rows of one filter are wanted, and from which row of each shard on."""
+    """The options of one filter, and the first row of each shard that it applies to."""
 
     def __init__(
         self,
@@ -19,14 +19,14 @@ class WantedFilter:
         away_qos: int = -1,
     ) -> None:
         self.qos = qos
-        # What it was when the client was away, where it is another now.
+        # The higher of the current QoS and the QoS while the client was disconnected.
         self.away_qos = max(qos, away_qos)
         self.no_local = no_local
         self.keeps_retain = keeps_retain
-        # The encoded property, or nothing.
+        # The encoded subscription identifier, or empty.
         self.identifier = identifier
         self.since = since
-        # Says whether the session may read a topic; None where it may read all.
+        # Tells whether the session may read a topic; None if it may read all topics.
         self.guard = guard
 
     def may_receive(self, topic: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""A message on its way to one session, and what all such may take in memory."""
+"""A message on its way to one session, and the memory limit for all of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from siltstone.store.feed.rows.batch import FeedBatch
 NEVER: Final = 0.0
 DUP: Final = 8
 _US: Final = 1_000_000
-# What a waiting message takes beside its bytes.
+# The memory of a waiting message beside its bytes.
 _OVERHEAD: Final = 250
 
 
 class Loan:
-    """What a row lent by a share group was before a member's subscription changed it."""
+    """The original form of a row that a share group lent, before the options of a subscription."""
 
     def __init__(self, flags: int, properties: bytes, publisher: bytes) -> None:
         self.flags = flags
@@ -36,7 +36,7 @@ class Loan:
 
 
 class Spilled:
-    """A payload that is on disk, because there is more of them than memory."""
+    """A payload that was written to disk to save memory."""
 
     def __init__(self, file: File, start: int, length: int) -> None:
         self._file = file
@@ -44,7 +44,7 @@ class Spilled:
         self._length = length
 
     def read(self) -> bytes:
-        """Return the payload. Raises: DiskError, CorruptionError when it is not all there."""
+        """Return the payload. Raises: DiskError, CorruptionError if the file is too short."""
         payload = self._file.read_at(self._start, self._length)
         if len(payload) != self._length:
             raise CorruptionError(
@@ -57,7 +57,7 @@ class Spilled:
 
 @mypyc_attr(acyclic=True)
 class Delivery:
-    """A message on its way to one session; `expires_at` is in the broker's own time, 0 is never."""
+    """A message to one session; `expires_at` is in the monotonic time of the broker, 0 is never."""
 
     def __init__(
         self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
@@ -67,36 +67,37 @@ class Delivery:
         self.flags = flags
         self.properties = properties
         self.expires_at = expires_at
-        # Where the payload is while the message waits, if it is not here.
+        # The place of the payload on disk while the message waits, if it is not in memory.
         self.spilled: Spilled | None = None
-        # The row of the store that it is, of which the lane takes note; None for any other message.
+        # The progress of the shard whose row this is; None if the message is not a row of the
+        # store.
         self.lane: ShardProgress | None = None
         self.serial = 0
         self.loan: Loan | None = None
         self.packet_id = 0
-        # Whether it has a packet id though it was never sent.
+        # Whether it has a packet id but was never sent.
         self.is_unsent = False
-        # Whether it was sent on this connection, and whether its receiver has it (QoS 2).
+        # Whether it was sent on this connection, and whether the receiver has it (QoS 2).
         self.sent = False
         self.released = False
 
     def body(self) -> bytes:
-        """Return the payload, wherever it is."""
+        """Return the payload, from memory or from disk."""
         spilled = self.spilled
         return self.payload if spilled is None else spilled.read()
 
     def have(self, payload: bytes) -> None:
-        """Have the payload here from now on."""
+        """Put the payload into memory."""
         self.payload = payload
         self.spilled = None
 
     def size(self) -> int:
-        """Return what it takes in memory, about."""
+        """Return its approximate size in memory."""
         return len(self.topic) + len(self.payload) + len(self.properties) + _OVERHEAD
 
 
 class Budget:
-    """What all sessions together may hold, in bytes."""
+    """The number of bytes that all sessions together may hold."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -104,10 +105,10 @@ class Budget:
 
 
 def properties_of(batch: FeedBatch, index: int) -> bytes:
-    """Return the properties of a row as its receivers may have them.
+    """Return the properties of a row, as receivers may get them.
 
-    They were checked when they were stored, but not by version 0.1.0. So each distinct value of a
-    batch is looked at once, however many rows and sessions have it.
+    Properties are checked before they are stored, but version 0.1.0 did not check them. Each
+    distinct value of a batch is therefore checked once, for all rows and sessions.
     """
     if not batch.properties:
         return b""
@@ -122,20 +123,20 @@ def properties_of(batch: FeedBatch, index: int) -> bytes:
 
 
 def left_us_of(properties: bytes, arrived_us: int, wall_us: int) -> int:
-    """Return how long a message that came at a time is of use yet; NO_EXPIRY for ever."""
+    """Return the time in µs until a message expires; NO_EXPIRY if it never does."""
     seconds = expiry_of(properties) if properties else NO_EXPIRY
     return NO_EXPIRY if seconds == NO_EXPIRY else max(0, arrived_us + seconds * _US - wall_us)
 
 
 def is_last(first: int, delivery: Delivery) -> bool:
-    """Tell whether an acknowledgement is the one that ends a message."""
+    """Tell whether an acknowledgement completes a delivery."""
     if first == PUBACK:
         return delivery.flags & 3 == 1
     return first == PUBCOMP and delivery.released
 
 
 def grow_old(delivery: Delivery, now: float) -> None:
-    """[MQTT-3.3.2-6]: what is left of its interval is less the time that it has waited here."""
+    """[MQTT-3.3.2-6]: reduce the expiry interval by the time that the message has waited."""
     if delivery.expires_at != NEVER:
         left_us = round((delivery.expires_at - now) * _US)
         delivery.properties = with_time_left(delivery.properties, left_us)

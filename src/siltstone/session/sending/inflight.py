@@ -1,7 +1,7 @@
-"""The messages of a session that are in flight: their packet ids, and what they take. Compiled.
+"""The messages of a session that are in flight: their packet ids and their size. Compiled.
 
-Invariants: a packet id stands for one message until that is over, also for one that is still to be
-read from the store; ids are given in turn, so that one is used again as late as possible.
+Invariants: a packet id belongs to one message until its delivery is complete, also if that message
+is still to be read from the store. Ids are given in turn, so an id is reused as late as possible.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ _PACKET_IDS: Final = 65_535
 
 
 class Inflight:
-    """By packet id, in the order in which they were first sent."""
+    """The messages in flight by packet id, in the order in which they were first sent."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.deliveries: dict[int, Delivery] = {}
         self.size_bytes = 0
-        # How many of them count against the window of this connection.
+        # The number of messages that count against the window of this connection.
         self.outstanding = 0
-        # The packet id that was given last.
+        # The packet id that was assigned last.
         self.last_id = 0
-        # Packet ids of messages that were in flight, and are still to be read from the store.
+        # Packet ids of messages that were in flight earlier, and are still to be read from the
+        # store.
         self.reserved: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.deliveries)
 
     def has_free_id(self) -> bool:
-        """Tell whether there is a packet id for one more."""
+        """Tell whether there is a free packet id."""
         return len(self.deliveries) + len(self.reserved) < _PACKET_IDS
 
     def free_id(self) -> int:
-        """Return the next packet id that stands for nothing."""
+        """Return the next free packet id."""
         packet_id = self.last_id % _PACKET_IDS + 1
         while packet_id in self.deliveries or packet_id in self.reserved:
             packet_id = packet_id % _PACKET_IDS + 1
@@ -44,14 +45,14 @@ class Inflight:
         return packet_id
 
     def add(self, delivery: Delivery) -> None:
-        """Take a message in, under the packet id that it has."""
+        """Add a message under the packet id that it has."""
         self.deliveries[delivery.packet_id] = delivery
         size = delivery.size()
         self.size_bytes += size
         self._budget.used += size
 
     def remove(self, delivery: Delivery) -> None:
-        """Let a message go that counts against the window; its packet id is free."""
+        """Remove a message that counts against the window, and free its packet id."""
         del self.deliveries[delivery.packet_id]
         size = delivery.size()
         self.size_bytes -= size
@@ -59,7 +60,7 @@ class Inflight:
         self.outstanding -= 1
 
     def replace(self, delivery: Delivery, kept: Delivery) -> None:
-        """Keep another in place of a message, under the same packet id."""
+        """Replace a message by another one with the same packet id."""
         self.deliveries[kept.packet_id] = kept
         freed = delivery.size() - kept.size()
         self.size_bytes -= freed
@@ -73,7 +74,7 @@ class Inflight:
         self.deliveries.clear()
 
     def rows_of(self, owner: Progress) -> list[Delivery]:
-        """Return the rows of the store that are somebody's, in order."""
+        """Return the rows of the store that belong to a session or group, in order."""
         found: list[Delivery] = []
         for delivery in self.deliveries.values():
             lane = delivery.lane

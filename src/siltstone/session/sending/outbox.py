@@ -1,12 +1,12 @@
-"""The sending half of a session: packet ids, the window, what waits, and the bytes to write.
+"""The sending part of a session: packet ids, the window, the queue, and the bytes to write.
 
-Everything that goes to a client is written to one buffer, which the broker takes once a turn of its
-loop. A message of QoS 1 or 2 is in flight from its first sending until its last acknowledgement,
-under one packet id, however many connections that takes. What may not be sent yet waits in a queue
-that has a limit; what does not fit is dropped by policy, and counted.
+All packets to a client are written to one buffer, which the broker takes once in each turn of its
+event loop. A message of QoS 1 or 2 is in flight from its first sending until its last
+acknowledgement. It keeps its packet id for that time, across connections. Messages that may not be
+sent yet wait in a queue with limits. Messages that do not fit are dropped by policy and counted.
 
 Invariants: messages leave in the order in which they were offered; at most `window` messages are
-unacknowledged on a connection; nothing is written to a connection that is not attached.
+unacknowledged on a connection; nothing is written while no connection is attached.
 
 Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP in 3.
 """
@@ -38,26 +38,26 @@ _NOT_FOUND: Final = 0x92
 
 
 class Ready:
-    """The outboxes that have something to write; `wake` is called when there is a first one."""
+    """The outboxes that have bytes to write; `wake` is called when the first one is added."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.outboxes: list[Outbox] = []
-        # An outbox that is far behind, met since somebody last looked.
+        # An outbox that is far behind, found since the broker last checked.
         self.behind: Outbox | None = None
-        # Who is shown each outbox once before it changes, and how often that was begun.
+        # Called with each outbox once before it changes, and the number of times this was started.
         self.watch: Callable[[Outbox], None] | None = None
         self.epoch = 0
 
     def take(self) -> list[Outbox]:
-        """Return the outboxes that have something to write, and begin anew."""
+        """Return the outboxes that have bytes to write, and clear the list."""
         outboxes = self.outboxes
         self.outboxes = []
         return outboxes
 
 
 class Outbox:
-    """What one session is to be sent. Attached to one connection at a time, or to none."""
+    """The messages to one session. It is attached to one connection at a time, or to none."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Outbox:
         self._ready = ready
         self._bytes_max = queued_bytes_max
         self._queue = Waiting(budget, queued_messages_max, queued_bytes_max, drop_old)
-        # Whose it is, and when it was last shown to who watches.
+        # The client id of the session, and the epoch in which this was last shown to `watch`.
         self.client_id = ""
         self._epoch = ready.epoch
         self.touched = False
         self.attached = False
-        # Whether the session has ended: nothing waits here any more.
+        # Whether the session has ended, so that no message waits here any more.
         self._is_over = False
-        # Where the bytes go, and who has more to offer when nothing waits here.
+        # Where the bytes go; and the function that offers more messages when the queue is empty.
         self.sink: Callable[[bytes], None] | None = None
         self.refill: Callable[[], None] | None = None
         self.paused = False
@@ -93,25 +93,25 @@ class Outbox:
         self._buffer_max = 0
         self._publishes = PublishWriter(0, 0, 0)
         self._inflight = Inflight(budget)
-        # Who waits until this is not far behind any more.
+        # Callbacks for the time when this outbox is no longer far behind.
         self._relieved: list[Callable[[], None]] = []
-        # When `is_stuck` was last answered, and how many were sent by then.
+        # The time of the last progress that `is_stuck` saw, and the value of `sent` at that time.
         self._looked_at = 0.0
         self._looked_sent = -1
-        # In flight from an earlier connection, to be sent again.
+        # Messages in flight from an earlier connection, which must be sent again.
         self._again: deque[Delivery] = deque()
-        # Whether QoS 2 must be on disk before the next packet of its handshake is sent, who sees to
-        # that, and what waits for it: messages, with all that come behind them, and the packet ids
-        # of those that were received.
+        # Set if QoS 2 state must be on disk before the next packet of a handshake is sent: the
+        # function that saves it. Two lists wait for the save: messages, with all later ones, and
+        # the packet ids of messages that the client has received.
         self.save: Callable[[], None] | None = None
-        # Called once when anything changes that is to be saved; None when it was, or nobody asked.
+        # Called once when there is a change to save; None after the call, or if it is not used.
         self.moved: Callable[[], None] | None = None
         self._unsaved = Unsaved()
         self._unsaved_releases: list[int] = []
 
     @property
     def dropped(self) -> int:
-        """The number of messages that were dropped: too much, or too large for the client."""
+        """The number of dropped messages: beyond the limits, or too large for the client."""
         return self._queue.dropped + self._too_large
 
     @property
@@ -133,9 +133,9 @@ class Outbox:
         alias_max: int,
         now: float,
     ) -> None:
-        """Begin a connection: send what is in flight again, then what waits.
+        """Begin a connection: send the messages in flight again, then the waiting ones.
 
-        A limit on packets of 0 is none. [MQTT-4.4.0-1]: packet ids stay as they were.
+        A packet size limit of 0 means none. [MQTT-4.4.0-1]: packet ids stay as they were.
         """
         self.version = version
         self.attached = True
@@ -154,12 +154,12 @@ class Outbox:
                 released.append(each.packet_id)
         self._inflight.outstanding = len(released)
         if released:
-            # [MQTT-3.3.4-10]: PUBREL does not wait for the window, which is for messages.
+            # [MQTT-3.3.4-10]: PUBREL does not wait for the window, which limits messages only.
             self._writer().write(encode_acks(PUBREL, released, 0))
         self.pump(now)
 
     def detach(self) -> None:
-        """End the connection; QoS 0 messages that wait are of no use any more."""
+        """End the connection and drop the waiting QoS 0 messages."""
         self.attached = False
         self.sink = None
         self.refill = None
@@ -169,7 +169,7 @@ class Outbox:
         self._relieve()
 
     def changing(self) -> None:
-        """Show this to who watches, once, before what outlives a connection changes."""
+        """Show this outbox to `watch`, once, before state that outlives a connection changes."""
         ready = self._ready
         watch = ready.watch
         if watch is not None and self._epoch != ready.epoch and not self._is_over:
@@ -187,17 +187,18 @@ class Outbox:
         self.moved = None
 
     def take_unsaved(self) -> tuple[list[Delivery], list[int]]:
-        """Return what waits until what is in flight now is saved."""
+        """Return the messages and packet ids that wait until the current state is saved."""
         releases, self._unsaved_releases = self._unsaved_releases, []
         return self._unsaved.take(), releases
 
     def send_saved(self, unsaved: list[Delivery], releases: list[int]) -> None:
-        """Send what has waited, now that it is saved."""
+        """Send what `take_unsaved` returned, after the save."""
         if not self.attached:
             return
         for delivery in self._unsaved.saved(unsaved):
             if delivery.loan is not None and delivery.lane is None:
-                # Who has lent it has taken it back. There is room for another: ask to be pumped.
+                # The share group has taken the row back. This leaves room for another message: ask
+                # to be pumped.
                 self._inflight.remove(delivery)
                 self._writer()
                 continue
@@ -216,16 +217,16 @@ class Outbox:
             self._writer().write(encode_acks(PUBREL, releases, 0))
 
     def deliveries(self) -> list[Delivery]:
-        """Return what is in flight, in the order in which it was first sent."""
+        """Return the messages in flight, in the order in which they were first sent."""
         return list(self._inflight.deliveries.values())
 
     def waiting(self) -> list[Delivery]:
-        """Return what was not sent yet, in order."""
+        """Return the messages in the queue, in order."""
         return self._queue.messages()
 
     def number_waiting(self) -> None:
-        """Give packet ids to the messages of QoS 1 and 2 that wait and are no rows of the store;
-        those for which there is none are dropped.
+        """Give packet ids to waiting messages of QoS 1 and 2 that are not rows of the store. They
+        are dropped if no packet id is free.
         """
         for delivery in self._queue.take_others():
             if delivery.flags & 3 == 0:
@@ -240,13 +241,13 @@ class Outbox:
 
     @property
     def last_packet_id(self) -> int:
-        """The packet id that was given last."""
+        """The packet id that was assigned last."""
         return self._inflight.last_id
 
     def restore(self, last_packet_id: int, reserved: list[int], inflight: list[Delivery]) -> None:
-        """Begin where an earlier connection has left off, before this one is attached.
+        """Continue from the state of an earlier connection, before this one is attached.
 
-        The reserved packet ids are of rows that will be offered with them.
+        The reserved packet ids belong to rows that will be offered with these ids.
         """
         self._inflight.last_id = last_packet_id
         self._inflight.reserved = set(reserved)
@@ -254,15 +255,15 @@ class Outbox:
             self._inflight.add(delivery)
 
     def wait_again(self, waiting: list[Delivery]) -> None:
-        """Let messages wait that have waited before, whatever the limits are now."""
+        """Put messages that have waited before into the queue again, without a limit check."""
         for delivery in waiting:
             self._queue.add_row(delivery)
 
     def give_up(self, packet_id: int, qos: int) -> None:
-        """Let a packet id be used again whose message is gone, though it was in flight.
+        """Free the packet id of a message that was in flight and no longer exists.
 
-        A client that has the message, by QoS 2, would take the next one of this id for the same:
-        it must release the id first.
+        A client that has the QoS 2 message would take the next message with this id for the same
+        one. It must release the id first.
         """
         self._inflight.reserved.discard(packet_id)
         if qos == 2:
@@ -276,33 +277,33 @@ class Outbox:
                 self.save()
 
     def drop_waiting(self, unwanted: set[Delivery]) -> None:
-        """Forget messages that were not sent yet, which the client wants no longer."""
+        """Drop messages that were not sent and that the client does not want any more."""
         self._queue.remove(unwanted)
         for delivery in unwanted:
             self._forget(delivery)
 
     def take_rows(self, owner: Progress) -> list[Delivery]:
-        """Take back all rows of somebody that are not acknowledged, in order; what was sent stays
-        in flight here, and its end will mean nothing to them.
+        """Take back all unacknowledged rows of a session or group, in order. Rows that were sent
+        stay in flight here; the owner ignores their acknowledgement.
         """
         return self._inflight.rows_of(owner) + self._queue.take_rows(owner)
 
     def stir(self) -> None:
-        """Tell, once, that something is to be saved."""
+        """Call `moved`, once, because there is something to save."""
         moved = self.moved
         if moved is not None:
             self.moved = None
             moved()
 
     def write(self, data: bytes) -> None:
-        """Write the bytes of another packet behind all before it."""
+        """Write the bytes of another packet after all earlier ones."""
         if self.attached:
             self._writer().write(data)
 
     def offer(
         self, topic: bytes, payload: bytes, flags: int, properties: bytes, expires_at: float
     ) -> None:
-        """Send a message now if it is its turn, else let it wait."""
+        """Send a message now if nothing is before it and it may be sent; otherwise queue it."""
         if self._ready.watch is not None and flags & 3 != 0:
             self.changing()
         if not self._queue and not self._again and self._may_send(flags):
@@ -316,9 +317,9 @@ class Outbox:
             self._enqueue(Delivery(topic, payload, flags, properties, expires_at))
 
     def offer_row(self, delivery: Delivery, lane: ShardProgress, serial: int) -> None:
-        """Send a row of the store, of QoS 1 or 2, now if it is its turn, else let it wait.
+        """Send a row of the store, of QoS 1 or 2, now if it may be sent; otherwise queue it.
 
-        It is never dropped: who offers rows offers no more than may wait.
+        The limits of the queue do not apply: the caller offers no more rows than may wait.
         """
         delivery.lane = lane
         delivery.serial = serial
@@ -330,14 +331,14 @@ class Outbox:
             self._send(delivery)
 
     def when_relieved(self, act: Callable[[], None]) -> None:
-        """Call back once when most of what waits now was sent, or nobody is there to send it to."""
+        """Call `act` once, when most of the queue was sent or the connection has ended."""
         self._relieved.append(act)
         if len(self._relieved) > _RELIEVED_MAX:
-            # Most of these have long given up waiting.
+            # Most of these callers have stopped waiting long ago.
             self._relieve()
 
     def is_stuck(self, now: float) -> bool:
-        """Tell whether waiting is of no use: nobody reads, or nothing was sent since last asked."""
+        """Tell whether waiting is useless: no client reads, or nothing was sent for a second."""
         if not self.attached or (self.paused and now - self.paused_at > _STUCK_SECONDS):
             return True
         if self.sent != self._looked_sent:
@@ -346,10 +347,10 @@ class Outbox:
         return now - self._looked_at > _STUCK_SECONDS
 
     def acknowledge(self, first: int, packet_ids: list[int], now: float) -> int:
-        """Take acknowledgements of one kind from the client, all successes.
+        """Process acknowledgements of one kind from the client, all with success.
 
-        Return the packet id of the first one that does not answer a message of its QoS, with which
-        all ends, or 0. An id that is not known is no mistake: its message may have ended before.
+        Return the packet id of the first one that does not fit the QoS of its message, which ends
+        the processing, or 0. An unknown id is not an error: its message may have completed before.
         """
         if not self.attached:
             return 0
@@ -370,12 +371,12 @@ class Outbox:
         return wrong
 
     def refuse(self, first: int, packet_id: int, now: float) -> int:
-        """Take an acknowledgement that says that the client does not want the message; return as
+        """Process an acknowledgement with a failure code: the client refuses the message. Return as
         `acknowledge` does.
         """
         self.changing()
         delivery = self._inflight.deliveries.get(packet_id)
-        # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure ends the message all the same.
+        # [MQTT-4.4.0-2]: a PUBACK or PUBREC with a failure also completes the message.
         if self.attached and delivery is not None and delivery.sent and not delivery.released:
             if delivery.flags & 3 != (1 if first == PUBACK else 2):
                 return packet_id
@@ -384,7 +385,7 @@ class Outbox:
         return 0
 
     def pump(self, now: float) -> None:
-        """Send what waits, as far as the connection allows."""
+        """Send waiting messages, as far as the connection allows."""
         while self._again and self._inflight.outstanding < self._window and self._may_write():
             self._send_again(self._again.popleft(), now)
         if self._again:
@@ -410,7 +411,7 @@ class Outbox:
             self._relieve()
 
     def take(self) -> bytes:
-        """Return what is to be written now; empty if the connection has gone."""
+        """Return the bytes to write now; empty if the connection has ended."""
         self.touched = False
         out = self._out
         self._out = None
@@ -420,11 +421,11 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """Whether something could be sent as soon as there is room."""
+        """Whether a message could be sent as soon as there is room."""
         return self.attached and not self.paused and bool(self._queue or self._again)
 
     def is_clear(self) -> bool:
-        """Tell whether nothing waits, so that what is offered would be sent at once."""
+        """Tell whether the queue is empty and an offered message would be sent at once."""
         return not self._queue and not self._again and self._may_send(1)
 
     def _may_write(self) -> bool:
@@ -444,7 +445,7 @@ class Outbox:
         )
 
     def _send(self, delivery: Delivery) -> None:
-        """Send a message for the first time on this connection, under a packet id of its own."""
+        """Send a message for the first time on this connection; QoS 1 and 2 get a packet id."""
         if delivery.flags & 3 == 0:
             self._unsaved.add(delivery)
             return
@@ -459,13 +460,13 @@ class Outbox:
         inflight.outstanding += 1
         save = self.save
         if save is not None and delivery.flags & 3 == 2 and not is_saved:
-            # Sent again under another id after a crash, it would be another message.
+            # If it were sent again with another id after a crash, it would be a second message.
             delivery.is_unsent = True
             self._unsaved.add_to_save(delivery)
             save()
             return
         if self._unsaved.holds():
-            # What came later is not sent earlier, whatever its QoS.
+            # A later message is not sent earlier, whatever its QoS.
             if not is_saved:
                 delivery.is_unsent = True
             self._unsaved.add(delivery)
@@ -481,14 +482,14 @@ class Outbox:
         )
 
     def _forget(self, delivery: Delivery) -> None:
-        """Tell of a row that is not sent, and need not be."""
+        """Record that the row of a message, if it has one, is done."""
         lane = delivery.lane
         if lane is not None:
             self.stir()
             lane.complete(delivery.serial)
 
     def _send_again(self, delivery: Delivery, now: float) -> None:
-        """Send what an earlier connection left unacknowledged, under its own packet id."""
+        """Send a message that an earlier connection left unacknowledged, with its packet id."""
         if delivery.is_unsent and delivery.expires_at != NEVER and delivery.expires_at <= now:
             self.expired += 1
             self._inflight.outstanding += 1
@@ -500,7 +501,7 @@ class Outbox:
         if self._exceeds(topic, payload, flags, delivery.properties):
             self._complete(delivery)
         else:
-            # It may have expired by now, but its delivery has begun.
+            # It may have expired, but its delivery has begun.
             grow_old(delivery, now)
             if delivery.is_unsent:
                 delivery.is_unsent = False
@@ -510,7 +511,7 @@ class Outbox:
             self._write_message(topic, payload, flags, delivery.packet_id, delivery.properties)
 
     def _exceeds(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
-        """[MQTT-3.1.2-24]: must not be sent; [MQTT-3.1.2-25]: act as if it had been."""
+        """[MQTT-3.1.2-24]: too large, not sent; [MQTT-3.1.2-25]: handled as if it had been sent."""
         if self._publishes.fits(topic, payload, flags, properties):
             return False
         self._too_large += 1
@@ -537,7 +538,7 @@ class Outbox:
         return out
 
     def _release(self, packet_ids: list[int]) -> int:
-        """Answer PUBREC with PUBREL; a message that the receiver has is kept no longer."""
+        """Answer PUBREC with PUBREL; the content of a received message is no longer kept."""
         save = self.save
         wrong = 0
         for packet_id in packet_ids:
@@ -545,7 +546,7 @@ class Outbox:
             reason = 0
             if delivery is not None and delivery.released:
                 if not delivery.sent:
-                    # The answer waits to be saved.
+                    # The PUBREL waits for the save.
                     continue
             elif delivery is None or not delivery.sent:
                 reason = _NOT_FOUND if self.version == _V5 else 0
@@ -555,7 +556,7 @@ class Outbox:
             else:
                 kept = self._received(delivery)
                 if save is not None:
-                    # The client may forget the packet id once it has this answer.
+                    # The client may forget the packet id once it has received PUBREL.
                     kept.sent = False
                     self._unsaved_releases.append(packet_id)
                     continue
@@ -566,7 +567,7 @@ class Outbox:
 
     def _received(self, delivery: Delivery) -> Delivery:
         self._forget(delivery)
-        # Not the same object: who was shown what waits may not have looked at it yet.
+        # A new object, because `watch` may not have copied the old one yet.
         kept = Delivery(delivery.topic, b"", delivery.flags, b"", delivery.expires_at)
         kept.serial = delivery.serial
         kept.packet_id = delivery.packet_id
@@ -587,7 +588,7 @@ class Outbox:
         if self._queue.is_long():
             self._ready.behind = self
         if made_room and self._queue and self._may_send(self._queue.first_flags()):
-            # What kept this one waiting was dropped: ask to be pumped.
+            # The messages that blocked this one were dropped: ask to be pumped.
             self._writer()
 
     def _relieve(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages that wait for their turn to be sent: a queue with limits, shared budget and policy.
+"""Messages that wait to be sent: a queue with limits, a shared budget and a drop policy.
 
-What does not fit is dropped, be it the new message or the oldest ones, and counted. Rows of the
-store always fit: who offers them offers no more than may wait.
+If a message does not fit, it is dropped, or the oldest messages are; dropped messages are counted.
+Rows of the store are always added: their caller offers no more than may wait.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Waiting:
         return len(self._queue)
 
     def first_flags(self) -> int:
-        """Return the flags of the message whose turn is next; there must be one."""
+        """Return the flags of the next message; the queue must not be empty."""
         return self._queue[0].flags
 
     def pop(self) -> Delivery:
-        """Take the message whose turn is next.
+        """Remove and return the next message.
 
-        Raises: what keeps its payload from being read; it waits on then.
+        Raises: the error that prevents reading its payload; the message then stays in the queue.
         """
         delivery = self._queue[0]
         payload = delivery.body()
@@ -44,16 +44,14 @@ class Waiting:
         return delivery
 
     def add_row(self, delivery: Delivery) -> None:
-        """Let a row of the store wait."""
+        """Add a row of the store, whatever the limits are."""
         size = delivery.size()
         self._queue.append(delivery)
         self._bytes += size
         self._budget.used += size
 
     def add(self, delivery: Delivery) -> bool:
-        """Let a message wait if there is room, or room can be made; return whether others were
-        dropped for it.
-        """
+        """Add a message if room can be made; return whether others were dropped for it."""
         size = delivery.size()
         freed = 0
         while not self._has_room(size, freed):
@@ -68,15 +66,15 @@ class Waiting:
         return freed > 0
 
     def is_long(self) -> bool:
-        """Tell whether more than half of the room is taken."""
+        """Tell whether the queue has more than half of its messages or bytes."""
         return self._bytes * 2 > self._bytes_max or len(self._queue) * 2 > self._messages_max
 
     def is_short(self) -> bool:
-        """Tell whether no more than a quarter of the room is taken."""
+        """Tell whether the queue has at most a quarter of its messages and bytes."""
         return len(self._queue) * 4 <= self._messages_max and self._bytes * 4 <= self._bytes_max
 
     def keep_acknowledged(self) -> None:
-        """Drop what has QoS 0: nobody is there to take it."""
+        """Drop messages of QoS 0, because there is no connection any more."""
         kept: deque[Delivery] = deque()
         for delivery in self._queue:
             if delivery.flags & 3 != 0:
@@ -86,7 +84,7 @@ class Waiting:
         self._queue = kept
 
     def take_rows(self, owner: Progress) -> list[Delivery]:
-        """Take out the rows of the store that belong to somebody; return them, in order."""
+        """Remove and return the rows of the store that belong to a session or group, in order."""
         kept: deque[Delivery] = deque()
         taken: list[Delivery] = []
         for delivery in self._queue:
@@ -100,9 +98,9 @@ class Waiting:
         return taken
 
     def take_others(self) -> list[Delivery]:
-        """Take out what is no row of the store; return it, in order.
+        """Remove and return the messages that are not rows of the store, in order.
 
-        Raises: what keeps a payload from being read; all of them wait on then.
+        Raises: the error that prevents reading a payload; all messages then stay in the queue.
         """
         taken = [delivery for delivery in self._queue if delivery.lane is None]
         payloads = [delivery.body() for delivery in taken]
@@ -113,7 +111,7 @@ class Waiting:
         return taken
 
     def remove(self, unwanted: set[Delivery]) -> None:
-        """Take out some that wait."""
+        """Remove the given messages."""
         kept: deque[Delivery] = deque()
         for delivery in self._queue:
             if delivery in unwanted:
@@ -123,7 +121,7 @@ class Waiting:
         self._queue = kept
 
     def messages(self) -> list[Delivery]:
-        """Return what waits, in order."""
+        """Return all messages, in order."""
         return list(self._queue)
 
     def clear(self) -> None:
@@ -136,12 +134,12 @@ class Waiting:
         return (
             len(self._queue) < self._messages_max
             and self._bytes + size <= self._bytes_max
-            # Where all sessions hold too much, each may still replace what it has.
+            # If all sessions together hold too much, each may still replace its own messages.
             and (freed >= size or self._budget.used + size <= self._budget.bytes_max)
         )
 
     def _could_have_room(self, size: int, freed: int) -> bool:
-        """Tell whether dropping what waits would help; nothing is dropped in vain."""
+        """Tell whether dropping messages would make room; none is dropped without effect."""
         if not self._queue or size > self._bytes_max:
             return False
         waiting = self._bytes
@@ -155,33 +153,31 @@ class Waiting:
 
 
 class Unsaved:
-    """Messages that must be on disk before they are sent, and all that come behind them, in their
-    order.
-    """
+    """Messages that must be on disk before they are sent, and all messages after them, in order."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._messages: list[Delivery] = []
-        # How many of them must be saved, and whether others are being saved.
+        # The number of messages that must be saved, and whether others are being saved now.
         self._count = 0
         self._is_saving = False
 
     def holds(self) -> bool:
-        """Tell whether a message that comes now must wait here."""
+        """Tell whether a new message must wait here."""
         return self._is_saving or len(self._messages) > 0
 
     def add(self, delivery: Delivery) -> None:
-        """Let a message wait behind all others."""
+        """Add a message after all others."""
         self._messages.append(delivery)
         self.size_bytes += delivery.size()
 
     def add_to_save(self, delivery: Delivery) -> None:
-        """Let a message wait that must be saved."""
+        """Add a message that must be saved before it is sent."""
         self.add(delivery)
         self._count += 1
 
     def take(self) -> list[Delivery]:
-        """Return what is saved from now on, with what stands between; `saved` brings it back."""
+        """Return all messages, for a save that starts now; pass them to `saved` after it."""
         taken, self._messages = self._messages, []
         self._count = 0
         if taken:
@@ -189,8 +185,8 @@ class Unsaved:
         return taken
 
     def saved(self, taken: list[Delivery]) -> list[Delivery]:
-        """Return what may be sent now that this is saved: also what has come meanwhile, if nothing
-        of it must be saved itself.
+        """Return the messages to send after a save: `taken`, and also the later ones if none of
+        them must be saved itself.
         """
         self._is_saving = False
         ready = taken

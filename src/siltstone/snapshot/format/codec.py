@@ -1,14 +1,14 @@
-"""The bytes of each record: one table of fields, read in both directions.
+"""The byte format of each record: one table of fields, for encoding and decoding.
 
     u8 u16 u32 u64 i64   integers, little-endian
     bool                 u8, 0 or 1
     text                 u32 length, UTF-8
     bytes                u32 length, bytes
     ids                  u32 count, u16 each
-    content              u32 number of a content that came before; 0 is the empty one
+    content              u32 number of an earlier content; 0 is the empty one
 
-Numbers of kinds are never used again for something else. A record ends where its last field ends.
-Fields of fixed size that follow each other are packed at once.
+Numbers of kinds are never reused. A record ends after its last field. Adjacent fields of fixed
+size are packed together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ END: Final = 255
 
 _MESSAGE: Final = {"topic": "bytes", "payload": "content", "flags": "u8", "properties": "content"}
 
-# The fields of each kind are those of its class, in that order.
+# The fields of each kind are those of its class, in the same order.
 FIELDS: Final[dict[int, tuple[type[About | Record], dict[str, str]]]] = {
     ABOUT: (About, {"serial": "u64", "created_us": "i64", "source": "text", "writer": "text"}),
     3: (
@@ -99,24 +99,24 @@ _LENGTH: Final = struct.Struct("<I")
 _LENGTH_BYTES: Final = 4
 _ID_BYTES: Final = 2
 
-# What a step is of: several fields of fixed size, or one of the others.
+# The form of a step: several fields of fixed size, or one field of another type.
 _PACKED: Final = 0
 _TEXT: Final = 1
 _BYTES: Final = 2
 _IDS: Final = 3
 _FORMS: Final = {"text": _TEXT, "bytes": _BYTES, "ids": _IDS}
 
-# Gives a content its number, or a number its content.
+# Returns the number of a content, or the content of a number.
 Number = Callable[[bytes], int]
 Content = Callable[[int], bytes]
 
 
 class RecordError(ValueError):
-    """The bytes are no record of this kind."""
+    """The bytes are not a valid record of this kind."""
 
 
 class Step:
-    """Fields that are read and written at once; `contents` are those of them that are contents."""
+    """Fields that are read and written together; `contents` are the indexes of the contents."""
 
     def __init__(self, form: int, known: list[tuple[str, str]]) -> None:
         self.form = form
@@ -127,12 +127,13 @@ class Step:
 
 
 class Plan:
-    """How the records of one kind are read and written."""
+    """How the records of one kind are encoded and decoded."""
 
     def __init__(self, kind: int, record: type[About | Record], known: dict[str, str]) -> None:
         self.kind = kind
         self.record = record
-        # What sets each field: to call the class with all the names takes three times as long.
+        # The setters of the fields: a call of the class with keyword arguments takes three times as
+        # long.
         self.setters: list[Callable[[Any, Any], None]] = [
             record.__dict__[name].__set__ for name in known
         ]
@@ -155,7 +156,7 @@ _PLAN_OF: Final[dict[type[About | Record], Plan]] = {plan.record: plan for plan 
 
 
 def encode_record(record: About | Record, number: Number) -> tuple[int, bytes]:
-    """Return the kind and the body of a record; each content is given its number."""
+    """Return the kind and the body of a record; `number` returns the number of each content."""
     plan = _PLAN_OF[type(record)]
     parts: list[bytes] = []
     for step in plan.steps:
@@ -170,7 +171,7 @@ def encode_record(record: About | Record, number: Number) -> tuple[int, bytes]:
         if form == _IDS:
             parts.append(struct.pack(f"<I{len(value)}H", len(value), *value))
             continue
-        # What came as UTF-8 goes as UTF-8; a lone surrogate has none and no way in.
+        # Text was decoded from UTF-8, so it can be encoded: it never has a lone surrogate.
         data: bytes = value.encode() if form == _TEXT else value
         parts.append(_LENGTH.pack(len(data)))
         parts.append(data)
@@ -178,7 +179,7 @@ def encode_record(record: About | Record, number: Number) -> tuple[int, bytes]:
 
 
 def decode_record(kind: int, body: bytes, content: Content) -> About | Record:
-    """Return the record of a body. Raises: RecordError."""
+    """Decode a record. Raises: RecordError."""
     values = decode_values(kind, body, content)
     plan = _PLANS[kind]
     record: About | Record = object.__new__(plan.record)
@@ -188,7 +189,7 @@ def decode_record(kind: int, body: bytes, content: Content) -> About | Record:
 
 
 def decode_values(kind: int, body: bytes, content: Content) -> list[Any]:
-    """Return the fields of a body in their order, without a record. Raises: RecordError."""
+    """Return the fields of a body in order, without creating a record. Raises: RecordError."""
     plan = _PLANS.get(kind)
     if plan is None:
         raise RecordError(f"unknown kind of record {kind}")

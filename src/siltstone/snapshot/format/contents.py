@@ -1,8 +1,8 @@
-"""Where the contents of a snapshot are while it is loaded.
+"""Storage for the contents of a snapshot while it is loaded.
 
-In memory, where what is loaded will hold them anyway: each is one object, however often it is
-referred to. In a file, where it goes to the disk: then a number and a length is all that is kept.
-In memory up to a bound and then in a file, where there may be more than memory.
+In memory, if the loaded state will hold them anyway: each content is one object, for all references
+to it. In a file, if the state goes to the disk: then only an offset is kept for each content. In
+memory up to a limit and then in a file, if they may exceed the memory.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final, Protocol
 
 from siltstone.fs.api import File
 
-# What is not longer takes no less memory as a place in a file.
+# A content up to this size takes no less memory if it is replaced by a place in a file.
 _SHORT_BYTES: Final = 256
 
 
 class Contents(Protocol):
-    """Contents by number, 1 for the first; 0 is the empty one, and is always there."""
+    """Contents by number, starting at 1; 0 is the empty content, which always exists."""
 
     def append(self, part: bytes) -> None:
-        """Take the next part of the content that is under way."""
+        """Add the next part of the current content."""
         ...
 
     def finish(self) -> None:
-        """Let the content that is under way have the next number."""
+        """End the current content and give it the next number."""
         ...
 
     def get(self, number: int) -> bytes:
-        """Return a content that was finished."""
+        """Return a finished content."""
         ...
 
 
@@ -52,7 +52,7 @@ class ContentsInMemory:
 
 
 class ContentsInFile:
-    """Contents in a file that is empty, and thrown away by whoever gave it."""
+    """Contents in a file, which the caller creates empty and removes."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -74,30 +74,28 @@ class ContentsInFile:
 
 
 class InFile(bytes):
-    """A content that stays in a file: whoever holds it may let go of the bytes, and read them from
-    there again.
-    """
+    """A content that is also in a file: the holder may drop the bytes and read them again."""
 
     file: File
     start: int
 
 
 class BoundedContents:
-    """Contents as objects while there is memory for them; longer ones that come later in a file."""
+    """Contents as objects up to a memory limit; after that, longer ones go to a file."""
 
     def __init__(self, memory_bytes_max: int, create: Callable[[], File]) -> None:
-        """`create` makes the file, which is asked for when it is first needed."""
+        """`create` creates the file when it is first needed."""
         self._left_bytes = memory_bytes_max
         self._create = create
         self._file: File | None = None
         self._size = 0
-        # The content, or where it is and how long.
+        # The content, or its offset and length in the file.
         self._contents: list[bytes | tuple[int, int]] = [b""]
         self._parts: list[bytes] = []
 
     @property
     def size_bytes(self) -> int:
-        """What is in the file."""
+        """The number of bytes in the file."""
         return self._size
 
     def append(self, part: bytes) -> None:
@@ -128,7 +126,7 @@ class BoundedContents:
 
 
 class NoContents:
-    """Counts the bytes, for who only wants to know whether all is there."""
+    """Counts the bytes and keeps nothing; for a check of a snapshot."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -137,7 +135,7 @@ class NoContents:
         self.size_bytes += len(part)
 
     def finish(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def get(self, number: int) -> bytes:  # noqa: ARG002 - all are as good as empty
         return b""

@@ -1,9 +1,8 @@
-"""Which contents were written: their digests and numbers, in some 24 bytes each.
+"""The digests and numbers of the contents that were written, in about 24 bytes each.
 
-A dictionary would take six times as much, and half a million payloads more memory than a small
-device has. Open addressing: slots have the number of a content where its digest says, or behind.
-There are many small tables, each for digests that begin alike, because growing one is done at once
-and keeps all other threads waiting.
+A dictionary would take six times as much. With half a million payloads that is more memory than a
+small device has. The tables use open addressing with linear probing. There are many small tables,
+selected by the digest, because a table grows in one step and blocks all other threads meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _HASH_BYTES: Final = 8
 
 
 class DigestTable:
-    """Numbers digests from 1 on, in the order in which they are first met."""
+    """Numbers digests from 1 on, in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
@@ -46,7 +45,7 @@ class DigestTable:
         return number, True
 
     def _find(self, slots: array[int], begins: int, digest: bytes) -> int:
-        """Return the slot that a digest has, or could take."""
+        """Return the slot of a digest, or the free slot for it."""
         digests = self._digests
         mask = len(slots) - 1
         slot = begins & mask

@@ -1,11 +1,10 @@
-"""What a snapshot holds, as values: state is an iterable of these, whoever has it.
+"""The records of a snapshot, as values: any state is saved as an iterable of these.
 
-The order says what belongs to what: subscriptions, queued messages, handshakes and the will follow
-the session that they are of, and the parts of a file follow the file. Flags are those of a stored
-row: QoS in bits 0 and 1, retain in 2. Times are µs since 1970, 0 for none.
+The order shows which records belong together: subscriptions, queued messages, handshakes and the
+will follow their session, and the parts of a file follow the file. Flags are those of a stored row:
+QoS in bits 0 and 1, retain in 2. Times are µs since 1970, 0 for none.
 
-A payload is given as it is; that equal ones are written once, and shared when they are read, is the
-business of the writer and the loader.
+A record holds its whole payload. The writer stores equal payloads once, and the loader shares them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NEVER_US = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """The first record: which snapshot this is, when its state was, and what wrote it."""
+    """The first record: serial and time of the snapshot, its source, and the program version."""
 
     serial: int
     created_us: int
@@ -42,8 +41,8 @@ class RetainedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """A session; it was last connected at `last_active_us`, the time of the snapshot if it still
-    was.
+    """A session. `last_active_us` is when it was last connected; for a connected session it is the
+    time of the snapshot.
     """
 
     client_id: str
@@ -54,7 +53,7 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionState:
-    """A subscription of the session before it; identifier 0 is none."""
+    """A subscription of the session before it; identifier 0 means none."""
 
     filter: str
     qos: int
@@ -68,7 +67,7 @@ class SubscriptionState:
 class QueuedMessage:
     """A message that the session before it has not acknowledged, in the order of sending.
 
-    packet_id is what its client knows it by, 0 for one that was never sent.
+    `packet_id` is the id under which it was sent, 0 if it was never sent.
     """
 
     topic: bytes
@@ -81,8 +80,8 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshakes:
-    """QoS 2 of the session before it: the ids it has sent and not released, and those of messages
-    to it that it has received and not completed.
+    """QoS 2 state of the session before it: packet ids of messages from the client that it has not
+    released, and of messages to the client that it has received and not completed.
     """
 
     received: tuple[int, ...]
@@ -91,7 +90,7 @@ class Handshakes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingWill:
-    """The will of the session before it, whose delay ends at `due_us`."""
+    """The will of the session before it; its delay ends at `due_us`."""
 
     topic: bytes
     payload: bytes
@@ -102,7 +101,7 @@ class WaitingWill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a reader has come: whose reader, in what, and its own bytes for where."""
+    """The position of a reader: its owner, its name, and the position in the owner's own format."""
 
     owner: str
     name: str
@@ -111,7 +110,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedStructure:
-    """A stream of a slab: the structure of its topics, and how many rows have it."""
+    """A stream of a slab: the pattern of its topics, and its number of rows."""
 
     database: str
     shard: int
@@ -123,7 +122,7 @@ class LearnedStructure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of a data directory by its path in it; what its parts leave out is a hole."""
+    """A file of a data directory, by its relative path; ranges without a FilePart are holes."""
 
     path: str
     size_bytes: int
@@ -166,7 +165,7 @@ Record = (
     | KeyValuePair
 )
 
-# What must come, at some time or directly before, for a record to belong to something.
+# The record type that must come before, so that a record belongs to it.
 OWNERS: dict[type[Record], type[Record]] = {
     SubscriptionState: SessionState,
     QueuedMessage: SessionState,
@@ -178,12 +177,12 @@ OWNERS: dict[type[Record], type[Record]] = {
 
 
 class StateSource(Protocol):
-    """Has state to save: of one moment, however long the records take to be read."""
+    """A source of state to save. The state is that of one moment, however long reading takes."""
 
     def records(self) -> Iterator[Record]: ...
 
 
 class StateSink(Protocol):
-    """Takes state that was saved, in the order of the records."""
+    """Receives saved state, in the order of the records."""
 
     def apply(self, record: Record) -> None: ...

@@ -1,4 +1,4 @@
-"""The stream of a snapshot: one gzip member that holds a head, records, and an end.
+"""The byte stream of a snapshot: one gzip member with a head, records, and an end record.
 
     head     8  magic `SILTSNAP`
              4  version, 1
@@ -8,18 +8,18 @@
                 body
 
     content (2)   4  number: 1 for the first content, 2 for the next one
-                  1  1 for its last part, 0 where another part follows as the next record
+                  1  1 for its last part, 0 if another part follows as the next record
                      up to 256 KiB of it
     end (255)     4  number of contents
                   8  their bytes
-                 32  BLAKE2b-256 of all before this record, the head included
-                  2  number of kinds that there are records of
+                 32  BLAKE2b-256 of all bytes before this record, including the head
+                  2  number of kinds that have records
                      kind (1), number of records (8); by kind
 
-Invariants: nothing is kept but a buffer, whichever way it goes, if it is drained when full; no
-length is believed before it was compared with its limit; a stream that is not whole up to the end
-record, or goes on behind it, is corrupt. gzip alone would not tell: an empty file, one followed by
-zeros and two in a row are fine with it.
+Invariants: reading and writing keep only a buffer in memory, if the writer is drained when it is
+full. A length is compared with its limit before it is used. A stream that does not reach the end
+record, or continues after it, is corrupt. gzip alone does not detect this: it accepts an empty
+file, a file followed by zeros, and two files in sequence.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ PART: Final = struct.Struct("<IB")
 BODY_BYTES_MAX: Final = 1024 * 1024
 PART_BYTES: Final = 256 * 1024
 _BUFFER_BYTES: Final = 64 * 1024
-# What is compressed at once: a fifth of a millisecond of work.
+# The size that is compressed at once: about 0.2 ms of work.
 _PIECE_BYTES: Final = 4 * 1024
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _LEVEL: Final = 6
 _KINDS: Final = 256
-# The checksum of each kind, which that of the body goes on from.
+# The checksum of each kind, from which the checksum of the body continues.
 _KIND_CRC: Final = [crc32c(bytes((kind,))) for kind in range(_KINDS)]
 
 
 class RecordWriter:
     """Writes records to a new file, from its start.
 
-    `write` only buffers, and is quick; `drain` and `finish` compress, and write to the file. `rest`
-    is called behind each moment that they work for.
+    `write` only buffers and is fast; `drain` and `finish` compress and write to the file. They call
+    `rest` after each piece of work.
     """
 
     def __init__(self, file: File, rest: Callable[[], None] | None = None) -> None:
@@ -73,11 +73,11 @@ class RecordWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is buffered that it is time to drain it."""
+        """Whether the buffer has reached its limit and must be drained."""
         return self._buffered >= _BUFFER_BYTES
 
     def write(self, kind: int, body: bytes) -> None:
-        """Add one record. Raises: UsageError when it is too long."""
+        """Add one record. Raises: UsageError if it is too large."""
         if len(body) > BODY_BYTES_MAX:
             raise UsageError(
                 f"the record is too large for a snapshot: size_bytes={len(body)} "
@@ -87,7 +87,7 @@ class RecordWriter:
         self._put(kind, body)
 
     def write_content(self, number: int, content: bytes) -> None:
-        """Add the parts of a content that is not empty; one of a single part is only buffered."""
+        """Add the parts of a content that is not empty; a content of one part is only buffered."""
         for start in range(0, len(content), PART_BYTES):
             if start:
                 self.drain()
@@ -96,7 +96,7 @@ class RecordWriter:
             self.write(CONTENT, PART.pack(number, is_last) + part)
 
     def drain(self) -> None:
-        """Compress and write what is buffered. Raises: what File.write raises."""
+        """Compress the buffer and write it. Raises: what File.write raises."""
         data = b"".join(self._buffer)
         self._buffer.clear()
         self._buffered = 0
@@ -107,7 +107,7 @@ class RecordWriter:
                 self._rest()
 
     def finish(self, *, contents: int, content_bytes: int) -> Totals:
-        """Write the end record and all that is buffered; the file is whole, and not synced."""
+        """Write the buffer and the end record; the file is complete, but not synced."""
         self.drain()
         totals = Totals(
             contents=contents,
@@ -133,10 +133,10 @@ class RecordWriter:
 
 
 class RecordReader:
-    """Reads the records of a file in order; raises CorruptionError at the first that is wrong."""
+    """Reads the records of a file in order; raises CorruptionError at the first invalid one."""
 
     def __init__(self, file: File) -> None:
-        """Read the head. Raises: UsageError for a version that is newer than this program."""
+        """Read the head. Raises: UsageError for a version newer than this program supports."""
         self._file = file
         self._offset = 0
         self._inflate = zlib.decompressobj(_GZIP)
@@ -162,15 +162,15 @@ class RecordReader:
 
     @property
     def plain_bytes(self) -> int:
-        """How much was read, as it is without compression."""
+        """The number of uncompressed bytes that were read."""
         return self._before + self._at
 
     def corrupt(self, reason: str) -> CorruptionError:
-        """Return the error for something wrong here; its offset is that without compression."""
+        """Return an error at the current position; its offset is in uncompressed bytes."""
         return CorruptionError(reason, path=self._file.path, offset=self.plain_bytes)
 
     def next(self) -> tuple[int, bytes] | None:
-        """Return kind and body of the next record; None when the end was reached and is right."""
+        """Return kind and body of the next record; None after a correct end record."""
         if self.totals is not None:
             return None
         self._need(RECORD.size)
@@ -211,20 +211,20 @@ class RecordReader:
         self.totals = totals
 
     def _need(self, length: int) -> None:
-        """Have at least so many bytes at hand, in one piece, from where reading stands."""
+        """Make sure that at least `length` bytes from the current position are in the buffer."""
         while length > len(self._plain) - self._at:
             if not self._fill():
                 raise self.corrupt("the snapshot is cut short")
 
     def _drop_read(self) -> None:
-        """Let go of the bytes that were read, all of them before the end record."""
+        """Drop the bytes that were read, after adding them to the digest."""
         self._digest.update(self._plain[: self._at])
         self._before += self._at
         self._plain = self._plain[self._at :]
         self._at = 0
 
     def _fill(self) -> bool:
-        """Get some more plain bytes behind those at hand; tell whether there are any."""
+        """Add more uncompressed bytes to the buffer; return whether there were any."""
         self._drop_read()
         while not self._inflate.eof:
             data = self._inflate.unconsumed_tail
@@ -244,5 +244,5 @@ class RecordReader:
 
 
 def _by_kind(counts: list[int]) -> dict[int, int]:
-    """Return the numbers of records of those kinds that there are records of."""
+    """Return the number of records of each kind that has any."""
     return {kind: count for kind, count in enumerate(counts) if count}

@@ -1,4 +1,4 @@
-"""What a whole snapshot has: as its end record says, and as it was found to be."""
+"""The totals of a whole snapshot: from its end record, and as they were found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT: Final = struct.Struct("<BQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the end record says: records by kind, contents and their bytes, and the digest."""
+    """The content of the end record: records by kind, contents and their bytes, and the digest."""
 
     contents: int
     content_bytes: int
@@ -28,7 +28,7 @@ class Totals:
 
     @classmethod
     def decode(cls, body: bytes) -> Totals:
-        """Read the body of an end record. Raises: struct.error."""
+        """Decode the body of an end record. Raises: struct.error."""
         contents, content_bytes, digest, kinds = _END.unpack_from(body)
         counts = [_COUNT.unpack_from(body, _END.size + _COUNT.size * n) for n in range(kinds)]
         return cls(
@@ -38,7 +38,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A snapshot that was found to be whole; counts are by the names of the records."""
+    """A snapshot that was found to be complete; counts are by the names of the records."""
 
     about: About
     contents: int

@@ -1,4 +1,4 @@
-"""The unit of delivery: one batch, and who gets which of its rows. Compiled."""
+"""The unit of delivery: one batch, and the rows of it that each feed receives. Compiled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from siltstone.store.feed.rows.batch import FeedBatch
 
 
 class Dispatch:
-    """One batch, and who gets which of its rows: None for all.
+    """One batch, and for each feed the rows that it receives; None means all rows.
 
-    `lost` tells who lost how many serials before these rows, because a slab was dropped. With an
-    `error` the feeds were removed: what stands at their place cannot be read.
+    `lost` has for each feed the number of serials that it lost before these rows, because a slab
+    was dropped. If `error` is set, the feeds were removed, because the rows at their place cannot
+    be read.
     """
 
     def __init__(self, batch: FeedBatch) -> None:
@@ -24,7 +25,7 @@ class Dispatch:
 
 
 def hand_over(dispatch: Dispatch, feed: Feed, rows: Rows, place: int, stop: int) -> int:
-    """Give a feed its rows from a place on, as far as its credit goes; return its next place."""
+    """Give a feed its rows from a place on, up to its credit; return its next place."""
     batch = dispatch.batch
     serials = batch.number_rows()
     first = bisect_left(serials, place) if batch.count and place > serials[0] else 0

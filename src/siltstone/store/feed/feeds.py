@@ -1,4 +1,4 @@
-"""The feeds of one database: opened by anybody, run by threads that live as long as any is open."""
+"""The feeds of one database, from any thread; their threads run while a feed is open."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
 CREDIT: Final = 1 << 18
-# Large enough for Arrow, small enough for Python's collector, which visits rows as long as they
-# live; and nothing is decoded before somebody asks for them.
+# Large enough for Arrow, and small enough for Python's collector, which visits rows while they
+# exist. Nothing is decoded before the user asks for it.
 _SETTINGS: Final = FeedSettings(read_rows=1 << 14, read_bytes=16 * 1024 * 1024, decode=False)
 
 Wanted = str | Sequence[str] | StreamIterator
 
 
 def listen(slabs: WritableSlabs, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
-    """Call back with the rows of each flush, on its shard's thread; return what ends it."""
+    """Call back with the rows of each flush, on its shard's thread; return a function to end it."""
 
     def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:
         callback(committed_batch(slab.shard, slab.generation, first_serial, cooked))
@@ -40,7 +40,7 @@ def listen(slabs: WritableSlabs, callback: Callable[[FeedBatch], None]) -> Calla
 
 
 class Feeds:
-    """Opens feeds; the rows are written by this process, or by another one."""
+    """Opens feeds on rows that this process or another one writes."""
 
     def __init__(self, slabs: Slabs) -> None:
         self.source = StoreSource(slabs)
@@ -93,12 +93,12 @@ class Feeds:
             )
 
     def end_position(self) -> FeedPosition:
-        """Return the position behind the last row there is."""
+        """Return the position after the last row."""
         self.source.refresh()
         return FeedPosition(dict(enumerate(self.source.ends())), self._origin.text)
 
     def close(self) -> None:
-        """End all feeds: their users hear that the database is closed."""
+        """End all feeds: their users get ClosedError."""
         with self._lock:
             self._closed = True
             runner, self._runner = self._runner, None
@@ -106,9 +106,9 @@ class Feeds:
             runner.end(ClosedError("the database is closed"))
 
     def _check_place(self, position: FeedPosition) -> None:
-        """Refuse a position that this database never gave out.
+        """Refuse a position that does not come from this database.
 
-        Raises: SlabDroppedError for one of another database, UsageError for one behind the end.
+        Raises: SlabDroppedError for one of another database, UsageError for one after the end.
         """
         identity = position.identity
         if position.serials and identity is not None and not self._origin.owns(identity):
@@ -134,7 +134,7 @@ class Feeds:
             runner.end(ClosedError("the feed is closed"))
 
     def _position_of(self, iterator: StreamIterator) -> FeedPosition:
-        """Return where a feed begins that goes on behind an iterator: in its shard, no other."""
+        """Return the start of a feed that continues an iterator: in its shard and in no other."""
         shard = iterator.slab.shard
         serial = max(
             iterator.next_serial,

@@ -1,4 +1,4 @@
-"""The groups of a hub's feeds, found by their filters and by topic. Compiled."""
+"""The groups of a hub's feeds, found by filters and by topic. Compiled."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from siltstone.store.feed.pool import FilterGroup, Place
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
-# Beyond this many topics the cache of who wants them begins anew.
+# With more topics than this, the cache of the groups of each topic is cleared.
 _TOPICS_MAX: Final = 100_000
 
 
 class FilterGroups:
-    """One group for each set of filters that any feed has."""
+    """One group for each set of filters that a feed has."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
@@ -25,22 +25,24 @@ class FilterGroups:
         self._combinations: dict[tuple[FilterGroup, ...], tuple[FilterGroup, ...]] = {}
 
     def all(self) -> list[FilterGroup]:
-        """Return the groups there are."""
+        """Return all groups."""
         return list(self._groups.values())
 
     def add_shard(self) -> None:
-        """Make room for the live feeds of one more shard."""
+        """Add space for the live feeds of one more shard."""
         self._shards += 1
         for group in self._groups.values():
             group.live.append({})
 
     def join(self, filters: Iterable[TopicFilter]) -> FilterGroup:
-        """Return the group of these filters, with one member more."""
+        """Return the group of these filters, with one more member."""
         return self._join(self._group_of(filters), None)
 
     def follow(self, former: FilterGroup, filters: Iterable[TopicFilter]) -> FilterGroup:
-        """Return the group of other filters for a member of a group, which leaves that then. Where
-        it is the only member, this costs what differs.
+        """Return the group of new filters for a member of `former`; the caller then leaves
+        `former`.
+
+        If it is the only member, the cost depends only on the filters that differ.
         """
         return self._join(self._group_of(filters), former if former.members == 1 else None)
 
@@ -49,7 +51,7 @@ class FilterGroups:
         return self._groups.get(group.key) or group
 
     def _join(self, group: FilterGroup, former: FilterGroup | None) -> FilterGroup:
-        """Add a member to a group, which takes the place of the former one if it is new."""
+        """Add a member to a group; a new group takes the place of the former one."""
         if group.members == 0:
             place = Place(group)
             filed: frozenset[tuple[bytes, ...]] = frozenset()
@@ -69,7 +71,7 @@ class FilterGroups:
         return group
 
     def leave(self, group: FilterGroup) -> None:
-        """Take a member away; the last one takes the group with it, unless another one has its
+        """Remove a member; with the last one the group is removed, unless another group has its
         place.
         """
         group.members -= 1
@@ -82,7 +84,7 @@ class FilterGroups:
         self._forget_topics()
 
     def who_wants(self, topic: bytes) -> tuple[FilterGroup, ...]:
-        """Return the groups that want a topic; topics with the same groups have the same tuple."""
+        """Return the groups that want a topic; topics with the same groups share one tuple."""
         known = self._wanting.get(topic)
         if known is not None:
             return known

@@ -1,22 +1,21 @@
-"""Who gets which rows: live feeds from memory, the others from shared reads. Compiled; no threads,
-no clock, no I/O.
+"""Distribute rows to feeds: live feeds from memory, all others from shared reads. Compiled; no
+threads, no clock, no I/O.
 
-A hub belongs to one owner, a loop or a thread, which calls everything here. For each shard a feed
-is in one of three states:
+A hub belongs to one owner, an event loop or a thread, which makes all calls here. For each shard a
+feed is in one of three states:
 
-    live       it has had every row before the hub's end of the shard; a committed batch
-               finds it by its filters, so that a batch costs nothing for those it does not match
-    waiting    it stands behind the end and has credit: reads are made for it, in turn
-    dry        it stands behind the end and has no credit
+    live       it received every row before the hub's end of the shard; a committed batch finds it
+               by its filters, so a batch costs nothing for feeds that it does not match
+    waiting    its place is before the end and it has credit: reads are made for it, in turn
+    dry        its place is before the end and it has no credit
 
 Invariants:
-- a feed gets the rows of a shard that match its filters in order of serials, each once: whatever is
-  handed over is cut to what lies behind the feed's place, and the place moves before it is handed
-  over;
-- a feed never gets more rows than it has credit for; what is cut off comes later;
-- feeds at one place share one read, and a shard has one read under way; whoever stands within what
-  was read joins in;
-- nothing is delivered while something is being delivered.
+- A feed receives the rows of a shard that match its filters in order of serials, each once. Rows
+  before the place of the feed are cut off, and the place moves before rows are handed over.
+- A feed never receives more rows than it has credit for; the rest comes later.
+- Feeds at one place share one read, and a shard has one read in progress. All feeds whose place is
+  within the rows that were read use them.
+- A delivery never starts inside another delivery.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from siltstone.topic.grammar import TopicFilter
 class FeedHub:
     """The feeds of a database.
 
-    Whoever hands committed batches to `announce` begins to listen for them before the hub is made:
-    what is committed in between is then announced, or behind the ends that the hub begins with.
-    `deliver` gets each dispatch; `want_read` gets a job, to `run` on any thread and to give back to
-    `finish` on the owner's.
+    The caller of `announce` must listen for commits before it creates the hub. A commit in between
+    is then announced, or it is before the ends with which the hub begins. `deliver` receives each
+    dispatch. `want_read` receives a job: `run` it on any thread, then pass it to `finish` on the
+    owner's thread.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class FeedHub:
         self._deliver = deliver
         self._want_read = want_read
         self._settings = settings
-        # The serial after the last row that was announced, by shard.
+        # The serial after the last announced row, by shard.
         self.ends: list[int] = source.ends()
         self._lanes: list[ShardFeeds] = []
         for shard in range(len(self.ends)):
@@ -72,7 +71,9 @@ class FeedHub:
     def add(
         self, filters: Iterable[TopicFilter], position: FeedPosition, credit: int, tag: object
     ) -> Feed:
-        """Begin a feed at a position; nothing is delivered before its first job is given back."""
+        """Begin a feed at a position; nothing is delivered before its first job is passed to
+        `finish`.
+        """
         if credit < 0:
             raise UsageError(f"credit must be 0 or more, got {credit}")
         feed = Feed(self._groups.join(filters), position, credit, tag)
@@ -82,12 +83,12 @@ class FeedHub:
             feed.add_shard()
             self._settle(lane, feed)
         while self._due and not self._running:
-            # Whoever adds a feed does not know it yet when rows of it come.
+            # The caller does not know the new feed yet, so nothing may be delivered here.
             self._pump(self._due.popleft(), 0)
         return feed
 
     def filter(self, feed: Feed, filters: Iterable[TopicFilter]) -> None:
-        """Give a feed other filters; they hold for all rows that were not delivered yet."""
+        """Replace the filters of a feed, for all rows that were not delivered yet."""
         if feed.removed:
             return
         former = feed.group
@@ -99,7 +100,7 @@ class FeedHub:
         self._groups.leave(former)
 
     def grant(self, feed: Feed, rows: int) -> None:
-        """Give a feed credit for so many more rows."""
+        """Give a feed credit for `rows` more rows."""
         if rows < 0:
             raise UsageError(f"credit cannot be negative: rows={rows}")
         if feed.removed or rows == 0:
@@ -114,7 +115,7 @@ class FeedHub:
         self._run()
 
     def remove(self, feed: Feed) -> None:
-        """End a feed; its position stays what it is."""
+        """End a feed; its position stays unchanged."""
         if feed.removed:
             return
         for lane in self._lanes:
@@ -124,8 +125,8 @@ class FeedHub:
         self._groups.leave(feed.group)
 
     def behind(self) -> dict[int, int]:
-        """Return, for each shard that some feed has not read to its end, the first serial that any
-        of them has still to read.
+        """Return, for each shard that some feed has not read to its end, the lowest serial that a
+        feed still has to read.
         """
         found: dict[int, int] = {}
         for feed in self._feeds:
@@ -136,12 +137,12 @@ class FeedHub:
         return found
 
     def announce(self, batch: FeedBatch) -> None:
-        """Hand over what was committed; in order, for each shard."""
+        """Hand over a committed batch; batches of one shard in order."""
         self._announced.append(batch)
         self._run()
 
     def advance(self, ends: list[int]) -> None:
-        """Take note that there are rows up to these ends, which nobody will announce."""
+        """Record that there are rows up to these ends, which will not be announced."""
         self._add_lanes(len(ends))
         for lane in self._lanes:
             if ends[lane.shard] > lane.end:
@@ -149,12 +150,12 @@ class FeedHub:
         self._run()
 
     def finish(self, job: ReadJob) -> None:
-        """Take a job back that has run."""
+        """Accept a job that has run."""
         self._finished.append(job)
         self._run()
 
     def _run(self) -> None:
-        """Do all that is due; what becomes due on the way is done here too, and not inside it."""
+        """Do all work that is due, including work that becomes due meanwhile; never recursively."""
         if self._running:
             return
         self._running = True
@@ -178,7 +179,7 @@ class FeedHub:
             self._deliver(dispatch)
 
     def _add_lanes(self, shards: int) -> None:
-        """Follow a database that has more shards than before."""
+        """Add shards that the database got meanwhile."""
         for shard in range(len(self._lanes), shards):
             lane = ShardFeeds(shard, 0, self._settings)
             self._lanes.append(lane)
@@ -193,7 +194,7 @@ class FeedHub:
         self.ends[lane.shard] = end
 
     def _settle(self, lane: ShardFeeds, feed: Feed) -> None:
-        """Put a feed where it belongs by its place and its credit."""
+        """Put a feed into the state that its place and its credit require."""
         shard = lane.shard
         if feed.places[shard] >= lane.end:
             feed.live[shard] = True
@@ -203,7 +204,7 @@ class FeedHub:
             self._call(lane)
 
     def _withdraw(self, lane: ShardFeeds, feed: Feed) -> int:
-        """Take a feed out of wherever it is in a shard; return its place."""
+        """Remove a feed from its state in a shard; return its place."""
         place = feed.place(lane.shard)
         if feed.live[lane.shard]:
             feed.live[lane.shard] = False
@@ -213,7 +214,7 @@ class FeedHub:
         return place
 
     def _fall_behind(self, lane: ShardFeeds, end: int) -> None:
-        """Let a shard end later, and live feeds read what is before that."""
+        """Move the end of a shard forward; live feeds must read the rows before it."""
         behind = [feed for group in self._groups.all() for feed in group.live[lane.shard]]
         for feed in behind:
             feed.places[lane.shard] = self._withdraw(lane, feed)
@@ -227,14 +228,14 @@ class FeedHub:
             self._due.append(lane)
 
     def _commit(self, batch: FeedBatch) -> None:
-        """Let live feeds have what was committed."""
+        """Deliver a committed batch to the live feeds."""
         self._add_lanes(batch.shard + 1)
         lane = self._lanes[batch.shard]
         if batch.stop_serial <= lane.end:
-            # It was there before the hub was.
+            # The batch was stored before the hub was created.
             return
         if batch.start_serial > lane.end:
-            # Serials were left out, or somebody began to listen too late: a read will tell.
+            # Serials were skipped, or the listener started too late: a read finds out.
             self._fall_behind(lane, batch.start_serial)
         start = batch.start_serial
         self._set_end(lane, batch.stop_serial)
@@ -281,8 +282,8 @@ class FeedHub:
     def _share_group(
         self, lane: ShardFeeds, start: int, dispatch: Dispatch, group: FilterGroup, rows: Rows
     ) -> None:
-        """Give every live feed of a group its rows; who has no credit for all of them is live no
-        longer.
+        """Give every live feed of a group its rows; a feed without credit for all of them is no
+        longer live.
         """
         shard = lane.shard
         batch = dispatch.batch
@@ -313,7 +314,7 @@ class FeedHub:
             self._serve(lane, job.held)
 
     def _fail(self, lane: ShardFeeds, job: ReadJob, error: SiltstoneError) -> None:
-        """End the feeds for which something was read that cannot be."""
+        """End the feeds for which the read failed."""
         dispatch = Dispatch(FeedBatch(job.shard, 0, job.start, job.start, 0))
         dispatch.error = error
         for feed in lane.between(job.start, job.start + 1):
@@ -324,7 +325,7 @@ class FeedHub:
         self._send(dispatch)
 
     def _pump(self, lane: ShardFeeds, dispatches_max: int) -> None:
-        """Serve a shard's queue from memory, until a read must be made or so much was delivered."""
+        """Serve a shard's queue from memory, until a read is needed or the limit is reached."""
         lane.due = False
         served = 0
         while lane.job is None:
@@ -334,11 +335,11 @@ class FeedHub:
             place = feed.places[lane.shard]
             held = lane.find(place, feed.group)
             if held is None:
-                # The read may give it less than it waits for.
+                # The read may return less than the feed waits for.
                 lane.put(feed)
                 self._start(lane, place, self._near(lane, feed))
             elif served >= dispatches_max:
-                # Nothing is read, but the owner can do something else before it comes back.
+                # Nothing is read, but the owner can do other work before the job comes back.
                 lane.put(feed)
                 self._start(lane, place, {})
             else:
@@ -353,7 +354,7 @@ class FeedHub:
         self._want_read(lane.job)
 
     def _next_in_turn(self, lane: ShardFeeds) -> Feed | None:
-        """Return the feed whose turn it is; one with little credit lets the others go first,
+        """Return the next feed of the queue; a feed with little credit lets the others go first,
         once.
         """
         shard = lane.shard
@@ -373,7 +374,7 @@ class FeedHub:
         return None
 
     def _near(self, lane: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
-        """Return the groups of all who wait where a read for a feed may get, itself first."""
+        """Return the groups of all feeds that wait where this read may reach, its own first."""
         place = feed.places[lane.shard]
         groups: dict[FilterGroup, None] = {feed.group: None}
         filters = len(feed.group.filters)
@@ -386,7 +387,7 @@ class FeedHub:
         return groups
 
     def _serve(self, lane: ShardFeeds, held: Held) -> None:
-        """Let everybody who waits within what is in memory have their rows of it."""
+        """Give every feed that waits within these rows in memory its rows."""
         shard = lane.shard
         batch = held.batch
         if batch is None:
@@ -399,7 +400,7 @@ class FeedHub:
             place = feed.places[shard]
             if place < held.rows_from:
                 if place or feed.is_placed[shard]:
-                    # A feed that begins with the first row there is has lost nothing.
+                    # A feed that begins with the first existing row has lost nothing.
                     dispatch.lost.append((feed, held.rows_from - place))
                     feed.gaps += held.rows_from - place
                 place = held.rows_from

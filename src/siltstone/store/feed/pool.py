@@ -1,6 +1,4 @@
-"""What a hub knows of its feeds, and of each shard: who waits where, and what is held in memory.
-Compiled.
-"""
+"""The feeds of a hub, and for each shard the waiting feeds and the rows in memory. Compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ Rows = list[int] | None
 
 
 class Found:
-    """What a read found: everything that was asked for in the serials from start to stop.
+    """The result of a read: all wanted rows with serials from start to stop.
 
-    Rows before `rows_from` are gone, with a slab that was dropped. The batch is None where nothing
+    Rows before `rows_from` are gone with a slab that was dropped. The batch is None if no row
     matched.
     """
 
@@ -33,22 +31,24 @@ class Found:
 
 
 class Source(Protocol):
-    """Where a hub reads: the slabs of a database, as they are now."""
+    """The source that a hub reads: the current slabs of a database."""
 
     def ends(self) -> list[int]:
-        """Return for each shard the serial after its last row that can be read."""
+        """Return for each shard the serial after its last readable row."""
         ...
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
     ) -> Found:
-        """Read on from a serial, as much as the settings allow. Raises: SiltstoneError."""
+        """Read from a serial on, as much as the settings allow. Raises: SiltstoneError."""
         ...
 
 
 class Place:
-    """Where a matcher finds a group. The group that follows another one has the same place, so that
-    only the filters are filed anew in which the two differ.
+    """The entry of a group in a matcher.
+
+    A group that replaces another one takes its entry over, so that only the filters that differ are
+    changed in the matcher.
     """
 
     def __init__(self, group: FilterGroup) -> None:
@@ -56,11 +56,11 @@ class Place:
 
 
 class FilterGroup:
-    """Feeds that have the same filters: they are matched together."""
+    """Feeds with the same filters: they are matched together."""
 
     def __init__(self, filters: dict[tuple[bytes, ...], TopicFilter], shards: int) -> None:
         self.filters = tuple(filters.values())
-        # By which it is known: the levels of all filters.
+        # The key of the group: the levels of all filters.
         self.key = frozenset(filters)
         self.members = 0
         self.live: list[dict[Feed, None]] = []
@@ -69,12 +69,12 @@ class FilterGroup:
         self._matcher: Matcher | None = None
 
     def join(self, matcher: Matcher) -> None:
-        """Let a matcher find this group by its filters."""
+        """Add this group to a matcher, under its filters."""
         for topic_filter in self.filters:
             matcher.put(topic_filter.levels, self, self)
 
     def matcher(self) -> Matcher:
-        """Return what finds this group alone."""
+        """Return a matcher that contains only this group."""
         matcher = self._matcher
         if matcher is None:
             matcher = Matcher()
@@ -84,23 +84,23 @@ class FilterGroup:
 
 
 class Feed:
-    """A subscription to the store. `tag` is its user's; the rest belongs to the hub."""
+    """A subscription to the store. `tag` belongs to the user, everything else to the hub."""
 
     def __init__(self, group: FilterGroup, start: FeedPosition, credit: int, tag: object) -> None:
         self._start = start
         self.tag = tag
         self.group = group
         self.credit = credit
-        # The most credit it ever had at once.
+        # The highest credit so far.
         self.window = credit
-        # How many serials were lost to it, because their slab was dropped before it got there.
+        # The number of serials that it lost, because their slab was dropped before it read them.
         self.gaps = 0
         self.error: SiltstoneError | None = None
         self.removed = False
         self.ends: list[int] = []
-        # The next serial by shard; of a live shard it may lag behind the hub's end.
+        # The next serial by shard; for a live shard it may be lower than the hub's end.
         self.places: list[int] = []
-        # Whether it began at a place that it was given, and not with whatever there is.
+        # Whether it began at a given place, and not with the first existing row.
         self.is_placed: list[bool] = []
         self.live: list[bool] = []
         self.waiting: list[bool] = []
@@ -108,7 +108,7 @@ class Feed:
         self.passed: list[bool] = []
 
     def add_shard(self) -> None:
-        """Begin in one more shard, where the feed was to begin."""
+        """Add one more shard, at the start position of the feed."""
         shard = len(self.places)
         self.places.append(self._start.serial(shard))
         self.is_placed.append(shard in self._start.serials)
@@ -125,20 +125,20 @@ class Feed:
         return {shard: self.place(shard) for shard in range(len(self.places))}
 
     def position(self) -> FeedPosition:
-        """Return where the feed would go on."""
+        """Return the position from which the feed would continue."""
         return FeedPosition(self.serials(), self._start.identity)
 
     def has_caught_up(self) -> bool:
-        """Say whether it has had everything that the hub knows of, in all shards."""
+        """Return whether it has received everything that the hub knows, in all shards."""
         return all(self.live)
 
     def is_live(self, shard: int) -> bool:
-        """Say whether it has had everything that the hub knows of."""
+        """Return whether it has received everything that the hub knows of a shard."""
         return self.live[shard]
 
 
 class Held:
-    """Rows in memory: all of some serials, or those that some groups want."""
+    """Rows in memory: all rows of some serials, or those that some groups want."""
 
     def __init__(self, start: int, stop: int, rows_from: int, batch: FeedBatch | None) -> None:
         self.start = start
@@ -147,15 +147,15 @@ class Held:
         self.batch = batch
         self.complete = False
         self.size_bytes = 0 if batch is None else batch.size_bytes
-        # The rows of each group, None for all of them.
+        # The rows of each group; None means all.
         self._rows: dict[FilterGroup, Rows] = {}
 
     def give(self, rows: dict[FilterGroup, Rows]) -> None:
-        """Say which rows each of the groups wants that were read for."""
+        """Set the rows that each group wants; for the groups of the read."""
         self._rows = rows
 
     def covers(self, group: FilterGroup) -> bool:
-        """Say whether it has all that a group wants of its serials."""
+        """Return whether it has all rows that a group wants of these serials."""
         return self.complete or group in self._rows
 
     def rows_of(self, group: FilterGroup) -> Rows:
@@ -188,7 +188,7 @@ def wanted_rows(batch: FeedBatch, groups: dict[FilterGroup, None]) -> dict[Filte
 def _wanted_names(
     names: list[bytes], groups: dict[FilterGroup, None]
 ) -> dict[FilterGroup, list[int]]:
-    """Return the numbers of the topics that each group wants; all groups are asked at once."""
+    """Return the numbers of the topics that each group wants; all groups are matched together."""
     numbers: dict[FilterGroup, list[int]] = {group: [] for group in groups}
     if len(groups) == 1:
         matcher = next(iter(groups)).matcher()
@@ -206,7 +206,7 @@ def _wanted_names(
 
 
 class ReadJob:
-    """One read for everybody at and near a place. `run` may be called on any thread."""
+    """One read for all feeds at and near a place. `run` may be called on any thread."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class ReadJob:
         self.error: SiltstoneError | None = None
 
     def run(self) -> None:
-        """Read, and find out which rows each group wants; nothing where there is no group."""
+        """Read, and find the rows that each group wants; do nothing if there is no group."""
         if not self.groups:
             return
         wanted: dict[tuple[bytes, ...], TopicFilter] = {}
@@ -249,7 +249,7 @@ class ReadJob:
 
 
 class ShardFeeds:
-    """One shard: its end, who waits where, whose turn it is, what is in memory."""
+    """One shard: its end, the waiting feeds and their queue, and the rows in memory."""
 
     def __init__(self, shard: int, end: int, settings: FeedSettings) -> None:
         self.shard = shard
@@ -259,19 +259,19 @@ class ShardFeeds:
         self.queue: deque[Feed] = deque()
         self._bytes_max = settings.held_bytes
         self._held_max = settings.held_max
-        # Places where somebody waits, rising, and who.
+        # The places where feeds wait, in rising order, and the feeds at each place.
         self._positions: list[int] = []
         self._at: dict[int, dict[Feed, None]] = {}
-        # What was committed last, one after the other, and where each begins.
+        # The last committed rows, in order, and the first serial of each.
         self._recent: list[Held] = []
         self._starts: list[int] = []
         self._recent_bytes = 0
-        # What was read last, the newest at the end.
+        # The last rows that were read, the newest at the end.
         self._read: list[Held] = []
         self._read_bytes = 0
 
     def put(self, feed: Feed) -> None:
-        """Let a feed wait at its place, and queue for its turn."""
+        """Let a feed wait at its place, and add it to the queue."""
         place = feed.places[self.shard]
         there = self._at.get(place)
         if there is None:
@@ -285,7 +285,7 @@ class ShardFeeds:
             self.queue.append(feed)
 
     def take(self, feed: Feed) -> None:
-        """Let a feed wait no longer; it stays in the queue until its turn comes."""
+        """End the waiting of a feed; it stays in the queue until its turn."""
         if not feed.waiting[self.shard]:
             return
         feed.waiting[self.shard] = False
@@ -297,7 +297,7 @@ class ShardFeeds:
             del self._positions[bisect_left(self._positions, place)]
 
     def between(self, start: int, stop: int) -> list[Feed]:
-        """Return who waits at places from start to stop, the furthest behind first."""
+        """Return the feeds that wait from start to stop, the lowest place first."""
         found: list[Feed] = []
         positions = self._positions
         for number in range(bisect_left(positions, start), bisect_left(positions, stop)):
@@ -305,7 +305,7 @@ class ShardFeeds:
         return found
 
     def remember(self, held: Held) -> None:
-        """Keep what was committed, as long as there is room."""
+        """Keep committed rows, within the limits."""
         self._recent.append(held)
         self._starts.append(held.start)
         self._recent_bytes += held.size_bytes
@@ -316,7 +316,7 @@ class ShardFeeds:
             del self._starts[0]
 
     def keep(self, held: Held) -> None:
-        """Keep what was read, as long as there is room."""
+        """Keep rows that were read, within the limits."""
         self._read.append(held)
         self._read_bytes += held.size_bytes
         while self._read and (
@@ -325,7 +325,7 @@ class ShardFeeds:
             self._read_bytes -= self._read.pop(0).size_bytes
 
     def find(self, place: int, group: FilterGroup) -> Held | None:
-        """Return what is in memory of a place, if it has all that a group wants."""
+        """Return the rows in memory at a place, if they include all that a group wants."""
         number = bisect_right(self._starts, place) - 1
         if number >= 0 and place < self._recent[number].stop:
             return self._recent[number]

@@ -1,12 +1,12 @@
-"""Where a reader of the store stands: the next serial of each shard. A value, to and from bytes.
+"""The position of a reader in the store: the next serial of each shard, to and from bytes.
 
 position  `SF` 2, count u32, then shard u32 and next serial u64 for each, by shard, then length u32
-          + text: the identity of the database, empty where the position was made by hand
+          + text: the identity of the database, empty if the position was created by hand
 
-The identity tells a database from a later one of the same name. Version 1 ends before it.
+The identity distinguishes a database from a later one of the same name. Version 1 ends before it.
 
-One number a shard says it all, however many streams and generations are read: each row of a shard
-has a serial, and generations follow each other in serials.
+One number for each shard is enough for any number of streams and generations: each row of a shard
+has a serial, and serials continue from one generation to the next.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MAGIC: Final = b"SF"
 _LENGTH: Final = struct.Struct("<I")
 _UNIDENTIFIED: Final = 1
 _VERSION: Final = 2
-# No row ever has this serial: a reader that stands there wants nothing of the shard.
+# No row ever has this serial: a reader at this position wants no row of the shard.
 NEVER: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPosition:
-    """The next serial by shard; a shard that is not named is read from its first row on.
+    """The next serial by shard; a shard that is not listed is read from its first row on.
 
-    The identity is that of the database. It is None in a position that was made by hand, and empty
-    in one that an earlier version saved.
+    `identity` is the identity of the database. It is None in a position that was created by hand,
+    and empty in one that an earlier version saved.
     """
 
     serials: Mapping[int, int]
@@ -50,7 +50,7 @@ class FeedPosition:
                 )
 
     def serial(self, shard: int) -> int:
-        """Return the next serial of a shard, 0 where none is known."""
+        """Return the next serial of a shard, 0 if it is not listed."""
         return self.serials.get(shard, 0)
 
     def at(self, shard: int, serial: int) -> FeedPosition:
@@ -58,11 +58,11 @@ class FeedPosition:
         return FeedPosition({**self.serials, shard: serial}, self.identity)
 
     def reaches(self, other: FeedPosition) -> bool:
-        """Say whether this position has everything behind it that the other has."""
+        """Return whether this position is at or after the other one in every shard."""
         return all(self.serial(shard) >= serial for shard, serial in other.serials.items())
 
     def to_bytes(self) -> bytes:
-        """Return a form that outlives this process."""
+        """Return bytes that outlive this process."""
         version = _UNIDENTIFIED if self.identity == UNIDENTIFIED else _VERSION
         entries = [_ENTRY.pack(shard, serial) for shard, serial in sorted(self.serials.items())]
         parts = [_HEAD.pack(_MAGIC, version, len(entries)), *entries]
@@ -73,7 +73,7 @@ class FeedPosition:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FeedPosition:
-        """Read what to_bytes gave. Raises: UsageError."""
+        """Read the bytes that `to_bytes` returned. Raises: UsageError."""
         require_kind("data", data, bytes, "bytes")
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
             raise UsageError("invalid saved position: the bytes do not come from to_bytes")

@@ -1,7 +1,7 @@
-"""One feed as its user sees it: rows come in reads, and what was taken in is acknowledged.
+"""One feed as its user sees it: rows arrive in reads, and the user acknowledges them.
 
-Rows wait here until they are asked for, never more than the feed had credit for. All of it may be
-called from any thread.
+Rows wait here until the user asks for them, never more than the feed had credit for. All methods
+may be called from any thread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from siltstone.store.log.read.pieces import COLUMNS, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRead:
-    """Rows of one shard, in order of serials, and the position of the feed behind them.
+    """Rows of one shard, in order of serials, and the position of the feed after them.
 
-    `lost` is how many serials before these rows are gone, because their slab was dropped.
+    `lost` is the number of serials before these rows that are gone, because their slab was dropped.
     """
 
     position: FeedPosition
@@ -49,7 +49,7 @@ class FeedRead:
 
 
 class FeedReader:
-    """A subscription to the store: made by `Database.feed`, and to be closed."""
+    """A subscription to the store. `Database.feed` creates it; the user closes it."""
 
     def __init__(self, position: FeedPosition) -> None:
         self._changed = Condition()
@@ -63,13 +63,13 @@ class FeedReader:
 
     @property
     def position(self) -> FeedPosition:
-        """The place behind all that was handed out; a feed that begins there goes on from here."""
+        """The position after all rows that were returned; a new feed can continue there."""
         return self._position
 
     def next(self, timeout: float | None = None) -> FeedRead | None:
-        """Return the next rows; wait for them, and return None when none came in time.
+        """Wait for the next rows and return them, or None after the timeout.
 
-        Raises: ClosedError when the feed or its database was closed; what kept it from reading.
+        Raises: ClosedError when the feed or its database was closed; the error that ended the feed.
         """
         with self._changed:
             if not self._reads and self._error is None:
@@ -84,8 +84,8 @@ class FeedReader:
             return None
 
     def ack(self, position: FeedPosition) -> None:
-        """Say that all before a position, of what was handed out, was taken in: as many rows more
-        may come.
+        """Acknowledge all returned rows before a position: the feed gets credit for as many new
+        rows.
         """
         rows = 0
         with self._changed:
@@ -95,7 +95,7 @@ class FeedReader:
             self.grant(rows)
 
     def __iter__(self) -> Iterator[FeedRead]:
-        """Yield rows for ever, until the feed is closed; asking for more acknowledges what came."""
+        """Yield rows until the feed is closed; the next step acknowledges the rows before."""
         while True:
             try:
                 read = self.next()
@@ -106,7 +106,7 @@ class FeedReader:
                 self.ack(read.position)
 
     def on_arrival(self, hear: Callable[[], None] | None) -> None:
-        """Call back whenever `next` would not wait any longer, from whatever thread brings it."""
+        """Call back whenever `next` would return at once, from the thread that adds rows."""
         with self._changed:
             self._hear = hear
             arrived = bool(self._reads) or self._error is not None
@@ -114,7 +114,7 @@ class FeedReader:
             hear()
 
     def close(self) -> None:
-        """End the feed; what was not asked for is not handed out."""
+        """End the feed; rows that were not requested are discarded."""
         self.end(ClosedError("the feed is closed"))
         with self._changed:
             self._reads.clear()
@@ -131,11 +131,11 @@ class FeedReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the feed."""
         self.close()
 
     def put(self, read: FeedRead) -> None:
-        """Let rows wait for their user; for the thread that brings them."""
+        """Add rows for the user; called by the thread that delivers them."""
         with self._changed:
             if self._error is not None:
                 return
@@ -146,7 +146,7 @@ class FeedReader:
             hear()
 
     def end(self, error: SiltstoneError) -> None:
-        """Tell the user, behind the rows that wait, that no more will come."""
+        """End the feed with this error, after the rows that wait."""
         with self._changed:
             if self._error is not None:
                 return
@@ -158,8 +158,8 @@ class FeedReader:
 
 
 def _nobody(_rows: int) -> None:
-    """Stand in until the feed has begun."""
+    """Do nothing; a placeholder until the feed has begun."""
 
 
 def _nothing() -> None:
-    """Stand in until the feed has begun."""
+    """Do nothing; a placeholder before the feed begins and after it was closed."""

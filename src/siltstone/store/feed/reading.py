@@ -1,9 +1,9 @@
-"""Read for feeds: the slabs of a database, shard by shard, from a serial on, through its
-generations.
+"""Read rows for feeds: one shard of a database from a serial on, through its generations.
 
-Invariants: a read accounts for every serial from its start to its stop: rows that match are in it,
-and no other row of them does, or will; a slab that is gone is told as rows that are. Frames without
-a wanted stream are passed over by the index alone. What is found is one generation's.
+Invariants: a read accounts for every serial from its start to its stop. All rows in this range that
+match are in the result, and no further row in it will match later. Rows of a dropped slab are
+reported as gone. The index skips frames without a wanted stream. All rows of a result are of one
+generation.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ Slabs = WritableSlabs | ReadableSlabs
 Key = tuple[SlabId, frozenset[tuple[bytes, ...]]]
 
 _PLANS_MAX: Final = 1024
-# So many frames of a stream are listed at once.
+# The number of frames of a stream that are listed at once.
 _LISTED_MAX: Final = 256
-# What a row takes as Python objects, beside its bytes, about.
+# The approximate size of a row as Python objects, in addition to its bytes.
 _ROW_BYTES: Final = 160
 
 
 class _Plan:
-    """What filters ask of a slab, as long as it has no new streams."""
+    """The streams of a slab that filters select, valid until the slab has new streams."""
 
     __slots__ = ("reader", "version", "wanted")
 
     def __init__(self, slab: Slab, filters: Sequence[TopicFilter]) -> None:
         slab.load()
-        # The version first: a stream that comes in between makes the plan look older than it is.
+        # Read the version first: if a stream is added in between, the plan only looks too old.
         self.version = slab.version
         self.wanted = wanted_of(match for each in filters for match in slab.match_all(each))
         self.reader = PieceReader(self.wanted, Span())
@@ -63,7 +63,7 @@ class _Frames(NamedTuple):
 
 
 class _Gathering:
-    """The pieces that a read has found so far, and how much more it may."""
+    """The pieces that a read has found so far, and its limits."""
 
     __slots__ = ("_settings", "frames", "pieces", "rows", "size_bytes")
 
@@ -91,33 +91,33 @@ class _Gathering:
 
 
 class StoreSource:
-    """The slabs of a database as a hub reads them; for any number of threads."""
+    """The slabs of a database as the source of a hub. From any thread."""
 
     def __init__(self, slabs: Slabs) -> None:
         self._slabs = slabs
         self._lock = Lock()
         self._plans: dict[Key, _Plan] = {}
-        # How many frames were opened, for those who count reads.
+        # The number of frames that were opened, for statistics.
         self.frames_read = 0
 
     def refresh(self) -> None:
-        """Look at the disk for what another process has written."""
+        """Read from the disk what another process has written."""
         self._slabs.refresh()
 
     @again_when_dropped
     def ends(self) -> list[int]:
-        """Return for each shard the serial after its last row that can be read."""
+        """Return for each shard the serial after its last readable row."""
         slabs = self._slabs.all()
         ends = [0] * (1 + max(slab.id.shard for slab in slabs))
         for slab in slabs:
             shard = slab.id.shard
-            # Who comes up to damage must look for more, and is told.
+            # One serial more after damage: a reader there must read again, and gets the error.
             stop = slab.next_serial() + slab.is_damaged
             ends[shard] = max(ends[shard], slab.record.first_serial, stop)
         return ends
 
     def reclaimed(self, shard: int) -> int:
-        """Return the serial behind the last row of a shard that was dropped as delivered."""
+        """Return the serial after the last row of a shard that was dropped as delivered."""
         return self._slabs.manifest.reclaimed.get(shard, 0)
 
     def first_serial(self, slab: SlabId) -> int:
@@ -126,7 +126,7 @@ class StoreSource:
 
     @again_when_dropped
     def position_at(self, since_us: int) -> FeedPosition:
-        """Return the place of the first frame with a row at or after a time, of each shard."""
+        """Return for each shard the serial of the first frame with a row at or after a time."""
         serials = dict(enumerate(self.ends()))
         for slab in reversed(self._slabs.all()):
             if slab.record.until_us is None or slab.record.until_us > since_us:
@@ -141,7 +141,7 @@ class StoreSource:
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
     ) -> Found:
-        """Read on from a serial, as much as the settings allow.
+        """Read from a serial on, as much as the settings allow.
 
         Raises: CorruptionError, DiskError, ClosedError.
         """
@@ -150,12 +150,12 @@ class StoreSource:
         for slab in self._slabs.all():
             if slab.id.shard != shard:
                 continue
-            # Whether it has ended must be known before its last rows are looked for.
+            # Check whether the slab has ended before its last rows are read.
             until = slab.record.until_serial if self._slabs.ended(slab.id) else None
             if until is not None and until <= serial:
                 continue
             if serial < slab.record.first_serial:
-                # Those between were dropped.
+                # The slabs in between were dropped.
                 serial = rows_from = slab.record.first_serial
             serial = self._read_slab(slab, serial, until, filters, gathering)
             if gathering.pieces or gathering.is_full or until is None:
@@ -174,15 +174,15 @@ class StoreSource:
         filters: list[TopicFilter],
         gathering: _Gathering,
     ) -> int:
-        """Gather what a slab has from a serial on; return up to where it was looked through."""
+        """Collect rows of a slab from a serial on; return the serial where the search ended."""
         for handle in slab.handles():
-            # What becomes visible behind this while frames are listed is left to the next read.
+            # Rows that become visible later, while frames are listed, are left to the next read.
             end = handle.next_serial
             if end <= serial:
                 if not handle.sealed:
                     handle.check_whole()
                 continue
-            # Streams are known before their rows, so the plan is made after the end was seen.
+            # Streams are known before their rows, so the plan is made after the end was read.
             plan = self._plan(slab, filters)
             segment = handle.segment()
             damaged = segment.damage is not None
@@ -205,7 +205,7 @@ class StoreSource:
                 serial = frames.serial
             if damaged:
                 if gathering.pieces:
-                    # What stands before the damage comes first; the next read begins with it.
+                    # Return the rows before the damage. The next read begins with the damage.
                     return serial
                 segment.check_whole()
         return serial if until is None else max(serial, until)
@@ -224,7 +224,7 @@ class StoreSource:
 
 
 def _frames_from(index: SegmentIndex, wanted: Wanted, serial: int, end: int) -> _Frames:
-    """List frames with wanted streams, from a serial on; not all of them where there are many."""
+    """List frames with wanted streams, from a serial on; if there are many, only the first ones."""
     first = index.frame_at_serial(serial)
     stop = bisect_left(index.serials, end, 0, index.frame_count)
     held = [stream_id for stream_id in wanted.streams() if stream_id in index.stream_rows]

@@ -1,8 +1,7 @@
 """The threads behind `Database.feed`: one owns the hub of a database, one reads for it.
 
-They begin with the first feed and end with the last. Users and shards hand over what they want
-done; nobody but the owning thread touches the hub. Where another process writes the rows, a third
-thread looks for them now and then.
+They start with the first feed and end with the last. Users and shards queue actions; only the
+owning thread accesses the hub. If another process writes the rows, a third thread polls for them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
-# Begins to listen for commits; returns what ends it.
+# Begins to listen for commits; returns a function that ends it.
 Listen = Callable[[Callable[[FeedBatch], None]], Callable[[], None]]
 Act = Callable[[], None]
 
@@ -33,7 +32,7 @@ POLL_SECONDS: Final = 0.05
 
 
 class _Worker:
-    """A thread that does one thing after the other, and one thing again and again if it has any."""
+    """A thread that runs actions in order, and optionally one action repeatedly."""
 
     def __init__(self, name: str, *, again: Act | None = None) -> None:
         self._changed = Condition()
@@ -43,17 +42,17 @@ class _Worker:
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; what was handed over before is done first."""
+        """Start the thread; actions that were queued before run first."""
         self._thread.start()
 
     def do(self, act: Act) -> None:
-        """Do something soon, in order."""
+        """Queue an action; actions run in order."""
         with self._changed:
             self._acts.append(act)
             self._changed.notify()
 
     def end(self) -> None:
-        """Do what is left, and end."""
+        """Run the remaining actions, and end the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -75,8 +74,9 @@ class _Worker:
 
 
 class _User:
-    """Whose a feed is. What is older than the time it begins at is left out of the frames that it
-    begins with.
+    """The user of a feed.
+
+    A feed may begin at a time within a frame: rows before this time are left out.
     """
 
     def __init__(self, reader: FeedReader, since_us: int) -> None:
@@ -107,7 +107,7 @@ class FeedRunner:
             source.refresh()
             self._polls = _Worker("siltstone-feed-polls", again=self._poll)
         else:
-            # Listening begins before the hub looks where the rows end.
+            # Listening begins before the hub reads the ends of the shards.
             self._unlisten = listen(self._hear)
         self._hub = FeedHub(source, self._deliver, self._want_read, settings)
         for worker in self._workers():
@@ -144,11 +144,11 @@ class FeedRunner:
         return reader
 
     def end(self, error: SiltstoneError) -> None:
-        """End every feed, with this to tell their users, and the threads."""
+        """End every feed with this error, and end the threads."""
         if self._unlisten is not None:
             self._unlisten()
         self._owner.do(lambda: self._end_all(error))
-        # The owner last: the others hand over to it.
+        # The owner ends last, because the other threads queue actions for it.
         for worker in reversed(self._workers()):
             worker.end()
 
@@ -172,7 +172,7 @@ class FeedRunner:
         self._owner.do(lambda: self._hub.finish(job))
 
     def _poll(self) -> None:
-        """Look for what another process has written."""
+        """Check for rows that another process has written."""
         try:
             self._source.refresh()
             ends = self._source.ends()
@@ -183,7 +183,7 @@ class FeedRunner:
             self._owner.do(lambda: self._hub.advance(ends))
 
     def _deliver(self, dispatch: Dispatch) -> None:
-        """Hand rows to their users."""
+        """Pass rows to the users of the feeds."""
         batch = dispatch.batch
         lost = dict(dispatch.lost)
         for feed, shared in dispatch.shares:

@@ -1,13 +1,14 @@
-"""The one way to a key-value store: families of sorted keys, views of one moment, batches.
+"""The interface of a key-value store: families of sorted keys, snapshot views, batches of writes.
 
-Invariants that every implementation keeps:
-- what one `write` changes is stored whole or not at all, is durable when it returns, and is seen by
-  nobody before that;
-- after an error of `write` nothing is known: it may have been stored; the engine is of no more use;
-- a view shows one family as it was when the view was taken, until it is released or the engine is
-  closed.
+Invariants of every implementation:
+- the changes of one `write` are stored as a whole or not at all; they are durable when it returns,
+  and not visible before that;
+- after an error of `write` the outcome is unknown: the changes may have been stored, and the engine
+  must not be used any more;
+- a view shows one family at the moment when the view was taken, until it is released or the engine
+  is closed.
 
-Everything may be called from any thread.
+All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Final, Protocol
 
-# The family that every store has; ours keeps there what is no row.
+# The family that every store has. It holds everything that is not a row.
 DEFAULT_FAMILY: Final = "default"
 
 Item = tuple[bytes, bytes]
 
 
 class Changes:
-    """What one write does to the families: first it deletes ranges, then it sets values.
+    """The changes of one write: first it deletes ranges, then it sets values.
 
-    None for a value deletes the key.
+    The value None deletes the key.
     """
 
     __slots__ = ("ranges", "values")
@@ -40,7 +41,7 @@ class Changes:
 
 
 class View(Protocol):
-    """One family at one moment; every call but `release` raises ClosedError once it is over."""
+    """One family at one moment; every call but `release` raises ClosedError after its end."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -53,7 +54,7 @@ class View(Protocol):
         ...
 
     def release(self) -> None:
-        """Let go of what the view holds; a second call does nothing."""
+        """Release the view; a second call does nothing."""
         ...
 
 
@@ -77,23 +78,24 @@ class Engine(Protocol):
     def view(self, family: str) -> View: ...
 
     def write(self, changes: Changes) -> None:
-        """Store changes, whole and durably. Raises: DiskError, StorageFullError."""
+        """Store changes, as a whole and durably. Raises: DiskError, StorageFullError."""
         ...
 
     def size_bytes(self, family: str | None = None) -> int:
-        """Return about how much space a family takes, or everything. Raises: NotFoundError."""
+        """Return the approximate size of a family, or of everything. Raises: NotFoundError."""
         ...
 
     def write_back(self) -> None:
-        """Write what is only in memory and in a log to its place, which frees the log. Raises:
-        DiskError, StorageFullError.
+        """Write data that is only in memory and in a log to tables, which frees the log.
+
+        Raises: DiskError, StorageFullError.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the files; views of it are over. A second call does nothing."""
+        """Close the files and end all views. A second call does nothing."""
         ...
 
 
-# Opens the engine of a directory that exists, creating what is missing in it.
+# Opens the engine in an existing directory, and creates what is missing in it.
 EngineOpener = Callable[[PurePath], Engine]

@@ -1,6 +1,7 @@
-"""A key-value store whose writes fail as scripted, over any other one.
+"""A key-value store over another one whose writes fail as scripted, for tests.
 
-A write that fails may have been stored or not: both must be survived, so both can be scripted.
+A write that fails may have been stored or not. The database must survive both, so both can be
+scripted.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from siltstone.store.kv.api import Changes, Engine, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFault:
-    """The nth write from now on fails, stored says whether its changes are there all the same."""
+    """The nth write from now on fails; `stored` says whether its changes are stored anyway."""
 
     nth: int = 1
     stored: bool = False
 
 
 class FaultyEngine:
-    """Hands everything on to inner, but for the write that a fault names."""
+    """Forwards all calls to `inner`, except the write that a fault selects."""
 
     def __init__(self, inner: Engine, fault: WriteFault | None = None) -> None:
         self.inner = inner

@@ -3,9 +3,9 @@
     stream id u64 | varying words joined by slashes | 00 | time u64     all big endian
     stream id u64 | varying words joined by slashes | 00                in a plain map
 
-No topic has a zero byte, so the keys of one topic stand together, in order of time, and before
-those of every longer topic. One key is no row and in no range of rows: a single zero byte, under
-which the family has the last serial and the last time that a commit gave, u64 each.
+A topic has no zero byte, so the keys of one topic are consecutive, in order of time, and before the
+keys of every longer topic with this prefix. One key is not a row and in no range of rows: a single
+zero byte. Its value is the last serial and the last time that a commit assigned, u64 each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 STATE_KEY: Final = b"\x00"
 TIME_BYTES: Final = 8
-# Times are below this, so that they fit Arrow's signed ones; as an end it is after all of them.
+# Times are lower than this, so that they fit into Arrow's signed ones; as an end it is after all.
 TIME_END: Final = 1 << 63
 
 _STREAM_BYTES: Final = 8
@@ -30,12 +30,12 @@ def encode_state(serial: int, timestamp_us: int) -> bytes:
 
 
 def serial_in(state: bytes) -> int:
-    """Return the last serial; 0 when there is no state yet."""
+    """Return the last serial; 0 if there is no state yet."""
     return int.from_bytes(state[:8], "big")
 
 
 def timestamp_in(state: bytes) -> int:
-    """Return the last time that a commit gave; 0 when there is no state yet."""
+    """Return the last time that a commit assigned; 0 if there is no state yet."""
     return int.from_bytes(state[8:], "big")
 
 
@@ -48,7 +48,7 @@ class KeyRange:
 
 
 def row_prefix(stream_id: int, varying: bytes) -> bytes:
-    """Return what the keys of all rows of a topic begin with: its place."""
+    """Return the prefix of the keys of all rows of a topic: its place."""
     return stream_id.to_bytes(_STREAM_BYTES, "big") + varying + _TOPIC_END
 
 
@@ -58,23 +58,23 @@ def row_key(prefix: bytes, time_us: int, timed: bool) -> bytes:
 
 
 def stream_of(key: bytes) -> int:
-    """Return the stream of a row, or of what keys begin with."""
+    """Return the stream of a key, or of a prefix of keys."""
     return int.from_bytes(key[:_STREAM_BYTES], "big")
 
 
 def place_of(key: bytes, timed: bool) -> bytes:
-    """Return what the keys of all rows of a row's topic begin with."""
+    """Return the prefix of the keys of all rows of a row's topic."""
     return key[:-TIME_BYTES] if timed else key
 
 
 def varying_of(key: bytes, timed: bool) -> bytes:
     """Return the varying part of the topic of a row."""
-    # In two steps: mypyc fails where a slice of bytes ends before it begins.
+    # In two steps: mypyc fails if a slice of bytes ends before it begins.
     return (key[: -TIME_BYTES - 1] if timed else key[:-1])[_STREAM_BYTES:]
 
 
 def time_of(key: bytes, timed: bool) -> int:
-    """Return the time of a row; a plain map has none, which is 0."""
+    """Return the time of a row; 0 in a plain map, whose rows have no time."""
     return int.from_bytes(key[-TIME_BYTES:], "big") if timed else 0
 
 
@@ -88,16 +88,16 @@ def times_of_topic(prefix: bytes, since_us: int, until_us: int, timed: bool) -> 
 
 
 def after_topic(key: bytes, timed: bool) -> bytes:
-    """Return where the topic behind that of a row begins, at the earliest."""
+    """Return the lowest key that the next topic after that of a row can have."""
     return key[: -TIME_BYTES - 1] + _AFTER_TOPIC if timed else key[:-1] + _AFTER_TOPIC
 
 
 def rows_of_stream(stream_id: int, first_words: list[bytes]) -> KeyRange:
-    """Return the rows of a stream whose varying part begins with these words and goes on."""
+    """Return the rows of a stream whose varying part begins with these words and has more words."""
     start = stream_id.to_bytes(_STREAM_BYTES, "big")
     if first_words:
         prefix = start + _SLASH.join(first_words)
         return KeyRange(prefix + _SLASH, prefix + _AFTER_SLASH)
-    # The last id has no successor of its length; no varying part begins with this byte.
+    # The last id has no successor of its length; no varying part begins with the byte ff.
     stop = (stream_id + 1).to_bytes(_STREAM_BYTES + 1, "big")
     return KeyRange(start, stop[1:] if stop[0] == 0 else start + b"\xff")

@@ -1,6 +1,4 @@
-"""A key-value store in memory, for tests: what was written is all there is, and a view copies
-nothing.
-"""
+"""A key-value store in memory, for tests; a view copies nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Item
 
 
 class MemoryView:
-    """A family as it was; it is never changed, only replaced."""
+    """A family at one moment; the dictionary is never changed, only replaced."""
 
     def __init__(self, engine: MemoryEngine, values: dict[bytes, bytes]) -> None:
         self._engine: MemoryEngine | None = engine
@@ -104,7 +102,7 @@ class MemoryEngine:
         self.closed = True
 
     def reopened(self) -> MemoryEngine:
-        """Return what a process finds that opens this store next."""
+        """Return the engine that the next process would open."""
         engine = MemoryEngine()
         engine._families = dict(self._families)
         return engine

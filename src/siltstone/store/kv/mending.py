@@ -1,4 +1,4 @@
-"""Make a RocksDB that lost something one that opens again, with all that can still be found."""
+"""Repair a RocksDB database that lost data, so that it opens with everything that is left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from siltstone.store.kv.witness import (
 
 
 def mend(fs: FileSystem, path: PurePath, quarantine: PurePath) -> str:
-    """Make a damaged database one that opens, with all that can still be found; return what was
-    done. Nothing else has it open. What is replaced goes to quarantine.
+    """Repair a damaged database, so that it opens with everything that is left; return a text that
+    says what was done.
 
-    The list of files is made anew from the tables and logs in the directory, where it is not the
-    one that was written. Writes that are missing at the end stay missing.
+    No process may have it open. Replaced files are moved to quarantine. If the list of files is not
+    the one that was written, it is rebuilt from the tables and logs in the directory. Writes that
+    are missing at the end stay missing.
 
     Raises: DiskError, StorageFullError.
     """
@@ -44,7 +45,7 @@ def mend(fs: FileSystem, path: PurePath, quarantine: PurePath) -> str:
 
 
 def _lists_its_files(fs: FileSystem, path: PurePath) -> bool:
-    """Say whether the MANIFEST is the one that was written, as far as can be known."""
+    """Return whether the MANIFEST is the one that was written, as far as it is known."""
     try:
         sequence_in(path)
         with suppress(CorruptionError):
@@ -52,7 +53,7 @@ def _lists_its_files(fs: FileSystem, path: PurePath) -> bool:
             return evidence is None or is_manifest_of(fs, path, evidence)
     except (CorruptionError, DiskError, NotFoundError):
         return False
-    # The witness itself is damaged: it says nothing.
+    # The witness itself is damaged, so it is no evidence.
     return True
 
 

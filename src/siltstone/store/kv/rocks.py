@@ -1,9 +1,9 @@
 """RocksDB, through rocksdict: the only module that imports it.
 
-Invariants: every write is synced before it is seen; a database that lost something it had once is
-not opened (witness.py); what rocksdict raises, which is bare exceptions told apart by their text,
-stops here. RocksDB stays open, and its directory locked, for as long as
-any object of it lives, so iterators are kept by the engine and views only know their numbers.
+Invariants: every write is synced before it is visible. A database that lost data is not opened
+(witness.py). rocksdict raises bare exceptions that differ only in their text; they are translated
+here. RocksDB stays open, and its directory locked, as long as any of its objects exists. The engine
+therefore keeps the iterators, and views only have their numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-table
 
 
 class _Translated:
-    """Turns what rocksdict raises within it into our errors."""
+    """A context that translates exceptions of rocksdict to our errors."""
 
     __slots__ = ("_operation", "_path")
 
@@ -86,8 +86,8 @@ class _Translated:
 
 
 class _Passing:
-    """Lets an error pass that has this text: rocksdict has no other way to say that a thing is not
-    there.
+    """A context that suppresses an error with this text: rocksdict has no other way to report that
+    something does not exist.
     """
 
     __slots__ = ("_text",)
@@ -108,7 +108,7 @@ class _Passing:
 
 
 def translate(error: Exception, operation: str, path: PurePath) -> SiltstoneError:
-    """Return our error for one of rocksdict's."""
+    """Return our error for an exception of rocksdict."""
     text = str(error)
     if isinstance(error, DbClosedError):
         return ClosedError("the database is closed")
@@ -122,9 +122,9 @@ def translate(error: Exception, operation: str, path: PurePath) -> SiltstoneErro
 
 
 class RocksView:
-    """A column family at one moment: an iterator, which sees what there was when it was made.
+    """A column family at one moment: an iterator, which sees the data at the time of its creation.
 
-    Snapshots of rocksdict do not do: their iterators see everything that came later.
+    Snapshots of rocksdict cannot be used: their iterators see all later changes.
     """
 
     __slots__ = ("_iterators", "_number", "_reading")
@@ -188,7 +188,7 @@ class RocksEngine:
     def __init__(
         self, path: PurePath, *, read_only: bool = False, fs: FileSystem | None = None
     ) -> None:
-        """Open or create it. One that is read only may be open elsewhere, and stays as it was.
+        """Open or create it. A read-only engine changes nothing; another process may have it open.
 
         Raises: LockedError, CorruptionError, DiskError.
         """
@@ -238,7 +238,7 @@ class RocksEngine:
         with self._changing, _Translated(self._path, "drop_family"):
             self._table(name)
             root.drop_column_family(name)
-            # Views of it go on; only the name is gone.
+            # Views of the family stay valid; only the name is gone.
             del self._tables[name], self._handles[name]
             self._cover()
 
@@ -262,9 +262,11 @@ class RocksEngine:
             for family, start, stop in changes.ranges:
                 batch.delete_range(start, stop, self._handle(family))
             for family, values in changes.values.items():
-                # Named once, for naming the family with every key takes three times as long.
+                # The family is set once, because naming it with every key takes three times as
+                # long.
                 batch.set_default_column_family(self._handle(family))
-                # In order, for a neighbour's place in the memtable is found in half the time.
+                # In order, because inserting a neighbouring key into the memtable takes half the
+                # time.
                 for key in sorted(values):
                     value = values[key]
                     if value is None:
@@ -284,7 +286,7 @@ class RocksEngine:
     def write_back(self) -> None:
         self._open()
         with self._changing, _Translated(self._path, "write_back"):
-            # All of them, for the log is kept until the last one has no need of it.
+            # Flush all of them, because the log is kept until the last table does not need it.
             for table in self._tables.values():
                 table.flush(wait=True)
             self._cover()
@@ -297,7 +299,7 @@ class RocksEngine:
             self._let_go()
             witness, self._witness = self._witness, None
             if witness is not None:
-                # What was in memory only is in tables now, which the MANIFEST names.
+                # Data that was only in memory is in tables now, which the MANIFEST names.
                 witness.cover(sequence)
                 witness.close()
 
@@ -353,8 +355,10 @@ def _opened(path: PurePath, *, read_only: bool) -> Rdict:
 
 
 def _check_before_opening(fs: FileSystem, path: PurePath, evidence: Evidence) -> None:
-    """Look whether acknowledged writes are missing while everything is as it was found: RocksDB
-    writes its log back, and removes files that nothing names, as soon as it is opened for writing.
+    """Check for missing acknowledged writes before the files change.
+
+    RocksDB writes its log to tables, and removes files without a reference, as soon as it is opened
+    for writing.
     """
     if last_sequence(fs, path) >= evidence.sequence:
         return
@@ -362,7 +366,7 @@ def _check_before_opening(fs: FileSystem, path: PurePath, evidence: Evidence) ->
 
 
 def sequence_in(path: PurePath) -> int:
-    """Return how far a database goes that nothing has open."""
+    """Return the last sequence number of a database that no process has open."""
     with _Translated(path, "open"):
         opened = _opened(path, read_only=True)
         sequence: int = opened.latest_sequence_number()
@@ -371,8 +375,8 @@ def sequence_in(path: PurePath) -> int:
 
 
 def _names_in(path: PurePath) -> list[str]:
-    """Return the families of a directory; a new one, or one whose creation was cut short, has only
-    the default one.
+    """Return the families in a directory; a new one, or one whose creation was interrupted, has
+    only the default family.
     """
     with _Passing(f"{path / 'CURRENT'}: No such file"):
         return list(Rdict.list_cf(str(path)))
@@ -389,7 +393,7 @@ def _options() -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     # A record that a power cut tore was never acknowledged: the log ends before it.
     options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
-    # Many deleted keys side by side are walked over by every look that comes before them.
+    # Many consecutive deleted keys slow down every seek to a key before them.
     options.add_compact_on_deletion_collector_factory(_DELETED_WINDOW, _DELETED_MAX, _DELETED_RATIO)
     tables = BlockBasedOptions()
     tables.set_bloom_filter(_BLOOM_BITS, block_based=False)
@@ -398,21 +402,21 @@ def _options() -> Options:
 
 
 def rebuild(path: PurePath) -> None:
-    """Make the list of files anew from the tables and logs in the directory. Raises: DiskError."""
+    """Rebuild the list of files from the tables and logs in the directory. Raises: DiskError."""
     with _Translated(path, "repair"):
         Rdict.repair(str(path), _options())
 
 
 def open_read_only(fs: FileSystem, path: PurePath) -> RocksEngine:
-    """Open what a directory holds, beside whoever has it open.
+    """Open a directory for reading, also while another process has it open.
 
-    Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the sound part.
+    Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the valid part.
     """
     check_live_logs(fs, path)
     for _ in range(_LOOKS - 1):
         try:
             return RocksEngine(path, read_only=True, fs=fs)
         except (CorruptionError, NotFoundError):
-            # What another process was just writing back is in its place when we look again.
+            # Data that another process was just writing to tables is complete at the next attempt.
             continue
     return RocksEngine(path, read_only=True, fs=fs)

@@ -1,10 +1,10 @@
-"""Room on the disk for a key-value database, kept so that RocksDB never meets a full disk.
+"""Disk space for a key-value database, kept free so that RocksDB never meets a full disk.
 
-RocksDB writes each change to its log, and later what it has in memory to tables. A disk that is
-full at that moment costs the database, so a write is refused before: `floor_bytes` stay free, and
-as much again as must still be written to tables. When that becomes tight the tables are written
-early, which frees the log. A database that others rely on to drain a full disk also has a reserve:
-a file that is removed when the rest is used up, or when the database does not open without it.
+RocksDB writes each change to its log, and later writes its memory to tables. A full disk at that
+moment would break the database, so a write is refused before: `floor_bytes` must stay free, plus
+the bytes that must still be written to tables. If space gets low, the tables are written early,
+which frees the log. A database that is needed to empty a full disk also has a reserve: a file that
+is removed when all other space is used, or when the database does not open without it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ RESERVE: Final = "RESERVE"
 _MIB: Final = 1024 * 1024
 # Less than this is not worth a table of its own.
 _WRITE_BACK_BYTES: Final = _MIB
-# The reserve is taken again when the disk has so many times as much.
+# The reserve is created again when the disk has this many times its size free.
 _AMPLE: Final = 4
 
 
 class DiskRoom:
-    """Decides whether something may be written, for any number of threads."""
+    """Decides whether data may be written. From any thread."""
 
     def __init__(
         self, fs: FileSystem, directory: PurePath, *, floor_bytes: int, reserve_bytes: int = 0
@@ -39,11 +39,11 @@ class DiskRoom:
         self._is_kept = fs.exists(directory / RESERVE)
         self._unwritten_bytes = 0
         self._lock = Lock()
-        # Writes what is in memory to tables; set when the database is open.
+        # Writes the memory to tables; set when the database is open.
         self.write_back: Callable[[], None] | None = None
 
     def lacks(self, needed_bytes: int) -> SiltstoneError | None:
-        """Return why so much cannot be written, None when it can."""
+        """Return the error if this number of bytes cannot be written, else None."""
         try:
             with self._lock:
                 if self._has(needed_bytes):
@@ -54,7 +54,7 @@ class DiskRoom:
         return StorageFullError(self._directory, needed_bytes=needed_bytes + self._floor_bytes)
 
     def keep_reserve(self) -> None:
-        """Take the reserve, where the disk has ample space."""
+        """Create the reserve, if the disk has enough space."""
         if self._is_kept or not self._reserve_bytes:
             return
         if self._fs.free_bytes(self._directory) < _AMPLE * self._reserve_bytes:
@@ -65,7 +65,7 @@ class DiskRoom:
             file.allocate(0, self._reserve_bytes)
 
     def give_up_reserve(self) -> bool:
-        """Let the reserve go; False where there is none."""
+        """Remove the reserve; return False if there is none."""
         was_kept = self._is_kept
         if was_kept:
             self._fs.remove(self._directory / RESERVE)

@@ -1,8 +1,8 @@
-"""The rows of one slab as its readers see them: a family of keys and the structure of its topics.
+"""The rows of one slab as its readers see them: a family of keys, and the structure of its topics.
 
-The structure here has what was committed, and what is being; the committer learns in its own. A
-topic never changes its stream, so what was found once about a topic holds for the slab's life and
-is read without a lock.
+The structure here contains everything that is committed or being committed; the committer learns in
+a structure of its own. A topic never changes its stream, so a cached place of a topic is valid for
+the life of the slab and is read without a lock.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from siltstone.store.kv.keys import (
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream, Structure
 
-# What a look brings is little at first, for most want little.
+# The first read of a scan is small, because most callers need few rows.
 _FIRST_LIMIT: Final = 64
 _LIMIT: Final = 1024
-# So many rows in a row are passed over before the scan looks for the next that may match.
+# After this many consecutive rows without a match, the scan seeks to the next possible match.
 _MISSES_MAX: Final = 16
 
 
@@ -53,28 +53,28 @@ class KeyValueSlab:
         self.engine = engine
         self.family = family
         self.timed = timed
-        # The beginnings of the keys of topics that are known to be valid and placed.
+        # The key prefixes of topics that are known to be valid and to have a stream.
         self.places: dict[bytes, bytes] = {}
         self._topics_max = topics_max
         self._structure = structure
         self._lock = Lock()
 
     def view(self) -> View:
-        """Return the slab as of now. Raises: SlabDroppedError."""
+        """Return a view of the slab at this moment. Raises: SlabDroppedError."""
         try:
             return self.engine.view(self.family)
         except NotFoundError as exc:
             raise SlabDroppedError("the slab was dropped with its rows") from exc
 
     def publish(self, edges: bytes, places: dict[bytes, bytes]) -> None:
-        """Let readers know what a commit teaches, before they can meet rows of it."""
+        """Make the edges of a commit known to readers, before its rows become visible."""
         if edges:
             with self._lock:
                 self._structure.apply(edges)
         self._remember(places)
 
     def place(self, topic: bytes) -> bytes | None:
-        """Return what the keys of a topic begin with; None when it was never written."""
+        """Return the key prefix of a topic; None if it was never written."""
         place = self.places.get(topic)
         if place is not None:
             return place
@@ -121,9 +121,9 @@ class KeyValueSlab:
         until_us: int,
         first_topic: bytes = b"",
     ) -> Iterator[Found]:
-        """Yield what matches in [since, until); of each stream in order of topic, then of time.
+        """Yield the matching rows in [since, until); in each stream by topic, then by time.
 
-        Of a stream to which the first topic would belong, the topics before it are left out.
+        In a stream that the first topic would belong to, the topics before it are left out.
         """
         for match in self.match(topic_filter):
             start = _first_key(match.stream, first_topic) if first_topic else b""
@@ -148,7 +148,7 @@ class KeyValueSlab:
     def scan(
         self, view: View, match: Match, since_us: int, until_us: int, start: bytes = b""
     ) -> Iterator[Found]:
-        """Yield what matches of one stream, from a key on."""
+        """Yield the matching rows of one stream, from a key on."""
         timed = self.timed
         words = match.constraints if any(w is not None for w in match.constraints) else None
         bounds = self._bounds(match, since_us, until_us)
@@ -178,7 +178,7 @@ class KeyValueSlab:
                 position, limit = items[-1][0] + b"\x00", _LIMIT
 
     def _bounds(self, match: Match, since_us: int, until_us: int) -> KeyRange:
-        """Return the keys among which everything stands that a filter asks of a stream."""
+        """Return the range of keys that contains everything that a filter selects in a stream."""
         words: list[bytes] = []
         for word in match.constraints:
             if word is None:
@@ -192,14 +192,14 @@ class KeyValueSlab:
     def _remember(self, places: dict[bytes, bytes]) -> None:
         known = self.places
         if len(known) + len(places) > self._topics_max:
-            # Replaced, not emptied: others may be reading it.
+            # Replaced, not cleared: other threads may be reading it.
             self.places = dict(places)
         else:
             known.update(places)
 
 
 class _Topics:
-    """Puts the varying part of a stream's topics back into its pattern."""
+    """Inserts the varying parts of topics into the pattern of their stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -207,7 +207,7 @@ class _Topics:
         self._topic = b""
 
     def of(self, varying: bytes) -> bytes:
-        # The rows of a topic stand together.
+        # The rows of a topic are consecutive.
         if varying != self._varying:
             self._topic = topic_in(self._stream, varying)
             self._varying = varying
@@ -215,13 +215,13 @@ class _Topics:
 
 
 def topic_in(stream: Stream, varying: bytes) -> bytes:
-    """Return the topic of a stream that has these varying words."""
+    """Return the topic of a stream with these varying words."""
     words = iter(varying.split(b"/"))
     return b"/".join([next(words) if level == b"+" else level for level in stream.levels])
 
 
 def _first_key(stream: Stream, topic: bytes) -> bytes:
-    """Return what the keys of a topic begin with in a stream, b"" where it cannot be in it."""
+    """Return the key prefix of a topic in a stream, b"" if it cannot be in this stream."""
     words = topic.split(b"/")
     if len(words) != len(stream.levels):
         return b""
@@ -235,7 +235,7 @@ def _first_key(stream: Stream, topic: bytes) -> bytes:
 
 
 def _fits(varying: bytes, constraints: list[bytes | None]) -> bool:
-    """Say whether the varying words of a topic are those that a filter asks for."""
+    """Return whether the varying words of a topic match the words of a filter."""
     words = varying.split(b"/")
     for word, wanted in zip(words, constraints, strict=True):
         if wanted is not None and word != wanted:

@@ -1,9 +1,9 @@
-"""Tell a torn log from a damaged one, before RocksDB reads it.
+"""Distinguish a torn log from a damaged one, before RocksDB reads it.
 
-RocksDB ends its write-ahead log at the first record that does not check out, which is right for the
-record that a power cut tore, and loses what was acknowledged when a record further in front was
-damaged later. They can be told apart: every write is synced before the next one begins, so a sound
-record that begins behind a bad one shows that the bad one was sound once.
+RocksDB ends its write-ahead log at the first invalid record. That is right for a record that a
+power cut tore. But if an earlier record was damaged later, acknowledged writes are lost. The cases
+can be distinguished: every write is synced before the next one begins. A valid record that begins
+after an invalid one therefore shows that the invalid one was valid before.
 
 The log, little endian, in blocks of 32 KiB whose last few bytes may be zeros:
 
@@ -30,7 +30,7 @@ TABLE_SUFFIX: Final = ".sst"
 BLOCK_BYTES: Final = 32 * 1024
 
 _HEADER: Final = struct.Struct("<IHB")
-# A record of the log is a batch: the sequence number of its first key, and how many it has.
+# A record of the log is a batch: the sequence number of its first key, and its number of keys.
 _BATCH: Final = struct.Struct("<QI")
 _WHOLE: Final = 1
 _FIRST: Final = 2
@@ -42,8 +42,10 @@ _READ_BYTES: Final = 32 * BLOCK_BYTES
 
 
 def set_odd_aside(fs: FileSystem, directory: PurePath) -> bool:
-    """Give what is not a file, and has a name that RocksDB opens, another name: it would wait for a
-    pipe for ever. Only for who writes. Return whether there was any.
+    """Rename pipes, links and devices with a name that RocksDB opens: it would wait for a pipe for
+    ever.
+
+    Only for the process that writes. Return whether there was any.
     """
     names = _odd_names(fs, directory)
     for name in names:
@@ -62,8 +64,8 @@ def _odd_names(fs: FileSystem, directory: PurePath) -> list[str]:
 def check_logs(fs: FileSystem, directory: PurePath) -> None:
     """Check the logs in a directory of RocksDB, the oldest first.
 
-    Raises: CorruptionError when a record was damaged that had been synced, and for a pipe or link
-    that RocksDB would open.
+    Raises: CorruptionError if a record that had been synced is damaged, and for a pipe or link that
+    RocksDB would open.
     """
     for name in _odd_names(fs, directory):
         raise CorruptionError(
@@ -91,7 +93,7 @@ def check_logs(fs: FileSystem, directory: PurePath) -> None:
 
 
 def last_sequence(fs: FileSystem, directory: PurePath) -> int:
-    """Return the number of the last key in the newest log that has one, 0 where none has."""
+    """Return the number of the last key in the newest log that has one, 0 if none has."""
     names = [entry.name for entry in fs.list(directory) if entry.name.endswith(LOG_SUFFIX)]
     for name in sorted(names, reverse=True):
         last = 0
@@ -110,15 +112,17 @@ def last_sequence(fs: FileSystem, directory: PurePath) -> int:
 
 
 def has_begun(fs: FileSystem, directory: PurePath) -> bool:
-    """Say whether RocksDB has anything in a directory."""
+    """Return whether RocksDB has files in a directory."""
     return fs.exists(directory) and (
         fs.exists(directory / _CURRENT) or bool(_contents(fs, directory))
     )
 
 
 def check_begin(fs: FileSystem, directory: PurePath) -> None:
-    """Refuse a directory without the file that leads to all others: RocksDB would begin anew in it,
-    and remove what is there. Raises: CorruptionError.
+    """Refuse a directory with tables or logs but without CURRENT: RocksDB would create a new
+    database in it, and remove these files.
+
+    Raises: CorruptionError.
     """
     if not fs.exists(directory / _CURRENT) and _contents(fs, directory):
         raise CorruptionError(
@@ -140,24 +144,24 @@ def _contents(fs: FileSystem, directory: PurePath) -> list[str]:
 def check_live_logs(fs: FileSystem, directory: PurePath) -> None:
     """Check the logs in a directory of RocksDB that another process may be writing to.
 
-    Raises: CorruptionError, as `check_begin` and `check_logs`.
+    Raises: CorruptionError, like `check_begin` and `check_logs`.
     """
     check_begin(fs, directory)
     for _ in range(_LOOKS - 1):
         try:
             check_logs(fs, directory)
         except (CorruptionError, NotFoundError):
-            # What was just being written, or written back, is whole when we look again.
+            # Data that was just being written, or moved to tables, is complete at the next attempt.
             continue
         return
     check_logs(fs, directory)
 
 
 def _records(fs: FileSystem, path: PurePath) -> Iterator[tuple[int, bool, bool]]:
-    """Yield the offset of each part of a record, whether a record begins there, and whether it is
-    sound.
+    """Yield the offset of each part of a record, whether a record begins there, and whether the
+    part is valid.
 
-    Behind one whose length makes no sense its block says nothing more; the next one may.
+    After a part with an impossible length the rest of its block cannot be read; the next block can.
     """
     with fs.open(path, writable=False) as file:
         offset = 0
@@ -174,13 +178,13 @@ def _parts(block: bytes) -> Iterator[tuple[int, bool, bool]]:
     while place + _HEADER.size <= len(block):
         masked, length, kind = _HEADER.unpack_from(block, place)
         end = place + _HEADER.size + length
-        # Zeros are space that was taken ahead, or a page that was lost: unsound like the rest.
+        # Zeros are preallocated space, or a lost page: invalid like the rest.
         if kind == 0 or end > len(block):
             yield place, False, False
             return
         sound = masked == _masked(crc32c(block[place + 6 : end]))
         yield place, kind in (_WHOLE, _FIRST), sound
-        # Behind an unsound part whose length is sound stands the next one.
+        # After an invalid part with a possible length, the next part is read.
         place = end
 
 

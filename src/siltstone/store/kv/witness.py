@@ -1,8 +1,8 @@
-"""What RocksDB must still have when it is opened again, in a file of our own beside its files.
+"""The witness: a file beside the files of RocksDB that says what RocksDB must still have.
 
-RocksDB takes the end of its MANIFEST and of its log for granted: a manifest whose tail is cut,
-zeroed or has a length that reaches past the end of the file opens as an older database, and the
-tables that only the lost part names are removed. WITNESS says how far both had come.
+RocksDB does not notice that the end of its MANIFEST or of its log is missing. A MANIFEST whose tail
+is cut or zeroed, or has a length that reaches past the end of the file, opens as an older database,
+and the tables that only the lost part names are removed. WITNESS records how far both had come.
 
     0   magic 8 | MANIFEST number u64 | its bytes u64 | CRC-32C of these bytes u32 | zero u32
     32  sequence number u64 | CRC-32C of the 40 bytes before u32
@@ -10,12 +10,12 @@ tables that only the lost part names are removed. WITNESS says how far both had 
 
 Little endian, 512 bytes. RocksDB numbers every key that it writes; the sequence number is the last.
 
-Invariants: the file never says more than is durable. The first part is replaced whole, after the
-MANIFEST was synced, when RocksDB is opened or closed and when its MANIFEST has grown. The number at
-256 is stored through a map after every synced write and not synced itself, which costs nothing.
-A kill loses nothing of it. A power cut may leave an older number, or a torn one, which does not
-count. A MANIFEST that is newer than the one named was begun when RocksDB was opened: its bytes are
-unknown, and only the sequence number must be reached.
+Invariants: the file never says more than is durable. The first part is replaced as a whole, after
+the MANIFEST was synced: when RocksDB is opened or closed, and when its MANIFEST has grown. The
+number at 256 is stored through a map after every synced write; it is not synced itself, so it costs
+nothing. A killed process loses nothing of it. A power cut may leave an older number, or a torn one,
+which is ignored. A MANIFEST that is newer than the recorded one was begun when RocksDB was opened:
+its bytes are unknown, and only the sequence number is checked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Evidence:
     sequence: int
 
     def encode(self) -> bytes:
-        """Return the file that says so."""
+        """Return the bytes of the file."""
         fixed = _FIXED.pack(
             _MAGIC, self.manifest, self.manifest_bytes, self.manifest_crc, 0, self.sequence
         )
@@ -67,7 +67,7 @@ class Evidence:
 
 
 def read_evidence(fs: FileSystem, directory: PurePath) -> Evidence | None:
-    """Return what the witness says; None where there is none, as an older version left it.
+    """Return the contents of the witness; None if there is none, as in older versions.
 
     Raises: CorruptionError.
     """
@@ -95,7 +95,7 @@ def read_evidence(fs: FileSystem, directory: PurePath) -> Evidence | None:
 
 
 def is_manifest_of(fs: FileSystem, directory: PurePath, evidence: Evidence) -> bool:
-    """Say whether the MANIFEST of a directory is what the witness says. Raises: NotFoundError."""
+    """Return whether the MANIFEST of a directory matches the witness. Raises: NotFoundError."""
     number = _current(fs, directory)
     if number is None or number > evidence.manifest:
         return True
@@ -107,9 +107,9 @@ def is_manifest_of(fs: FileSystem, directory: PurePath, evidence: Evidence) -> b
 
 
 def check_manifest(fs: FileSystem, directory: PurePath, evidence: Evidence) -> None:
-    """Hold the MANIFEST of a directory against what the witness says.
+    """Compare the MANIFEST of a directory with the witness.
 
-    Raises: CorruptionError when a part of it is gone or another; NotFoundError.
+    Raises: CorruptionError if a part of it is missing or different; NotFoundError.
     """
     if not is_manifest_of(fs, directory, evidence):
         raise CorruptionError(
@@ -119,9 +119,9 @@ def check_manifest(fs: FileSystem, directory: PurePath, evidence: Evidence) -> N
 
 
 def check_sequence(directory: PurePath, evidence: Evidence | None, sequence: int) -> None:
-    """Hold what RocksDB has opened against what the witness says.
+    """Compare the sequence number of RocksDB with the witness.
 
-    Raises: CorruptionError when acknowledged writes are missing.
+    Raises: CorruptionError if acknowledged writes are missing.
     """
     if evidence is not None and sequence < evidence.sequence:
         raise CorruptionError(
@@ -132,7 +132,7 @@ def check_sequence(directory: PurePath, evidence: Evidence | None, sequence: int
 
 
 class Witness:
-    """Keeps the file of an open database. Its calls come from any thread."""
+    """Writes the witness of an open database. From any thread."""
 
     def __init__(self, fs: FileSystem, directory: PurePath) -> None:
         self._fs = fs
@@ -146,13 +146,13 @@ class Witness:
         self._sequence = 0
 
     def cover(self, sequence: int) -> None:
-        """Say how far RocksDB has come, with all of its MANIFEST. Raises: DiskError."""
+        """Record the sequence number and the whole MANIFEST of RocksDB. Raises: DiskError."""
         with self._lock:
             self._sequence = max(sequence, self._sequence)
             self._cover()
 
     def note(self, sequence: int) -> None:
-        """Say that everything up to this number is durable. Raises: DiskError."""
+        """Record that everything up to this number is durable. Raises: DiskError."""
         with self._lock:
             if sequence <= self._sequence:
                 return
@@ -163,7 +163,7 @@ class Witness:
                 self._view[_RUNNING_OFFSET : _RUNNING_OFFSET + _RUNNING_BYTES] = _running(sequence)
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         with self._lock:
             if self._manifest is not None:
                 self._manifest.close()
@@ -181,7 +181,7 @@ class Witness:
             self._number, self._size, self._crc = number, 0, 0
         size = self._manifest.size()
         self._crc, self._size = _grown(self._manifest, self._size, self._crc, size)
-        # RocksDB syncs what it has added, but perhaps not yet.
+        # RocksDB syncs the part that it added, but perhaps it has not done so yet.
         self._manifest.sync()
         evidence = Evidence(
             manifest=number,
@@ -190,7 +190,7 @@ class Witness:
             sequence=self._sequence,
         )
         path = self._directory / WITNESS
-        # On a full disk the file from before stays, which is true as well, only older.
+        # On a full disk the previous file stays. It is older, but also true.
         with suppress(StorageFullError):
             replace_file(self._fs, path, evidence.encode())
             self._view = None
@@ -205,7 +205,7 @@ def _running(sequence: int) -> bytes:
 
 
 def _current(fs: FileSystem, directory: PurePath) -> int | None:
-    """Return the number of the MANIFEST in force; None where RocksDB itself will not find it."""
+    """Return the number of the current MANIFEST; None if RocksDB itself cannot find it."""
     try:
         name = fs.read(directory / _CURRENT).strip().decode(errors="replace")
     except NotFoundError:
@@ -219,7 +219,7 @@ def _manifest_path(directory: PurePath, number: int) -> PurePath:
 
 
 def _grown(file: File, offset: int, crc: int, until: int) -> tuple[int, int]:
-    """Go on with a CRC from offset up to until, or the end of the file; return it and where."""
+    """Continue a CRC from offset up to `until` or the end of the file; return it and the end."""
     while offset < until:
         part = file.read_at(offset, min(_READ_BYTES, until - offset))
         if not part:

@@ -1,4 +1,4 @@
-"""Arguments of public calls that are not of their kind, refused in a sentence."""
+"""Check the types of arguments of public calls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from siltstone.errors import UsageError
 
 
 def require_kind(name: str, value: object, kind: type, words: str) -> None:
-    """Raise UsageError unless the value is of a kind, which the words tell."""
-    # A bool is a number to Python and a mistake to everybody else.
+    """Raise UsageError unless the value has this type; `words` describes the type."""
+    # In Python a bool is an int, but here it is an error.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UsageError(f"{name} must be {words}: type={type(value).__name__}")
 

@@ -1,6 +1,6 @@
-"""The first slab of a shard, and the place of every one: what stands before a manifest names it.
+"""Create the first slab of a shard, and the directory of every slab, before the manifest names it.
 
-Order of birth: directory, first segment, manifest; so a slab that the manifest names is whole.
+The order is: directory, first segment, manifest. A slab that the manifest names is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def create_slabs(fs: FileSystem, clock: Clock, directory: PurePath, manifest: Ma
 def first_slab(
     fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest, number: int
 ) -> tuple[SlabRecord, Committer]:
-    """Begin the first slab of a shard, which exists once the manifest has its record."""
+    """Begin the first slab of a shard; it exists once the manifest contains its record."""
     record = SlabRecord(
         shard=number,
         generation=1,
@@ -62,10 +62,10 @@ def begin_in_place(
     producers: ProducerTable,
     serial: int,
 ) -> Committer:
-    """Create the directory of a slab and its first segment; what a crash left there is removed."""
+    """Create the directory of a slab and its first segment; remove what a crash left there."""
     place = slab_directory(directory, record.id)
     if fs.exists(place):
-        # Left by a crash before the manifest named it; it holds no row that was ever seen.
+        # A crash left it before the manifest named it. No reader has seen a row of it.
         remove_tree(fs, place)
     create_directories(fs, place)
     return begin_slab(

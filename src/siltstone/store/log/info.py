@@ -1,4 +1,4 @@
-"""Slabs and their streams as people see them, and what repair could not save of them."""
+"""Slabs and streams as users see them, and the rows that repair could not save."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from siltstone.store.slab.manifest import SlabId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabInfo:
-    """A slab as people see it; times are in µs, until is exclusive and None for the current one.
+    """A slab as users see it. Times are in µs; until is exclusive, and None for the current slab.
 
-    `lost_rows` are those that repair could not save; None where nobody can tell how many.
+    `lost_rows` is the number of rows that repair could not save, None if it is unknown.
     """
 
     slab: SlabId
@@ -33,7 +33,7 @@ class SlabInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo:
-    """A learned structure and how many rows of a slab have it."""
+    """A learned structure, and its number of rows in a slab."""
 
     slab: SlabId
     stream_id: int
@@ -43,9 +43,9 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Rows that are lost: repair has put a hole in the place of a damaged frame.
+    """Rows that are lost: repair replaced a damaged frame by a hole.
 
-    They came after the row at `timestamp_us`. `rows` is None where nobody can tell how many.
+    They arrived after the row at `timestamp_us`. `rows` is None if their number is unknown.
     """
 
     slab: SlabId
@@ -59,7 +59,7 @@ class Hole:
 
 
 def slab_info(slab: Slab, size_bytes: int) -> SlabInfo:
-    """Return what there is to say of a slab. Raises: CorruptionError."""
+    """Return the public information about a slab. Raises: CorruptionError."""
     record = slab.record
     return SlabInfo(
         slab=slab.id,
@@ -78,7 +78,7 @@ def slab_info(slab: Slab, size_bytes: int) -> SlabInfo:
 def stream_infos(slab: Slab) -> list[StreamInfo]:
     """Return the learned structures of a slab. Raises: CorruptionError."""
     slab.check_whole()
-    # The edges of a stream may have gone with a damaged frame; `verify` tells of it.
+    # A damaged frame may have contained the edges of a stream; `verify` reports it.
     return [
         StreamInfo(slab=slab.id, stream_id=stream_id, pattern=stream.pattern.decode(), rows=rows)
         for stream_id, rows in sorted(slab.stream_rows().items())
@@ -87,7 +87,7 @@ def stream_infos(slab: Slab) -> list[StreamInfo]:
 
 
 def lost_rows(holes: list[Hole]) -> int | None:
-    """Return how many rows are lost in all, None where nobody can tell."""
+    """Return how many rows are lost in total, None if the number is unknown."""
     total = 0
     for hole in holes:
         if hole.rows is None:
@@ -97,7 +97,7 @@ def lost_rows(holes: list[Hole]) -> int | None:
 
 
 def holes_of(slab: Slab, span: Span) -> list[Hole]:
-    """Return what is lost of a slab between two times, in order."""
+    """Return the holes of a slab between two times, in order."""
     return [
         hole
         for handle in slab.handles()
@@ -107,18 +107,18 @@ def holes_of(slab: Slab, span: Span) -> list[Hole]:
 
 
 def _holes(slab: SlabId, segment: Segment, span: Span) -> Iterator[Hole]:
-    """Yield the holes of a segment; where its index counts all rows none is looked for."""
+    """Yield the holes of a segment; do not search if its index accounts for all rows."""
     index = segment.index
     count = index.frame_count
     counted = sum(index.row_counts[:count]) == sum(index.stream_rows.values())
-    # The loss of nobody knows how many rows stands right behind the state.
+    # A hole with an unknown number of rows is directly after the state frame.
     numbers = range(1, min(count, 2)) if counted else range(1, count)
     for number in numbers:
         position = index.positions[number]
         header = segment.header_at(position, segment.header.file_bytes)
         if header is None or header.kind != HOLE:
             continue
-        # A hole with no rows behind another one is the rest of it.
+        # A hole without rows after another hole is the rest of it.
         if header.row_count == 0 and number > 1:
             continue
         is_last = number + 1 == count

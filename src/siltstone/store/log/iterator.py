@@ -1,13 +1,14 @@
-"""Positions that outlive a process: a stream of a slab, and a place in it. Values, to and from
-bytes.
+"""Saved positions that outlive a process: a stream of a slab, and a position in it.
+
+Both are values that can be converted to bytes and back.
 
 stream    `SS` 2, shard u32, generation u32, stream u64, then three times length u32 + text:
           database, identity, pattern
 iterator  `SI` 2, shard u32, generation u32, stream u64, next serial u64, since i64, then three
           times length u32 + text: database, identity, filter
 
-The identity tells a database from a later one of the same name. Version 1 has none, and else the
-same fields: places that do not know theirs are read and written so.
+The identity distinguishes a database from a later one of the same name. Version 1 has no identity,
+and otherwise the same fields. Positions without an identity are read and written in version 1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TIMES: Final = range(-(1 << 63), 1 << 63)
 class StreamRef:
     """A stream of a slab: rows whose topics have one structure, in order.
 
-    The identity is that of the database, empty where it is not known.
+    `identity` is the identity of the database, empty if it is unknown.
     """
 
     database: str
@@ -43,14 +44,14 @@ class StreamRef:
     identity: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return a form that outlives this process."""
+        """Return bytes that outlive this process."""
         version = _version_of(self.identity)
         head = _STREAM.pack(b"SS", version, self.slab.shard, self.slab.generation, self.stream_id)
         return head + _pack_texts(self.database, self.identity, self.pattern)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StreamRef:
-        """Read what to_bytes gave. Raises: UsageError."""
+        """Read the bytes that `to_bytes` returned. Raises: UsageError."""
         fields = _unpack_head(_STREAM, b"SS", data, "stream")
         database, identity, pattern = _unpack_texts(data[_STREAM.size :], fields[1], "stream")
         return cls(
@@ -66,7 +67,7 @@ class StreamRef:
 class StreamIterator:
     """A saved position: the rows of a stream that match a filter, from a serial and a time on.
 
-    The identity is that of the database, empty where it is not known.
+    `identity` is the identity of the database, empty if it is unknown.
     """
 
     database: str
@@ -78,7 +79,7 @@ class StreamIterator:
     identity: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return a form that outlives this process."""
+        """Return bytes that outlive this process."""
         head = _ITERATOR.pack(
             b"SI",
             _version_of(self.identity),
@@ -92,7 +93,7 @@ class StreamIterator:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StreamIterator:
-        """Read what to_bytes gave. Raises: UsageError."""
+        """Read the bytes that `to_bytes` returned. Raises: UsageError."""
         fields = _unpack_head(_ITERATOR, b"SI", data, "iterator")
         database, identity, text = _unpack_texts(data[_ITERATOR.size :], fields[1], "iterator")
         return cls(
@@ -111,8 +112,12 @@ class StreamIterator:
 
 
 def require_place(place: StreamRef | StreamIterator, *, database: str, identity: str) -> None:
-    """Raise UsageError for a place in a database of another name, SlabDroppedError for one in
-    another database of this name, unless the place is too old to tell.
+    """Check that a saved position belongs to this database.
+
+    A position without an identity is accepted if the name of its database matches.
+
+    Raises: UsageError for a database of another name; SlabDroppedError for an earlier database of
+    this name.
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
     if place.database != database:
@@ -152,7 +157,7 @@ def _unpack_head(layout: struct.Struct, magic: bytes, data: bytes, noun: str) ->
 
 
 def _unpack_texts(data: bytes, version: int, noun: str) -> tuple[str, str, str]:
-    """Return database, identity and what comes behind them."""
+    """Return the database, the identity and the last text."""
     texts: list[str] = []
     try:
         for _ in range(3 if version == _IDENTIFIED else 2):

@@ -1,8 +1,8 @@
-"""Begin a slab, and come back to one after a stop or a crash.
+"""Begin a slab, and open one again after a stop or a crash.
 
-Order of birth: directory, first segment, manifest; so a slab that the manifest names is whole.
-Coming back: every segment but the last gets its index if a crash kept it from having one; the last
-is recovered and written on.
+The order of creation is: directory, first segment, manifest. A slab that the manifest names is
+complete. When a slab is opened again, every segment except the last gets its index if a crash
+prevented it. The last segment is recovered and written further.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from siltstone.topic.structure import Structure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What coming back to a slab found."""
+    """The result of the recovery of a slab."""
 
     slab: SlabId
     torn_bytes: int
@@ -49,12 +49,12 @@ class RecoveryReport:
 
 
 def slab_directory(directory: PurePath, slab: SlabId) -> PurePath:
-    """Return where a slab of the database in this directory lies."""
+    """Return the directory of a slab of the database in this directory."""
     return directory / str(slab.shard) / str(slab.generation)
 
 
 def identity_of(manifest: Manifest, slab: SlabId) -> SlabIdentity:
-    """Return what the segments of a slab say of themselves."""
+    """Return the fields that all segments of a slab have in their headers."""
     logs = manifest.logs
     seed = manifest.seeds.get(str(slab))
     return SlabIdentity(
@@ -117,7 +117,7 @@ def reopen_slab(
     identity: SlabIdentity,
     settings: DatabaseSettings,
 ) -> tuple[Committer, RecoveryReport]:
-    """Come back to the current slab of a shard. Raises: CorruptionError."""
+    """Open the current slab of a shard for writing, with recovery. Raises: CorruptionError."""
     sweep_temporaries(fs, directory)
     listed = fs.list(directory)
     bounds = bounds_of(record, identity.seed)
@@ -156,7 +156,7 @@ def reopen_slab(
 def _after_sealed(
     clock: Clock, settings: DatabaseSettings, slab: Slab, writer: ChainWriter
 ) -> Committer:
-    """Go on behind a segment that was sealed just before the stop; the next one is begun when
+    """Continue after a segment that was sealed just before the stop; begin the next one when it is
     needed.
     """
     last = slab.chain.handles[-1]
@@ -169,7 +169,7 @@ def _after_sealed(
         slab,
         writer,
         producers=producers,
-        # An empty segment was too small for the next frame; its name must not be taken again.
+        # An empty segment was too small for the next frame. Its name must not be used again.
         next_serial=max(last.next_serial, last.base_serial + 1),
         last_timestamp_us=max(last.segment().index.last_times, default=0),
     )
@@ -188,7 +188,8 @@ def _after_recovery(
     for block in recovered.producers:
         producers.apply(block)
     if recovered.next_serial > recovered.writer.segment.index.next_serial:
-        # On a full disk the gap waits for the first frame; until then its trace stays reserved.
+        # On a full disk the gap is written with the first frame. Until then the reserved serial in
+        # the header stays.
         with suppress(StorageFullError):
             _leave_gap(slab, writer, producers, recovered)
     return Committer(
@@ -205,7 +206,7 @@ def _after_recovery(
 def _leave_gap(
     slab: Slab, writer: ChainWriter, producers: ProducerTable, recovered: Recovered
 ) -> None:
-    """Pass over serials that readers may have seen before a crash took their rows, durably."""
+    """Skip, durably, the serials that readers may have seen before a crash lost their rows."""
     structure = slab.export()
     body, sections = encode_state(structure, producers.encode())
     active = recovered.writer
@@ -225,7 +226,7 @@ def _leave_gap(
 
 
 def _rebuild_index(fs: FileSystem, handle: SegmentHandle, settings: DatabaseSettings) -> bool:
-    """Give a segment that is not the last its index, where it has none; say whether that was so."""
+    """Write the index of a segment that is not the last; return False if it has one already."""
     if handle.mark_sealed():
         return False
     entry = next(item for item in fs.list(handle.path.parent) if item.name == handle.path.name)
@@ -245,7 +246,7 @@ def _rebuild_index(fs: FileSystem, handle: SegmentHandle, settings: DatabaseSett
 
 
 def _check_identity(segment: Segment, identity: SlabIdentity) -> None:
-    """Raise CorruptionError when a segment says that it belongs elsewhere."""
+    """Raise CorruptionError if the header of a segment names another slab."""
     header = segment.header
     found = (header.database, header.shard, header.generation, header.seed)
     if found != (identity.database, identity.shard, identity.generation, identity.seed):

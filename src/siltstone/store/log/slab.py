@@ -1,7 +1,7 @@
-"""An open slab: its segments and the structure that its readers know.
+"""An open slab: its segments, and the learned structure that its readers know.
 
-The reading structure holds only what frames carry that readers may see; the committer learns in one
-of its own.
+The structure of the readers contains only edges of visible frames. The committer learns in a
+structure of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MATCHES_MAX: Final = 10_000
 
 
 def bounds_of(record: SlabRecord, seed: int | None = None) -> SlabBounds:
-    """Return what a manifest, and where it is given the seed, tell of the files of a slab."""
+    """Return the bounds of a slab's files from its record, and from the seed if it is given."""
     return SlabBounds(first_serial=record.first_serial, until_serial=record.until_serial, seed=seed)
 
 
@@ -40,16 +40,16 @@ class Slab:
         self._loaded = False
         self.follows = True
         self._matches: dict[tuple[str, int], Match] = {}
-        # How often readers got to know new streams.
+        # How often new streams became known to readers.
         self.version = 0
 
     @property
     def id(self) -> SlabId:
-        """The slab's name."""
+        """The id of the slab."""
         return self.record.id
 
     def refresh(self) -> None:
-        """Look on the disk for what another process has written since. Raises: SlabDroppedError."""
+        """Read from the disk what another process wrote since. Raises: SlabDroppedError."""
         try:
             with self._lock:
                 ended = self.record.state is not SlabState.CURRENT
@@ -61,7 +61,7 @@ class Slab:
             raise SlabDroppedError(f"slab {self.id} was dropped") from exc
 
     def check_first(self) -> None:
-        """Raise CorruptionError when the first segment of the slab is gone."""
+        """Raise CorruptionError if the first segment of the slab is missing."""
         handles, first = self.chain.handles, self.record.first_serial
         if not handles or handles[0].base_serial != first:
             raise CorruptionError(
@@ -75,12 +75,12 @@ class Slab:
             self.chain.handles[-1].check_reaches(self.record.until_serial)
 
     def load(self) -> None:
-        """Open the segments of a slab that nobody in this process writes, once."""
+        """Open the segments of a slab that this process does not write, once."""
         if not self._loaded:
             self.refresh()
 
     def publish(self, edges: Iterable[bytes]) -> list[Stream]:
-        """Let readers know these edges; return the streams that are new to them."""
+        """Make these edges known to readers; return the streams that are new to them."""
         with self._lock:
             self._loaded = True
             return self._apply(edges)
@@ -99,7 +99,7 @@ class Slab:
         return new
 
     def match(self, topic_filter: TopicFilter) -> list[Match]:
-        """Return the streams with rows that may match, with what their varying levels must be."""
+        """Return the streams with rows that may match, with the words of varying levels."""
         held = self.stream_rows()
         found = self.match_all(topic_filter)
         return sorted(
@@ -107,22 +107,23 @@ class Slab:
         )
 
     def match_all(self, topic_filter: TopicFilter) -> list[Match]:
-        """Return the streams that may match, also those without rows so far. It holds until the
-        version changes.
+        """Return the streams that may match, including those without rows so far.
+
+        The result is valid until the version changes.
         """
         self.load()
         with self._lock:
             return self._structure.match(list(topic_filter.levels))
 
     def match_stream(self, stream_id: int, topic_filter: TopicFilter) -> Match | None:
-        """Return what the filter asks of the varying levels of one stream; None when it cannot
-        match.
+        """Return the words that the filter requires of the varying levels of one stream; None if
+        the stream cannot match.
         """
         key = (topic_filter.text, stream_id)
         if key not in self._matches:
             matches = {match.stream.id: match for match in self.match(topic_filter)}
             match = matches.get(stream_id)
-            # A stream without rows so far may match later, so only what was found is kept.
+            # A stream without rows so far may match later, so only positive results are cached.
             if match is None:
                 return None
             if len(self._matches) >= _MATCHES_MAX:
@@ -144,7 +145,7 @@ class Slab:
             return self._structure.export()
 
     def stream_rows(self) -> dict[int, int]:
-        """Return how many rows each stream has."""
+        """Return the number of rows of each stream."""
         self.load()
         total: dict[int, int] = {}
         for handle in self.chain.handles:
@@ -153,27 +154,27 @@ class Slab:
         return total
 
     def handles(self) -> tuple[SegmentHandle, ...]:
-        """Return the segments in order, as they are now."""
+        """Return the current segments in order."""
         self.load()
         return self.chain.handles
 
     def next_serial(self) -> int:
-        """Return the serial after the last row that is visible."""
+        """Return the serial after the last visible row."""
         handles = self.handles()
         return handles[-1].next_serial if handles else 0
 
     @property
     def is_damaged(self) -> bool:
-        """Whether what is known of a segment ends at a damaged frame."""
+        """Whether the index of a segment stops at a damaged frame."""
         return any(handle.is_damaged for handle in self.handles())
 
     def check_whole(self) -> None:
-        """Raise CorruptionError where what is known of a segment ends at a damaged frame."""
+        """Raise CorruptionError if the index of a segment stops at a damaged frame."""
         for handle in self.handles():
             handle.check_whole()
 
     def row_count(self) -> int:
-        """Return the number of rows that are visible. Raises: CorruptionError."""
+        """Return the number of visible rows. Raises: CorruptionError."""
         rows = sum(self.stream_rows().values())
         self.check_whole()
         return rows

@@ -1,4 +1,4 @@
-"""Slabs by their names: opened, in order, found or missed."""
+"""Slabs by their ids: opened, sorted, found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from siltstone.topic.structure import Structure
 
 
 def holds_rows(fs: FileSystem, directory: PurePath) -> bool:
-    """Say whether any slab below a database's directory has rows, whatever its manifest says."""
+    """Return whether any slab in a database's directory has rows, independent of its manifest."""
     for shard in fs.list(directory):
         if shard.kind is not EntryKind.DIRECTORY:
             continue
@@ -42,13 +42,13 @@ def holds_rows(fs: FileSystem, directory: PurePath) -> bool:
 def open_slab(
     fs: FileSystem, directory: PurePath, record: SlabRecord, settings: DatabaseSettings
 ) -> Slab:
-    """Return a slab below a database's directory; its files are opened when they are needed."""
+    """Return a slab in a database's directory; its files are opened when they are needed."""
     structure = Structure(list(settings.thresholds))
     return Slab(fs, slab_directory(directory, record.id), record, structure)
 
 
 def check_open(*, closed: bool) -> None:
-    """Raise ClosedError where the database was closed."""
+    """Raise ClosedError if the database was closed."""
     if closed:
         raise ClosedError("the database is closed")
 
@@ -59,7 +59,7 @@ def ordered(slabs: dict[SlabId, Slab]) -> list[Slab]:
 
 
 def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
-    """Return a slab by its name. Raises: SlabDroppedError for one that was, NotFoundError."""
+    """Return a slab by its id. Raises: SlabDroppedError if it was dropped, NotFoundError."""
     found = slabs.get(slab)
     if found is not None:
         return found

@@ -1,7 +1,8 @@
-"""The body of a frame whose rows are all of one topic and come laid out already.
+"""The body of a frame whose rows all have one topic and arrive as columns already.
 
-A block is what a client sends in one go: offsets and data, as Arrow has them. It becomes a frame
-without a look at its single rows. Its values may stand apart, in a room that was filled before.
+A client sends a block in one request: offsets and data, in Arrow's layout. The block becomes a
+frame without a loop over its rows. Its values may be stored outside of the frame, in a room that
+was filled before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def encode_inline(
 ) -> tuple[bytes, int]:
     """Build the body of a rows frame; return it with its number of sections.
 
-    The offsets are i32, one a row and one more, from 0 to the length of the values.
+    The offsets are i32: one for each row plus one, from 0 to the length of the values.
     """
     sections = _sections(stream_id, edges, topic, offsets, timestamp_us)
     return _join([*sections, (VALUES, 1, values)])
@@ -60,13 +61,13 @@ def encode_apart(
     place: tuple[int, int, int],
     timestamp_us: int,
 ) -> tuple[bytes, int]:
-    """Build the body of a rows frame whose values stand elsewhere: position, size and CRC."""
+    """Build the body of a rows frame whose values are in a room: position, size and CRC."""
     sections = _sections(stream_id, edges, topic, offsets, timestamp_us)
     return _join([*sections, (VALUES_AT, PLACE.size, PLACE.pack(*place, 0))])
 
 
 def frame_bytes_max(*, topic_bytes: int, edges_bytes: int, rows: int) -> int:
-    """Return what a frame of values that stand apart takes at most."""
+    """Return the maximum size in bytes of a frame whose values are in a room."""
     return _FIXED_BYTES + topic_bytes + edges_bytes + rows * (8 + 1 + 4) + 4
 
 
@@ -97,7 +98,7 @@ def _sections(
 
 @lru_cache(maxsize=2)
 def _rising(width: int) -> bytes:
-    """Return 0, 1, 2 and so on, as far as `offset_width` takes them in one or two bytes."""
+    """Return all numbers from 0 that `offset_width` stores in this width, which is 1 or 2 bytes."""
     return array(_CODES[width], range(1 << 8 if width == 1 else 1 << 15)).tobytes()
 
 

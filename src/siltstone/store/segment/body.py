@@ -1,7 +1,7 @@
-"""The body of a frame in the making: parallel lists become the columns that Arrow maps. Compiled.
+"""Encode parallel lists as the body of a frame: columns that Arrow maps. Compiled.
 
-The streams come sorted by id; the rows of each stand in order of arrival. What would hold nothing
-is left out. The format is that of `frame.py`.
+The streams are sorted by id; the rows of each stream are in order of arrival. Empty sections are
+omitted. `frame.py` describes the format.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from siltstone.store.segment.frame import (
     VALUES,
 )
 
-# In a smaller frame offsets would save less than it costs to read them.
+# In a smaller frame, offsets save less than they cost to read.
 OFFSET_TIMES_ROWS: Final = 16
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
 class StreamRows:
-    """The rows of one stream in the making, in arrival order; `add` first, then what some frames
-    have beside.
+    """The rows of one stream before they are encoded, in arrival order.
 
-    Each topic is listed once; a row has the number of its own. Times and these numbers are bytes
-    from the start: as Python's integers they would be objects of their own, two for each row.
+    The caller calls `add` for each row, and then sets the columns that only some frames have.
+
+    Each topic is listed once; a row has the number of its topic. Times and topic numbers are stored
+    as bytes from the start: as Python integers they would be two objects for each row.
     """
 
     def __init__(self, stream_id: int) -> None:
@@ -62,7 +63,7 @@ class StreamRows:
         self.properties: list[bytes] = []
 
     def add(self, timestamp_us: i64, topic_number: i32, value: bytes) -> None:
-        """Add a row of one of the topics."""
+        """Add a row that has one of the listed topics."""
         write_i64_le(self.times, timestamp_us)
         write_i32_le(self.topic_numbers, topic_number)
         self.values.append(value)
@@ -80,28 +81,29 @@ class StreamRows:
 
 
 class _SectionWriter:
-    """Lays sections one after the other behind a table that is known last; each byte of a string
-    is copied once, when all are joined.
+    """Writes sections one after another, behind a table that is complete only at the end.
+
+    Each byte of a string is copied once, when all parts are joined.
     """
 
     def __init__(self) -> None:
         self.table: list[bytes] = []
-        # The table's place is the first.
+        # The first part is reserved for the table.
         self.parts: list[bytes] = [b""]
 
     def add(self, section_id: int, width: int, data: bytes) -> None:
-        """Write a section, if it has anything."""
+        """Write a section, unless it is empty."""
         if data:
             self.parts.append(data)
             self.close(section_id, width, len(data))
 
     def close(self, section_id: int, width: int, length: int) -> None:
-        """Enter the parts that were just written as a section and pad it."""
+        """Add the parts that were just written to the table as one section, and pad it."""
         self.table.append(SECTION.pack(section_id, width, length))
         self.parts.append(_PADDING[length & 7])
 
     def body(self) -> bytes:
-        """Return all that was written."""
+        """Return the whole body: the table and the sections."""
         self.parts[0] = b"".join(self.table)
         return b"".join(self.parts)
 
@@ -128,7 +130,7 @@ def _write_strings(
 def _write_integers(
     writer: _SectionWriter, section_id: int, width: int, lists: list[list[int]]
 ) -> None:
-    """Write non-negative integers in width bytes each, which are 1, 2 or 4."""
+    """Write non-negative integers in `width` bytes each: 1, 2 or 4."""
     out = BytesWriter()
     for numbers in lists:
         if width == 1:
@@ -146,7 +148,7 @@ def _write_integers(
 def _write_publishers(
     writer: _SectionWriter, dictionary: list[bytes], streams: list[StreamRows]
 ) -> None:
-    """Write who published: a dictionary, and an index a row where there is more than one name."""
+    """Write the publishers: a dictionary, and an index for each row if there are several names."""
     if len(dictionary) > 1:
         _write_strings(writer, PUBLISHER_OFFSETS, PUBLISHERS, [dictionary])
         width = index_width(len(dictionary))
@@ -156,19 +158,19 @@ def _write_publishers(
 
 
 def index_width(count: int) -> int:
-    """Return how many bytes an index into so many entries takes, as Arrow's signed integers."""
+    """Return the width in bytes of an index into `count` entries, as Arrow's signed integers."""
     if count <= 1 << 7:
         return 1
     return 2 if count <= 1 << 15 else 4
 
 
 def _write_timestamps(writer: _SectionWriter, streams: list[StreamRows], rows: int) -> None:
-    """Write the times: whole in a small frame, else as offsets from the first of the frame."""
+    """Write the times: in full in a small frame, else as offsets from the frame's first time."""
     columns = [stream.times.getvalue() for stream in streams]
     first = read_i64_le(columns[0], 0)
     last = first
     for column in columns:
-        # Rows are in order of arrival, and so of time.
+        # Rows are in order of arrival, so they are in order of time.
         first = min(first, read_i64_le(column, 0))
         last = max(last, read_i64_le(column, len(column) - 8))
     width = 8 if rows < OFFSET_TIMES_ROWS else offset_width(int(last - first))
@@ -190,7 +192,7 @@ def _write_timestamps(writer: _SectionWriter, streams: list[StreamRows], rows: i
 
 
 def offset_width(span: int) -> int:
-    """Return how many bytes offsets up to the span take: u8, i16, i32, or 8 for none at all."""
+    """Return the bytes of an offset up to the span: u8, i16, i32; 8 means full timestamps."""
     if span < 1 << 8:
         return 1
     if span < 1 << 15:
@@ -199,7 +201,7 @@ def offset_width(span: int) -> int:
 
 
 def _write_topic_index(writer: _SectionWriter, streams: list[StreamRows], topics: int) -> None:
-    """Write which topic of the frame each row has."""
+    """Write the topic number of each row."""
     width = index_width(topics)
     out = BytesWriter()
     first: i32 = 0
@@ -223,15 +225,15 @@ def encode_rows(
 ) -> tuple[bytes, int]:
     """Build the body of a rows frame; return it with its number of sections.
 
-    The streams come sorted by id. `flags` is what all rows share, or -1 where each stream lists its
-    own; the same holds for a single publisher.
+    The streams are sorted by id. `flags` is the value that all rows share, or -1 if each stream
+    lists its own flags. A single publisher is stored once in the same way.
     """
     writer = _SectionWriter()
     directory = BytesWriter()
     rows: i32 = 0
     topics: i32 = 0
     for stream in streams:
-        # Stream ids use all 64 bits, which a signed writer does not take.
+        # Stream ids use all 64 bits, and the writer of signed integers does not accept them.
         directory.write(stream.stream_id.to_bytes(8, "little"))
         write_i32_le(directory, rows)
         write_i32_le(directory, i32(len(stream.values)))

@@ -1,7 +1,8 @@
 """The segments of one slab, in order of their serials.
 
-The last one may be unsealed; all before it have an index beside them. `sift.py` tells segments from
-foreign files, which are left alone and counted. A handle costs a few words until it is read from.
+The last segment may be unsealed; all segments before it have an index file. `sift.py` distinguishes
+segments from foreign files, which are counted and not touched. A handle needs little memory until
+its segment is read.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class SegmentHandle:
 
     @property
     def sealed(self) -> bool:
-        """Whether the segment takes no more frames."""
+        """Whether the segment accepts no more frames."""
         return self.summary is not None
 
     @property
     def next_serial(self) -> int:
-        """The serial after the last row that is visible."""
+        """The serial after the last visible row."""
         return (
             self.segment().index.next_serial if self.summary is None else self.summary.next_serial
         )
@@ -78,12 +79,12 @@ class SegmentHandle:
         return self._segment
 
     def is_replaced(self, file_bytes: int) -> bool:
-        """Say whether a larger file has taken the name: a segment without rows was too small."""
+        """Return whether a larger file replaced this one: a segment without rows was too small."""
         segment = self._segment
         return segment is not None and segment.header.file_bytes < file_bytes
 
     def edges(self) -> list[bytes]:
-        """Return the learned structure as of the end of the segment, as edges to apply in order."""
+        """Return the learned structure at the end of the segment, as edges to apply in order."""
         self.segment()
         return self._edges
 
@@ -97,8 +98,9 @@ class SegmentHandle:
         return b"".join(bytes(frame.section(PRODUCERS) or b"") for frame in frames)
 
     def follow(self, *, ended: bool = False) -> list[bytes]:
-        """Enter what became visible since; return the new edges. Of a segment that has ended every
-        frame must stand.
+        """Index the frames that became visible since the last call; return the new edges.
+
+        If the segment has ended, every visible frame must be valid.
         """
         segment = self.segment()
         edges = segment.follow(stands_to=segment.visible_position if ended else 0)
@@ -107,17 +109,20 @@ class SegmentHandle:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether what is known of the segment ends at a damaged frame."""
+        """Whether the index of the segment stops at a damaged frame."""
         return self._segment is not None and self._segment.damage is not None
 
     def check_whole(self) -> None:
-        """Raise CorruptionError where what is known of the segment ends at a damaged frame."""
+        """Raise CorruptionError if the index of the segment stops at a damaged frame."""
         if self._segment is not None:
             self._segment.check_whole()
 
     def check_reaches(self, base_serial: int) -> None:
-        """Raise CorruptionError unless the rows reach to the next segment, which begins there. How
-        far those of a damaged one reach nobody knows, and who reads it is told.
+        """Raise CorruptionError unless the rows reach the next segment, which begins at this
+        serial.
+
+        A damaged segment is not checked: its last serial is unknown, and reading it raises the
+        error.
         """
         end = self.next_serial
         if not self.sealed:
@@ -129,19 +134,20 @@ class SegmentHandle:
             raise CorruptionError(problem, path=self.path)
 
     def mark_sealed(self) -> bool:
-        """Take note of the index beside the segment; False where there is no sound one."""
+        """Read the summary of the index file; return False if there is no valid index file."""
         if self.summary is None:
             summary = read_summary(self._fs, self.path)
             if summary is None:
                 return False
             if self._segment is not None:
-                # Sealed, it has all its frames; other threads must not be told before we know them.
+                # A sealed segment has all its frames. Index them before other threads see it as
+                # sealed.
                 self.follow()
             self.summary = summary
         return True
 
     def _load_index(self, segment: Segment) -> bool:
-        """Map the index; False where it is damaged, and the segment must be scanned instead."""
+        """Map the index file; return False if it is damaged. The caller then scans the segment."""
         path = index_path(self.path)
         try:
             with self._fs.open(path, writable=False) as file:
@@ -155,14 +161,14 @@ class SegmentHandle:
 
 
 class Chain:
-    """The handles of a slab; readers take `handles` once and work on that."""
+    """The handles of a slab. A reader takes `handles` once and works on that tuple."""
 
     def __init__(self, fs: FileSystem, directory: PurePath, bounds: SlabBounds = UNKNOWN) -> None:
         self._fs = fs
         self.directory = directory
         self.bounds = bounds
         self.handles: tuple[SegmentHandle, ...] = ()
-        # Files that are not ours, by name and size: each is looked into once.
+        # Foreign files, by name and size: each is opened only once.
         self._foreign: set[tuple[str, int]] = set()
 
     def handle_at_serial(self, serial: int) -> int:
@@ -170,8 +176,9 @@ class Chain:
         return max(0, bisect_right(self.handles, serial, key=_base_serial) - 1)
 
     def refresh(self, *, ended: bool = False) -> list[bytes]:
-        """Look for what another process has written since; return the edges it has learned. ended
-        says that nobody writes the slab any more.
+        """Read what another process wrote since the last call; return the edges that it learned.
+
+        `ended` means that no process writes to the slab any more.
 
         Raises: NotFoundError when the slab was dropped; CorruptionError.
         """
@@ -204,7 +211,7 @@ class Chain:
         return edges + self._last_edges(ended=ended)
 
     def _names(self, entries: Sequence[Entry], known: Container[str]) -> list[str]:
-        """Return the names of our segments; files are looked into where one is new."""
+        """Return the names of the slab's segments; open files only if one of them is new."""
         named = [
             entry
             for entry in entries
@@ -218,17 +225,19 @@ class Chain:
         return [entry.name for entry in segments]
 
     def _last_edges(self, *, ended: bool) -> list[bytes]:
-        # Only a damaged or missing index leaves the last segment of such a slab unsealed: then
-        # nothing but its frames tells that none is lost.
+        # The last segment of an ended slab is unsealed only if its index is damaged or missing.
+        # Then only its frames can show that none is lost.
         if ended and self.handles and not self.handles[-1].sealed:
             return self.handles[-1].follow(ended=True)
         return []
 
 
 def order_problem(base: int, reached: int, next_base: int) -> str:
-    """Return what is wrong where a segment that begins at base reaches up to a serial and the next
-    one begins at another; nothing where they adjoin. One serial is left out behind a segment that
-    has none, because that one's name is taken.
+    """Return the problem between two neighbouring segments, "" if there is none.
+
+    The first segment begins at `base` and reaches to `reached`; the next one begins at `next_base`.
+    They must adjoin. Behind a segment without rows one serial is skipped, because the file name of
+    this serial is taken.
     """
     if next_base > reached + (reached == base):
         return f"a segment is missing: expected serial {reached}, found {next_base}"
@@ -243,7 +252,7 @@ def _base_serial(handle: SegmentHandle) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabIdentity:
-    """What every segment of a slab says of itself."""
+    """The fields that the headers of all segments of a slab share."""
 
     database: str
     shard: int
@@ -254,7 +263,7 @@ class SlabIdentity:
 
 
 class ChainWriter:
-    """Writes the end of a chain; belongs to the shard's committer."""
+    """Writes the end of a chain. It belongs to the committer of the shard."""
 
     def __init__(
         self, fs: FileSystem, chain: Chain, identity: SlabIdentity, *, sealed_bytes: int
@@ -266,12 +275,12 @@ class ChainWriter:
         self.active: SegmentWriter | None = None
 
     def size_bytes(self) -> int:
-        """Return the disk space that the chain takes."""
+        """Return the disk space of the chain in bytes."""
         active = 0 if self.active is None else self.active.allocated_bytes
         return self._sealed_bytes + active
 
     def adopt(self, writer: SegmentWriter) -> None:
-        """Go on with a recovered segment, the last of the chain."""
+        """Continue to write a recovered segment, the last one of the chain."""
         self.active = writer
         last = self.chain.handles[-1]
         handle = SegmentHandle(self._fs, last.path, writer.segment)
@@ -289,14 +298,16 @@ class ChainWriter:
         room_bytes: int = 0,
         claim: tuple[int, int] | None = None,
     ) -> None:
-        """Begin a segment at this serial with the state so far; one too large for it gets a larger
-        file. With a claim, the serial and time behind it, a frame of that size has its place.
+        """Begin a segment at this serial, with the current state in its first frame.
+
+        If the state and `room_bytes` need more than `segment_bytes`, the file is larger. `claim` is
+        the next serial and the last time of a frame of `room_bytes`: its space is claimed at once.
         """
         body, sections = encode_state(structure, producers)
         state = state_header(body, sections, serial=serial, timestamp_us=timestamp_us)
         kept = self.chain.handles
         if kept and kept[-1].base_serial == serial:
-            # The last one has no rows and is too small: this one takes its name.
+            # The last segment has no rows and is too small. The new one takes its name.
             kept = kept[:-1]
         else:
             move_aside(self._fs, segment_path(self.chain.directory, serial))
@@ -316,7 +327,7 @@ class ChainWriter:
         writer = create_segment(self._fs, self.chain.directory, header, state, body)
         if claim is not None:
             next_serial, last_us = claim
-            # Before anybody can take a room of it.
+            # Claim the space before another thread can take a room in the segment.
             body_bytes = room_bytes - HEADER_BYTES
             fits = writer.claim(body_bytes, next_serial=next_serial, last_timestamp_us=last_us)
             assert fits, "the segment was made for this frame"
@@ -327,7 +338,7 @@ class ChainWriter:
         self.chain.handles = (*kept, handle)
 
     def seal(self, *, structure: bytes, producers: bytes) -> None:
-        """Write the index of the active segment, after which it takes no more frames."""
+        """Write the index of the active segment. The segment accepts no more frames after this."""
         assert self.active is not None
         segment = self.active.segment
         seal_segment(self._fs, segment, structure=structure, producers=producers)
@@ -338,14 +349,14 @@ class ChainWriter:
 
 
 def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:
-    """Return the header of a state frame: no rows, but a place among the serials and in time."""
+    """Return the header of a state frame: it has no rows, but it has a serial and a time."""
     return FrameHeader(
         0, 0, STATE, 0, sections, serial, 0, 0, timestamp_us, timestamp_us, 0, len(body)
     )
 
 
 def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producers: bytes) -> None:
-    """Write the index beside a segment, durably; what is not a file must give up the name."""
+    """Write the index file of a segment durably; move aside anything there that is not a file."""
     path = index_path(segment.path)
     kinds = {entry.name: entry.kind for entry in fs.list(path.parent)}
     if kinds.get(path.name, EntryKind.FILE) is not EntryKind.FILE:
@@ -355,14 +366,14 @@ def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producer
 
 
 def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
-    """Return the disk space that the files of a slab take, one of them left out."""
+    """Return the disk space of the files of a slab in bytes, without the file named `but`."""
     return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name != but)
 
 
 def lost_segments(
     fs: FileSystem, directory: PurePath, entries: Sequence[Entry]
 ) -> dict[int, SegmentSummary]:
-    """Return by base serial what is known of segments that are gone while their index is there."""
+    """Return the summaries of missing segments whose index exists, by base serial."""
     names = {entry.name for entry in entries if is_segment(entry)}
     lost: dict[int, SegmentSummary] = {}
     for entry in entries:
@@ -375,14 +386,14 @@ def lost_segments(
             and segment not in names
         ):
             handle = SegmentHandle(fs, path.with_name(segment))
-            # An index that is not sound proves nothing: it may be anybody's file.
+            # An invalid index proves nothing: it may be a foreign file.
             if handle.mark_sealed() and handle.summary is not None:
                 lost[handle.base_serial] = handle.summary
     return lost
 
 
 def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -> None:
-    """Raise CorruptionError where an index has lost its segment."""
+    """Raise CorruptionError if an index exists without its segment."""
     for base_serial in lost_segments(fs, directory, entries):
         raise CorruptionError(
             "the segment is missing, but its index exists",

@@ -1,33 +1,32 @@
-"""The bytes of a frame: what one flush writes, as columns that Arrow maps without a copy.
+"""The bytes of a frame: the rows of one flush, as columns that Arrow maps without a copy.
 
     0   4  magic `SFRM`
     4   4  CRC-32C of everything after it, header and stored body, seeded by the segment
     8   4  length of the frame, header included, a multiple of 8
     12  1  kind: 1 rows, 2 state, 3 hole, 4 room
-    13  1  compression of the body: 0 none, 1 zstd, 2 lz4; 3 none, and its values stand apart
+    13  1  compression of the body: 0 none, 1 zstd, 2 lz4; 3 none, and the values are in a room
     14  2  number of sections
     16  8  first serial
     24  4  number of rows
     28  4  number of streams
     32  8  first timestamp_us
     40  8  last timestamp_us
-    48  8  position in the segment that was known to be synced when this frame was written
+    48  8  position in the segment up to which data was synced when this frame was written
     56  4  length of the body before compression
-    60  4  CRC-32C of the head: bytes 8 to 59, the table of sections, and the streams and edges that
-           stand first; 0 where there is none, as in a compressed frame
+    60  4  CRC-32C of the head: bytes 8 to 59, the table of sections, and the streams and edges
+           if they are the first sections; 0 if there is none, as in a compressed frame
     64     body: a table of sections (id u16, width u16, length u32 each), then the sections,
            each at a multiple of 8
 
-Integers are little endian, as Arrow wants them. A row's serial is the first serial plus its index
-in the frame; the rows of one stream stand together, in arrival order, so their serials and
-timestamps rise. A section that would hold nothing is absent. A state frame opens each segment: it
-holds the whole learned structure and the producers. The seed is a secret of the database, so that
-no payload can pass for a frame. A room is a place that a socket fills; its checksum is of its
-header alone, and the frame that refers to it has the one of its contents.
+Integers are little endian, as Arrow requires. The serial of a row is the first serial plus its
+index in the frame. The rows of one stream are consecutive and in arrival order, so their serials
+and timestamps rise. An empty section is absent. A state frame opens each segment: it holds the
+whole learned structure and the producers. The seed is a secret of the database, so a payload cannot
+imitate a frame. A room is a range of the segment that a socket fills. The checksum of a room covers
+only its header; the frame that refers to the room has the checksum of its contents.
 
-The CRC of the head lets a reader enter a frame in its index, and believe what it says of streams
-and edges, without reading its rows; these are checked with the whole frame when they are read.
-How a body is made is in `body.py`.
+With the CRC of the head, a reader can index a frame and trust its streams and edges without reading
+its rows. The rows are checked with the whole frame when they are read. `body.py` encodes bodies.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ ROOM: Final = 4
 PLAIN: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
-# The values stand in a room before the frame, and the last section says where.
+# The values are in a room before the frame; the last section has their position.
 APART: Final = 3
 
 STREAMS: Final = 1
@@ -80,11 +79,11 @@ BODY_BYTES_MAX: Final = (1 << 31) - (1 << 16)
 
 
 class FrameFormatError(ValueError):
-    """The bytes are no frame; the caller knows the file and says what that means."""
+    """The bytes are not a valid frame. The caller knows the file and translates the error."""
 
 
 class FrameHeader:
-    """The first 64 bytes, decoded."""
+    """The decoded first 64 bytes of a frame."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class FrameHeader:
 
 
 def encode_frame(header: FrameHeader, body: bytes, seed: int) -> bytes:
-    """Set length and CRCs for the body as it will be stored; return the 64 bytes before it."""
+    """Set length and CRCs for the body as it is stored; return the 64 bytes of the header."""
     header.length = HEADER_BYTES + len(body)
     header.head_crc = 0
     if header.compression in (PLAIN, APART):
@@ -149,8 +148,9 @@ def _pack(header: FrameHeader) -> bytes:
 
 
 def _head_end(view: memoryview, start: int, section_count: int) -> int:
-    """Return where the head of a body that begins at start ends: behind the table of sections, and
-    the streams and edges where these come first.
+    """Return the end of the head of a body that begins at `start`.
+
+    The head is the table of sections, and the streams and edges if they are the first sections.
     """
     end = start + section_count * SECTION.size
     if end > len(view):
@@ -166,10 +166,11 @@ def _head_end(view: memoryview, start: int, section_count: int) -> int:
 
 
 def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | None:
-    """Decode the header at position; None where only zeros stand, the clean end.
+    """Decode the header at position; return None if there are only zeros, which is the clean end.
 
-    Lengths are checked against the limit, so that nothing beyond it is ever touched. The CRC is not
-    checked. Raises: FrameFormatError.
+    Lengths are checked against the limit, so nothing beyond it is read. The CRC is not checked.
+
+    Raises: FrameFormatError.
     """
     if position + HEADER_BYTES > limit:
         return None
@@ -201,8 +202,10 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
 
 
 def crc_matches(view: memoryview, position: int, header: FrameHeader, seed: int) -> bool:
-    """Say whether the bytes of the frame are those that were written; those of values that stand
-    apart too. Of a room only the header is checked: what stands in it belongs to who refers to it.
+    """Return whether the bytes of the frame, and its values in a room, match their checksums.
+
+    Of a room only the header is checked. The frame that refers to the room has the checksum of its
+    contents.
     """
     end = position + (HEADER_BYTES if header.kind == ROOM else header.length)
     if crc32c(view[position + 8 : end], seed) != header.crc:
@@ -214,8 +217,9 @@ def crc_matches(view: memoryview, position: int, header: FrameHeader, seed: int)
 
 
 def head_matches(view: memoryview, position: int, header: FrameHeader, seed: int) -> bool:
-    """Say whether the head of a frame is what was written; never of a frame whose head has no CRC,
-    which must be checked whole.
+    """Return whether the head of a frame matches its checksum.
+
+    The result is False for a frame without a CRC of the head: check such a frame as a whole.
     """
     if header.head_crc == 0:
         return False
@@ -228,8 +232,9 @@ def head_matches(view: memoryview, position: int, header: FrameHeader, seed: int
 
 
 def values_place(view: memoryview, position: int, header: FrameHeader) -> tuple[int, int, int]:
-    """Return position, size and CRC of the values that stand apart; of size 0 where the frame says
-    nothing that could be true.
+    """Return position, size and CRC of values in a room.
+
+    If the stored position or size is invalid, the size is 0 and the CRC -1.
     """
     if header.length < HEADER_BYTES + PLACE.size:
         return position, 0, -1
@@ -243,7 +248,7 @@ def values_place(view: memoryview, position: int, header: FrameHeader) -> tuple[
 
 
 def encode_room(length: int, first_serial: int, timestamp_us: int, seed: int) -> bytes:
-    """Return the 64 bytes that open a room of so many bytes, these included."""
+    """Return the 64 bytes of the header of a room; `length` includes them."""
     packed = HEADER.pack(
         MAGIC, 0, length, ROOM, PLAIN, 0, first_serial, 0, 0, timestamp_us, timestamp_us, 0, 0, 0
     )
@@ -251,7 +256,7 @@ def encode_room(length: int, first_serial: int, timestamp_us: int, seed: int) ->
 
 
 class SectionTable:
-    """Where the sections of a body are: offset, length and width by section id, -1 where absent."""
+    """The sections of a body: offset, length and width by section id. Absent: offset -1."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = [-1] * (SECTION_MAX + 1)

@@ -1,10 +1,11 @@
-"""What is where in a segment: one entry a frame, one list of frames a stream.
+"""The index of a segment: one entry for each frame, and a list of frames for each stream.
 
-The index of an unsealed segment grows in memory as frames are added; that of a sealed one is a
-mapped side file, so that opening a store costs nothing per frame. Both answer the same questions.
-One thread adds, any thread reads: an entry counts once `frame_count` covers it.
+The index of an unsealed segment grows in memory as frames are added. The index of a sealed segment
+is a separate mapped file, so the time to open a store does not depend on the number of frames. Both
+have the same interface. One thread adds entries and any thread reads them: an entry is valid once
+`frame_count` includes it.
 
-The side file `<base serial>.idx`, little endian:
+The index file `<base serial>.idx`, little endian:
 
     0   4  magic `KIDX`
     4   4  CRC-32C of everything after it
@@ -17,7 +18,7 @@ The side file `<base serial>.idx`, little endian:
     40  8  position after its last frame
     48  8  length of the learned structure, L
     56  8  length of the producers, M
-    64  4  CRC-32C of bytes 8 to 63, so that the totals can be trusted without reading the rest
+    64  4  CRC-32C of bytes 8 to 63: the totals can be trusted without reading the rest
     68  4  zero
     72     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
            (u64 stream, u64 rows, u32 first posting, u32 postings)[S], u32[F] row counts,
@@ -51,7 +52,7 @@ Directory = Sequence[tuple[int, int, int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSummary:
-    """What a sealed segment is known to hold, without looking inside."""
+    """The totals of a sealed segment, from the header of its index file."""
 
     first_serial: int
     next_serial: int
@@ -77,7 +78,7 @@ class SegmentIndex:
         self.verified = bytearray()
 
     def add(self, position: int, header: FrameHeader, directory: Directory) -> None:
-        """Enter the frame that stands at position, after all others."""
+        """Add the frame at `position`, behind all others."""
         number = self.frame_count
         for column, value in (
             (self.positions, position),
@@ -102,11 +103,11 @@ class SegmentIndex:
         self.frame_count = number + 1
 
     def frames_of(self, stream_id: int) -> Sequence[int]:
-        """Return the numbers of the frames that hold rows of the stream, rising."""
+        """Return the numbers of the frames that hold rows of the stream, in rising order."""
         return self._postings.get(stream_id, ())
 
     def set_frames(self, stream_id: int, frames: Sequence[int]) -> None:
-        """Say at once which frames hold a stream; for an index that is read from its side file."""
+        """Set all frames of a stream; for an index that is read from its file."""
         self._postings[stream_id] = frames
 
     def frame_at_serial(self, serial: int) -> int:
@@ -128,7 +129,7 @@ class SegmentIndex:
 
 
 def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> bytes:
-    """Build the side file of a segment that takes no more frames."""
+    """Build the index file of a segment that accepts no more frames."""
     postings = array("I")
     streams = bytearray()
     for stream_id in sorted(index.stream_rows):
@@ -164,7 +165,7 @@ def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> 
 
 
 def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
-    """Read the totals from the first SUMMARY_BYTES of a side file. Raises: CorruptionError."""
+    """Read the totals from the first SUMMARY_BYTES of an index file. Raises: CorruptionError."""
     if len(header) < SUMMARY_BYTES:
         raise CorruptionError("the index is too short", path=path)
     fields = _HEADER.unpack_from(header)
@@ -179,7 +180,7 @@ def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedIndex:
-    """A side file, decoded: the index, and the structure and producers as they were at the end."""
+    """A decoded index file: the index, and structure and producers at the end of the segment."""
 
     index: SegmentIndex
     structure: memoryview
@@ -187,7 +188,7 @@ class SealedIndex:
 
 
 def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
-    """Check and open a mapped side file; its columns stay in the map. Raises: CorruptionError."""
+    """Check and open a mapped index file; its columns stay mapped. Raises: CorruptionError."""
     summary = decode_summary(bytes(view[:SUMMARY_BYTES]), path)
     fields = _HEADER.unpack_from(view)
     if crc32c(view[8:]) != fields[1]:
@@ -225,7 +226,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
 
 
 class _Cutter:
-    """Hands out consecutive pieces of a view."""
+    """Returns consecutive pieces of a view."""
 
     def __init__(self, view: memoryview, position: int) -> None:
         self._view = view

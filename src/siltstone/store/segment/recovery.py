@@ -1,13 +1,13 @@
-"""Find the end of a segment after a crash, and make it clean.
+"""Find the end of a segment after a crash, and clear everything behind it.
 
-Invariants: what was synced is never dropped; a crash during recovery changes nothing that matters;
-a bad frame that was synced is corruption and is reported, never skipped.
+Invariants: synced data is never dropped; recovery can be repeated after a crash at any step; a
+damaged frame that was synced is corruption and is reported, never skipped.
 
-Before the synced position every frame must stand. Behind it a frame that does not check out is
-torn: it and all that follows were never acknowledged as synced. One thing tells a torn frame from a
-damaged one there: a later whole frame that was written when the bad one was already synced. What is
-cut off is overwritten with zeros, durably, before anything new is written, or else a frame of the
-lost tail could line up behind a new one and come back to life.
+Before the synced position every frame must be valid. Behind it an invalid frame is torn: this frame
+and everything after it were never acknowledged as synced. There is one exception: if a later valid
+frame was written when the invalid one was already synced, the invalid frame is damaged, not torn.
+The torn tail is overwritten with zeros, durably, before anything new is written. Otherwise an old
+frame of the tail could begin exactly where a new frame ends, and would become valid again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BUDGET_BYTES = 1 << 34
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A segment that is ready for writing, and what was found in it."""
+    """A segment that is ready for writing, and the state that was found in it."""
 
     writer: SegmentWriter
     edges: list[bytes]
@@ -49,10 +49,12 @@ class Recovered:
 
 
 def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recovered:
-    """Open the last segment of a chain for writing, cutting off a torn tail.
+    """Open the last segment of a chain for writing, and cut off a torn tail.
 
-    allocated is how much disk space the file has. It does not tell where that is, for a power cut
-    may leave holes among it, nor where the data ends. Raises: CorruptionError.
+    `allocated` is the disk space of the file in bytes. It says neither where this space is, because
+    a power cut may leave holes in it, nor where the data ends.
+
+    Raises: CorruptionError.
     """
     file = fs.open(path, writable=True)
     try:
@@ -83,8 +85,10 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
 
 
 def _allocate_again(file: File, end: int, allocated: int) -> int:
-    """Take the disk space behind the end once more, where a power cut may have left holes; return
-    up to where all of it is taken. What is there already costs nothing.
+    """Allocate the disk space behind the end again, because a power cut may have left holes in it.
+
+    Return the position up to which all space is allocated. Space that is allocated already costs
+    nothing.
     """
     if allocated <= end:
         return end
@@ -96,10 +100,10 @@ def _allocate_again(file: File, end: int, allocated: int) -> int:
 
 
 def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:
-    """Enter every frame up to the first that is not whole; return their edges and producers.
+    """Index every frame up to the first invalid one; return their edges and producers.
 
-    Rooms are passed over. Those at the end were being filled when the process ended: no frame
-    refers to them, and they are cut off.
+    Rooms are skipped. Rooms at the end were being filled when the process ended: no frame refers to
+    them, and they are cut off.
     """
     edges: list[bytes] = []
     producers: list[bytes] = []
@@ -126,8 +130,8 @@ def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:
 
 
 def whole_frame(view: memoryview, position: int, seed: int) -> FrameHeader | None:
-    """Return the header of the frame that stands at position in a mapped segment, None where none
-    does or it is not what was written.
+    """Return the header of the frame at `position` of a mapped segment, or None if there is no
+    valid frame.
     """
     try:
         header = decode_header(view, position, len(view))
@@ -139,7 +143,7 @@ def whole_frame(view: memoryview, position: int, seed: int) -> FrameHeader | Non
 
 
 def _refuse_damage(segment: Segment, end: int, tail_end: int) -> None:
-    """Raise CorruptionError when a whole frame behind the end proves that the end was synced."""
+    """Raise CorruptionError if a valid frame behind the end proves that data there was synced."""
     for _, header in whole_frames(segment.view, end, tail_end, segment.header.seed):
         if header.synced_position > end:
             raise CorruptionError(
@@ -150,7 +154,7 @@ def _refuse_damage(segment: Segment, end: int, tail_end: int) -> None:
 def whole_frames(
     view: memoryview, start: int, stop: int, seed: int
 ) -> Generator[tuple[int, FrameHeader], None, None]:
-    """Yield the whole frames that begin in a range of a mapped segment, wherever they stand."""
+    """Yield the valid frames that begin in a range of a mapped segment, at any multiple of 8."""
     budget = _BUDGET_BYTES
     for chunk in range(start, stop, _CHUNK_BYTES):
         piece = bytes(view[chunk : min(stop, chunk + _CHUNK_BYTES)])
@@ -158,7 +162,8 @@ def whole_frames(
         while found >= 0:
             position = chunk + found
             if position % 8 == 0:
-                # A payload may be full of what looks like headers; checking them has an end.
+                # A payload may contain many byte strings that look like headers. The budget limits
+                # the work.
                 budget -= _claimed_bytes(view, position)
                 if budget < 0:
                     return
@@ -168,7 +173,7 @@ def whole_frames(
 
 
 def _claimed_bytes(view: memoryview, position: int) -> int:
-    """Return how much must be read to check the frame that claims to stand at position."""
+    """Return how many bytes must be read to check the possible frame at `position`."""
     try:
         header = decode_header(view, position, len(view))
     except FrameFormatError:
@@ -177,17 +182,19 @@ def _claimed_bytes(view: memoryview, position: int) -> int:
 
 
 def _write_again(file: File, start: int, end: int) -> None:
-    """Write the frames behind the last good sync once more.
+    """Write the frames behind the last successful sync again.
 
-    After a sync that failed the system may take their pages for written when they are not: then the
-    next sync would leave them out and succeed.
+    After a failed sync, the kernel may mark their pages as clean although they are not on the disk.
+    The next sync would then skip these pages and succeed.
     """
     for position in range(start, end, _CHUNK_BYTES):
         file.write_at(position, file.read_at(position, min(_CHUNK_BYTES, end - position)))
 
 
 def _clear(file: File, end: int, tail_end: int) -> int:
-    """Zero what stands behind the end; return how many bytes that were up to the last one set."""
+    """Overwrite everything behind the end with zeros; return the length up to the last nonzero
+    byte.
+    """
     torn = 0
     for start in range(end, tail_end, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, tail_end - start)

@@ -1,9 +1,9 @@
-"""Places in a segment that somebody else fills: what a socket receives goes straight into the map.
+"""Rooms: ranges of a segment that a socket fills directly through the map.
 
-A room is a frame of its own kind whose header alone is checked. It is taken at the end of the
-segment before its contents are there, and what is written later stands behind it, so that who is
-slow to fill one holds up nobody. Nothing in it counts before a frame of rows refers to it. One that
-nobody refers to is space lost, never a row.
+A room is a frame of its own kind; only its header is checked. It is taken at the end of the segment
+before its contents arrive, and later frames are written behind it. A slow client therefore delays
+no other writer. The contents do not count until a rows frame refers to the room. A room without a
+reference is lost space, never a row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from siltstone.store.segment.frame import HEADER_BYTES
 
 
 class Room:
-    """A place of `capacity` bytes whose contents begin at `position`; `size` of them are meant."""
+    """A range of `capacity` bytes whose contents begin at `position`; `size` of them are used."""
 
     __slots__ = ("capacity", "filled", "position", "size", "view")
 
@@ -20,27 +20,27 @@ class Room:
         self.position = position
         self.capacity = capacity
         self.size = capacity
-        # How much of it may hold something else than zeros.
+        # The number of bytes at the start that may not be zero.
         self.filled = 0
         self.view = view
 
     @property
     def start(self) -> int:
-        """Where its frame begins."""
+        """The position where its frame begins."""
         return self.position - HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Where its frame ends."""
+        """The position where its frame ends."""
         return self.position + self.capacity
 
     def contents(self) -> memoryview:
-        """Return what is to be filled, or was."""
+        """Return the bytes that are filled, or will be."""
         return self.view[: self.size]
 
 
 class SpareRooms:
-    """Rooms that were given up while others stood behind them, for whoever wants one next."""
+    """Rooms that were given up while other frames followed them; the next request can use them."""
 
     def __init__(self) -> None:
         self._rooms: list[Room] = []
@@ -49,7 +49,7 @@ class SpareRooms:
         self._rooms.append(room)
 
     def take(self, size: int) -> Room | None:
-        """Return a room that the size fits and does not waste half of; None where there is none."""
+        """Return a room that fits the size and is at most about twice as large; None if none is."""
         for number, room in enumerate(self._rooms):
             if size <= room.capacity <= 2 * size + HEADER_BYTES:
                 del self._rooms[number]
@@ -58,7 +58,7 @@ class SpareRooms:
         return None
 
     def take_ending_at(self, end: int) -> Room | None:
-        """Return the room that ends there; None where there is none."""
+        """Return the room that ends at this position; None if there is none."""
         for number, room in enumerate(self._rooms):
             if room.end == end:
                 return self._rooms.pop(number)

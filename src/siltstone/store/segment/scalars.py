@@ -1,7 +1,6 @@
-"""Single values for Arrow, made of their bytes.
+"""Arrow scalars, built from their bytes.
 
-Arrow's own way to make one of a Python value loads pandas first, wherever that is installed, which
-takes longer than most reads do.
+`pa.scalar` loads pandas first if it is installed, which takes longer than most reads.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BOUNDS: Final = struct.Struct("<ii")
 
 
 def scalar(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
-    """Return a value as one of these kinds: integers, Booleans, texts, bytes."""
+    """Return a value as an Arrow scalar of this type: an integer, Boolean, string or binary."""
     if isinstance(value, int):
         buffers = [None, pa.py_buffer(_PACKERS[kind.id](value))]
     else:

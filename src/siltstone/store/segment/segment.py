@@ -1,4 +1,4 @@
-"""One mapped file of frames: its header, and its reading.
+"""One mapped file of frames: its header, and how it is read.
 
     0     4  magic `KASK`
     4     4  version, 1
@@ -10,18 +10,18 @@
     40    4  seed of the frames' CRCs
     44    4  layout, 1 = log
     48    2  length of the database's name, then the name in UTF-8
-    312   8  salt of the database, 0 where it is not known
-    320   2  length of the topic's name, 0 but in topic logs; then the name in UTF-8
+    312   8  salt of the database, 0 if it is unknown
+    320   2  length of the topic's name, 0 except in topic logs; then the name in UTF-8
     2044  4  CRC-32C of bytes 0 to 2043
     2048  8  visible position: readers may read up to here
-    2112  8  synced position: what stands before it survived a sync
+    2112  8  synced position: everything before it survived a sync
     2176  8  reserved serial: readers may have seen serials below it whose rows were not synced
     4096     frames, the first a state frame
 
-The three positions have a cache line each and are stored through the map with one 8-byte store, so
-that another process reads either the old or the new one. They move after the act that they tell of,
-never before; hence a synced position that is found on the disk is always true, if not always the
-newest.
+The three positions have a cache line each. Each is written through the map with one 8-byte store,
+so another process reads either the old or the new value. A position is updated after the operation
+that it describes, never before. A synced position on the disk is therefore always true, although it
+may not be the newest.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ TOPIC_BYTES_MAX: Final = _CRC_OFFSET - _ORIGIN_OFFSET - _ORIGIN.size
 VISIBLE: Final = 2048 // 8
 SYNCED: Final = 2112 // 8
 RESERVED: Final = 2176 // 8
-# A reserved serial is never further ahead than the rows of one frame and one step of reserving.
+# A reserved serial is ahead by at most the rows of one frame and one step of reserving.
 RESERVE_REACH: Final = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
-    """What a segment says of itself, for good."""
+    """The fixed fields of a segment's header."""
 
     database: str
     shard: int
@@ -78,12 +78,12 @@ class SegmentHeader:
     file_bytes: int
     created_us: int
     seed: int
-    # What makes a lost manifest anew; segments of earlier versions have neither.
+    # Needed to rebuild a lost manifest. Segments of earlier versions have neither.
     salt: int = 0
     topic: str = ""
 
     def encode(self, *, end: int) -> bytes:
-        """Return the 4 KiB that open a file whose frames are synced and visible up to end."""
+        """Return the first 4 KiB of a file whose frames are synced and visible up to `end`."""
         name = self.database.encode()
         assert len(name) <= NAME_BYTES_MAX
         data = bytearray(SEGMENT_HEADER_BYTES)
@@ -104,7 +104,7 @@ class SegmentHeader:
         data[_FIXED.size : _FIXED.size + len(name)] = name
         topic = self.topic.encode()
         if len(topic) > TOPIC_BYTES_MAX:
-            # The rows have it as well.
+            # The rows contain the topic too.
             topic = b""
         _ORIGIN.pack_into(data, _ORIGIN_OFFSET, self.salt, len(topic))
         start = _ORIGIN_OFFSET + _ORIGIN.size
@@ -147,7 +147,7 @@ class SegmentHeader:
 
 
 def declared_bytes(head: bytes) -> int:
-    """Return the file size that a sound header gives, 0 where the header is not sound."""
+    """Return the file size in a valid header, 0 if the header is invalid."""
     if len(head) < SEGMENT_HEADER_BYTES or head[:4] != MAGIC:
         return 0
     (crc,) = struct.unpack_from("<I", head, _CRC_OFFSET)
@@ -155,8 +155,8 @@ def declared_bytes(head: bytes) -> int:
 
 
 class Segment:
-    """A mapped segment: any number of threads read it; its index grows where it is written or
-    followed.
+    """A mapped segment. Any number of threads read it; one thread adds to its index, as the writer
+    or in `follow`.
     """
 
     def __init__(self, path: PurePath, view: memoryview) -> None:
@@ -168,30 +168,30 @@ class Segment:
             first_serial=self.header.base_serial, end_position=SEGMENT_HEADER_BYTES
         )
         self.cells = view[:SEGMENT_HEADER_BYTES].cast("Q")
-        # Where the frames that can be entered end before their time, and why.
+        # The error of the first invalid frame before the expected end, if there is one.
         self.damage: CorruptionError | None = None
 
     @property
     def visible_position(self) -> int:
-        """Where readers must stop."""
+        """The position where readers must stop."""
         return self.cells[VISIBLE]
 
     @property
     def synced_position(self) -> int:
-        """What survived a sync, as far as this file knows."""
+        """The position up to which the header says that data survived a sync."""
         return self.cells[SYNCED]
 
     @property
     def reserved_serial(self) -> int:
-        """Below this, serials may have been seen without having been synced."""
+        """Readers may have seen serials below this one whose rows were not synced."""
         return self.cells[RESERVED]
 
     def credible_reserved(self) -> int:
-        """Return the reserved serial, which no checksum covers, up to where it may be true."""
+        """Return the reserved serial, limited to plausible values: no checksum covers it."""
         return min(self.reserved_serial, self.index.next_serial + RESERVE_REACH)
 
     def frame(self, number: int) -> FrameView:
-        """Open a frame; its bytes are checked the first time. Raises: CorruptionError."""
+        """Open a frame; its checksum is verified the first time. Raises: CorruptionError."""
         index = self.index
         position = index.positions[number]
         header = self.header_at(position, self.header.file_bytes)
@@ -222,18 +222,21 @@ class Segment:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
 
     def check_whole(self) -> None:
-        """Raise CorruptionError for who has read, or counted, all frames up to a damaged one."""
+        """Raise CorruptionError if the index stops at a damaged frame.
+
+        A caller that has read or counted all frames of the index calls this.
+        """
         damage = self.damage
         if damage is not None:
             raise CorruptionError(damage.reason, path=damage.path, offset=damage.offset)
 
     def _next_header(self, position: int, limit: int, *, synced: bool) -> tuple[FrameHeader, bool]:
-        """Decode the header of a frame that is to be entered; say also whether all its bytes were
+        """Decode the header of the next frame to index; return also whether the whole frame was
         checked.
 
-        What a frame says of its streams and edges is believed from here on, so these must be whole;
-        its rows are checked when they are read. Of one that may not be on the disk nothing is
-        believed before all of it was checked.
+        From here on the streams and edges of the frame are trusted, so they must be valid. Its rows
+        are checked when they are read. A frame that may not be on the disk is trusted only after
+        all of it was checked.
         """
         header = self.header_at(position, limit)
         if header is None:
@@ -247,26 +250,26 @@ class Segment:
         return header, True
 
     def open_frame(self, position: int, header: FrameHeader) -> FrameView:
-        """Lay out the sections of a frame. Raises: CorruptionError."""
+        """Open the sections of a frame. Raises: CorruptionError."""
         try:
             return open_frame(self.view, self.buffer, position, header)
         except FrameFormatError as exc:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
 
     def add(self, position: int, header: FrameHeader) -> FrameView:
-        """Enter a frame that is known to be whole in the index."""
+        """Add a frame to the index; the caller has checked it."""
         frame = self.open_frame(position, header)
         self.index.add(position, header, decode_directory(frame.view, frame.table))
         return frame
 
     def follow(self, *, stands_to: int = 0) -> list[bytes]:
-        """Enter what the writer, in whatever process, made visible since; return the new edges in
-        order.
+        """Index the frames that the writer, in any process, made visible since the last call;
+        return the new edges in order.
 
-        Behind the synced position, or stands_to where that is further, a frame may be missing after
-        a power cut that nobody has recovered from yet: that is where this segment ends for now.
-        One missing before it is damage: what stands before that can be read, and who would read on
-        is told by `check_whole`.
+        Behind the synced position, or behind `stands_to` if that is greater, a frame may be missing
+        after a power cut without recovery. The segment then ends there for now. An invalid frame
+        before that position is damage: the frames before it can be read, and `check_whole` raises
+        the error.
         """
         edges: list[bytes] = []
         limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
@@ -299,5 +302,5 @@ def open_segment(fs: FileSystem, path: PurePath) -> Segment:
 
 
 def segment_path(directory: PurePath, base_serial: int) -> PurePath:
-    """Return the name of the segment that begins with this serial."""
+    """Return the path of the segment that begins with this serial."""
     return directory / f"{base_serial:020d}.seg"

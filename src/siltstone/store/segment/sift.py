@@ -1,14 +1,15 @@
-"""Which files in the directory of a slab are its segments.
+"""Decide which files in the directory of a slab are its segments.
 
-A segment is a regular file with the name of one and the magic at its front. Anything else is
-foreign: it is named to the caller and left alone.
+A segment is a regular file with the name of a segment and the magic at its start. All other files
+are foreign: their names are returned to the caller, and they are not touched.
 
-A file with such a name and without the magic may be foreign, or a segment whose header is damaged.
-It counts as a segment, so that its damage is told, where one of these proves that rows were there:
+A file with the name of a segment but without the magic may be foreign, or a segment with a damaged
+header. It counts as a segment, so that the damage is reported, if one of these facts proves that it
+had rows:
 
-- a sound index stands beside it;
-- a whole frame of this slab stands in it, for nothing but the slab's own writer knows the seed;
-- the slab needs a segment at that serial: its first one, or the one behind a sealed segment.
+- it has a valid index file;
+- it contains a valid frame of this slab: only the writer of the slab knows the seed;
+- the slab needs a segment at that serial: its first one, or the one after a sealed segment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PAGE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabBounds:
-    """What is known of a slab beside its files: where its serials begin and end, and the seed."""
+    """Facts about a slab that are not in its files: its first and end serial, and the seed."""
 
     first_serial: int | None = None
     until_serial: int | None = None
@@ -47,17 +48,17 @@ UNKNOWN: Final = SlabBounds()
 
 
 def is_segment(entry: Entry) -> bool:
-    """Say whether a directory entry has the name and the kind of a segment."""
+    """Return whether a directory entry has the name and the kind of a segment."""
     return entry.kind is EntryKind.FILE and _NAME.fullmatch(entry.name) is not None
 
 
 def index_path(path: PurePath) -> PurePath:
-    """Return the name of the index beside a segment."""
+    """Return the path of the index file of a segment."""
     return path.with_suffix(".idx")
 
 
 def read_summary(fs: FileSystem, path: PurePath) -> SegmentSummary | None:
-    """Return the totals in the index beside a segment, None where no sound one stands there."""
+    """Return the totals in the index file of a segment, or None if there is no valid one."""
     path = index_path(path)
     try:
         with fs.open(path, writable=False) as file:
@@ -69,9 +70,10 @@ def read_summary(fs: FileSystem, path: PurePath) -> SegmentSummary | None:
 def list_segments(
     fs: FileSystem, directory: PurePath, entries: Sequence[Entry], bounds: SlabBounds = UNKNOWN
 ) -> tuple[list[Entry], list[str]]:
-    """Sort the entries of a slab's directory into its segments and the names that are not its own.
+    """Return the segments among the entries of a slab's directory, and the names of all other
+    files.
 
-    Raises: NotFoundError when a file goes meanwhile.
+    Raises: NotFoundError when a file is deleted meanwhile.
     """
     named = [entry for entry in entries if is_segment(entry)]
     marked = [entry for entry in named if has_magic(fs, directory / entry.name)]
@@ -84,13 +86,13 @@ def list_segments(
 
 
 def has_magic(fs: FileSystem, path: PurePath) -> bool:
-    """Say whether a regular file begins with the magic. Raises: NotFoundError."""
+    """Return whether a regular file begins with the magic. Raises: NotFoundError."""
     with fs.open(path, writable=False) as file:
         return file.read_at(0, len(MAGIC)) == MAGIC
 
 
 def holds_frames(fs: FileSystem, path: PurePath, seed: int) -> bool:
-    """Say whether a whole frame with this seed stands in a file."""
+    """Return whether a file contains a valid frame with this seed."""
     with fs.open(path, writable=False) as file:
         if file.size() <= SEGMENT_HEADER_BYTES:
             return False
@@ -98,7 +100,7 @@ def holds_frames(fs: FileSystem, path: PurePath, seed: int) -> bool:
         stop = file.data_end(SEGMENT_HEADER_BYTES)
         frames = whole_frames(view, SEGMENT_HEADER_BYTES, stop, seed)
         found = next(frames, None)
-        # The file may have to change its size, which no map may see.
+        # The file may be resized later, and no map may exist then.
         frames.close()
         view.release()
         return found is not None
@@ -111,7 +113,7 @@ def _with_damaged(
     marked: Sequence[Entry],
     bounds: SlabBounds,
 ) -> list[Entry]:
-    """Return the files with the magic, and those without it that were segments all the same."""
+    """Return the files with the magic, and those without it that are damaged segments."""
     seed = bounds.seed if bounds.seed is not None else _seed_of(fs, directory, marked)
     has_mark = {entry.name for entry in marked}
     segments: list[Entry] = []
@@ -129,7 +131,7 @@ def _with_damaged(
 
 
 def _seed_of(fs: FileSystem, directory: PurePath, marked: Sequence[Entry]) -> int | None:
-    """Return the seed that the first segment with a sound header has."""
+    """Return the seed of the first segment with a valid header."""
     for entry in marked:
         try:
             return open_segment(fs, directory / entry.name).header.seed
@@ -145,7 +147,7 @@ def _is_needed(
     before: Sequence[Entry],
     bounds: SlabBounds,
 ) -> bool:
-    """Say whether the slab has lost rows unless this file was its segment."""
+    """Return whether rows of the slab are lost unless this file is one of its segments."""
     base = int(PurePath(entry.name).stem)
     if bounds.until_serial is not None and base >= bounds.until_serial:
         return False
@@ -154,16 +156,16 @@ def _is_needed(
     last = directory / before[-1].name
     summary = read_summary(fs, last)
     if summary is not None:
-        # Behind a segment without rows one serial is left out: its name is taken.
+        # Behind a segment without rows one serial is skipped, because the file name is taken.
         empty = summary.next_serial == int(last.stem)
         return base in (summary.next_serial, summary.next_serial + empty)
-    # The one before takes rows, or has lost its index as well: then only the size can tell.
+    # The segment before accepts rows, or lost its index too. Then only the size is evidence.
     has_size = entry.size_bytes >= SEGMENT_BYTES_MIN and entry.size_bytes % _PAGE_BYTES == 0
     return has_size and base == _end_of(fs, last)
 
 
 def _end_of(fs: FileSystem, path: PurePath) -> int | None:
-    """Return the serial behind the last row of a segment without an index."""
+    """Return the serial after the last row of a segment without an index."""
     try:
         segment = open_segment(fs, path)
     except CorruptionError:

@@ -1,7 +1,7 @@
-"""A frame laid out for reading: its sections as Arrow arrays over the map, without a copy.
+"""A frame opened for reading: its sections as Arrow arrays over the map, without a copy.
 
-A compressed body is expanded once, when the frame is opened; everything else is the same for it.
-Single rows are sliced out of the map, for readers that want a few of them.
+A compressed body is decompressed once, when the frame is opened; then it is read like any other.
+Readers that need only a few rows take slices of the map.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STORED: Final = struct.Struct("<Q")
 
 
 def compress(body: bytes, compression: int) -> bytes:
-    """Compress a body for storage: its compressed length, the bytes, padding."""
+    """Compress a body for storage: the compressed length, the compressed bytes, padding."""
     if compression == PLAIN:
         return body
     packed: bytes = pa.Codec(CODECS[compression]).compress(body, asbytes=True)
@@ -75,7 +75,7 @@ class FrameView:
         self.table = table
 
     def section(self, section_id: int) -> memoryview | None:
-        """Return the bytes of a section, None where it is absent."""
+        """Return the bytes of a section, or None if it is absent."""
         offset = self.table.offsets[section_id]
         return None if offset < 0 else self.view[offset : offset + self.table.lengths[section_id]]
 
@@ -84,7 +84,7 @@ class FrameView:
         return decode_directory(self.view, self.table)
 
     def entry_of(self, stream_id: int) -> tuple[int, int, int, int, int] | None:
-        """Return the entry of one stream in the directory; None where it has no row here."""
+        """Return the directory entry of one stream, or None if it has no row in this frame."""
         for entry in self.directory():
             if entry[0] == stream_id:
                 return entry
@@ -110,11 +110,11 @@ class FrameView:
         return pc.add(offsets.cast(pa.int64()), first)
 
     def topic_words(self, first: int, last: int) -> pa.Array:
-        """Return topics of the frame by number, each once."""
+        """Return the topics of the frame from number `first` to `last`, each once."""
         return self._strings(TOPIC_OFFSETS, TOPICS, pa.string(), first, last)
 
     def topic_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return which topic of the frame each row has."""
+        """Return the topic number of each row."""
         kind = _INDEX_TYPES[self.table.widths[TOPIC_INDEX]]
         return self._numbers(TOPIC_INDEX, kind, start, stop)
 
@@ -131,7 +131,7 @@ class FrameView:
         return self._strings(PROPERTY_OFFSETS, PROPERTIES, pa.binary(), start, stop)
 
     def has_properties(self) -> bool:
-        """Say whether any row has MQTT properties."""
+        """Return whether any row has MQTT properties."""
         return self.table.offsets[PROPERTIES] >= 0
 
     def flags(self, start: int, stop: int) -> pa.Array | int:
@@ -144,26 +144,26 @@ class FrameView:
         return self._numbers(FLAGS, pa.uint8(), start, stop)
 
     def publisher(self) -> str | None:
-        """Return who published all rows; None where there is more than one."""
+        """Return the publisher of all rows, or None if there is more than one."""
         names = self.section(PUBLISHERS)
         if names is None:
             return ""
         return bytes(names).decode() if self.table.offsets[PUBLISHER_OFFSETS] < 0 else None
 
     def publisher_words(self) -> pa.Array:
-        """Return every publisher of the frame, by number; for frames that have more than one."""
+        """Return all publishers of the frame, by number; for frames with several publishers."""
         count = self.table.lengths[PUBLISHER_OFFSETS] // 4 - 1
         return self._strings(PUBLISHER_OFFSETS, PUBLISHERS, pa.string(), 0, count)
 
     def publisher_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return which publisher of the frame each row has."""
+        """Return the publisher number of each row."""
         kind = _INDEX_TYPES[self.table.widths[PUBLISHER_INDEX]]
         return self._numbers(PUBLISHER_INDEX, kind, start, stop)
 
     def find_topic(self, topic: bytes, topics: range) -> list[int]:
-        """Return which of the topics with these numbers are this one.
+        """Return the numbers in this range whose topic is equal to `topic`.
 
-        A frame that was written by an early version may hold a topic more than once.
+        A frame that an early version wrote may contain a topic more than once.
         """
         words, bounds = self.section(TOPICS), self.section(TOPIC_OFFSETS)
         if words is None or bounds is None:
@@ -180,7 +180,8 @@ class FrameView:
                 if offsets[number + 1] == first + place + len(topic):
                     found.append(number)
                 number += 1
-            # It may stand inside of another topic, or of two: no other begins before this one.
+            # The match may be inside another topic, or across two. The search continues with the
+            # next topic.
             place = text.find(topic, offsets[number] - first) if number < topics.stop else -1
         return found
 
@@ -189,7 +190,7 @@ class FrameView:
         return self._texts_at(TOPIC_OFFSETS, TOPICS, self._indexes_at(TOPIC_INDEX, rows))
 
     def publishers_at(self, rows: Iterable[int]) -> list[memoryview]:
-        """Return the publishers of these rows; for frames that have more than one."""
+        """Return the publishers of these rows; for frames with more than one publisher."""
         numbers = self._indexes_at(PUBLISHER_INDEX, rows)
         return self._texts_at(PUBLISHER_OFFSETS, PUBLISHERS, numbers)
 
@@ -213,7 +214,7 @@ class FrameView:
         return [first + offsets[row] for row in rows]
 
     def flags_at(self, rows: Sequence[int]) -> bytes:
-        """Return the flags of these rows, a byte each."""
+        """Return the flags of these rows, one byte each."""
         section = self.section(FLAGS)
         if section is None:
             return bytes(len(rows))
@@ -253,7 +254,7 @@ class FrameView:
 def open_frame(
     view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader
 ) -> FrameView:
-    """Lay out a frame, expanding it where it is compressed. Raises: FrameFormatError."""
+    """Open a frame and decompress it if necessary. Raises: FrameFormatError."""
     start = position + HEADER_BYTES
     stop = position + header.length
     if header.compression == APART:
@@ -269,7 +270,7 @@ def open_frame(
 def _open_apart(
     view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader
 ) -> FrameView:
-    """Lay out a frame whose values stand before it: the view begins with them."""
+    """Open a frame whose values are in a room before it: the view begins with the values."""
     start, size, _ = values_place(view, position, header)
     stop = position + header.length
     body, part = view[start:stop], buffer.slice(start, stop - start)
@@ -301,7 +302,7 @@ def _empties(kind: pa.DataType) -> pa.Array:
 
 
 def empty_strings(kind: pa.DataType, count: int) -> pa.Array:
-    """Return an array of empty strings; they share one buffer as far as it goes."""
+    """Return an array of empty strings; up to 65536 of them share one buffer."""
     shared = _empties(kind)
     if count <= len(shared):
         return shared.slice(0, count)

@@ -1,8 +1,8 @@
-"""The life of a segment as the file that is being written.
+"""The writer of a segment.
 
-Frames are written with pwrite, header last. Rooms, which sockets fill through the map, are taken
-among them. What of the disk is given out was allocated before, so that no store to the map meets a
-full disk.
+Frames are written with pwrite, the header last. Rooms, which sockets fill through the map, are
+taken between them. Disk space is allocated before it is handed out, so a store to the map never
+meets a full disk.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _ALLOCATE_MAX: Final = 16 * 1024 * 1024
 
 
 class SegmentWriter:
-    """The one writer of a segment. It belongs to the shard's committer; only rooms may be taken and
-    given up by any thread.
+    """The only writer of a segment.
+
+    It belongs to the committer of the shard. Any thread may take and give up rooms.
     """
 
     def __init__(self, file: File, segment: Segment, *, allocated: int) -> None:
@@ -40,7 +41,7 @@ class SegmentWriter:
         self.segment = segment
         self._allocated = allocated
         index = segment.index
-        # Places are given out under the lock, which is never held while rows are written or synced.
+        # Space is handed out under the lock, which is never held while rows are written or synced.
         self._lock = Lock()
         self._end = index.end_position
         self._claim: tuple[int, int] | None = None
@@ -48,35 +49,38 @@ class SegmentWriter:
         self._last_us = index.last_times[-1] if index.frame_count else segment.header.created_us
         self._spare = SpareRooms()
         self._closed = False
-        # Behind the last frame that was written; rooms may stand further on.
+        # The end of the last frame that was written; rooms may follow it.
         self._written = index.end_position
         self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
 
     @property
     def end_position(self) -> int:
-        """Where the next frame goes."""
+        """The position of the next frame."""
         return self._end
 
     @property
     def allocated_bytes(self) -> int:
-        """How much of the disk the file takes."""
+        """The disk space of the file in bytes."""
         return self._allocated
 
     def has_room(self, body_bytes: int) -> bool:
-        """Say whether a frame with such a body still fits."""
+        """Return whether a frame with a body of this size still fits."""
         return self._end + HEADER_BYTES + body_bytes <= self.segment.header.file_bytes
 
     def take_space(self, body_bytes: int) -> None:
-        """Take the disk space that a frame with such a body needs, where it fits. Raises:
-        StorageFullError.
+        """Allocate the disk space for a frame with a body of this size, if the frame fits.
+
+        Raises: StorageFullError.
         """
         with self._lock:
             if self.has_room(body_bytes):
                 self._allocate(self._end + HEADER_BYTES + body_bytes)
 
     def claim(self, body_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
-        """Take the place for a frame with such a body, which `write` then uses, whoever takes a
-        room meanwhile; False where it does not fit. The serial and time are those behind it.
+        """Claim the space for a frame with a body of this size; return False if it does not fit.
+
+        `write` uses this space, even if other threads take rooms meanwhile. `next_serial` is the
+        serial after the frame, `last_timestamp_us` the time of its last row.
         """
         with self._lock:
             if not self.has_room(body_bytes):
@@ -88,8 +92,10 @@ class SegmentWriter:
             return True
 
     def take_room(self, size: int, *, spare_bytes: int) -> Room | None:
-        """Take a place of so many bytes, for anybody to fill; None where it does not fit with so
-        much left behind it. From any thread. Raises: StorageFullError.
+        """Take a room of `size` bytes; return None unless it fits with `spare_bytes` left behind
+        it.
+
+        From any thread. Raises: StorageFullError.
         """
         with self._lock:
             if self._closed:
@@ -112,25 +118,25 @@ class SegmentWriter:
         return room
 
     def __contains__(self, room: Room) -> bool:
-        """Say whether a room is in this segment."""
+        """Return whether a room is in this segment."""
         return room.view.obj is self.segment.view.obj
 
     def give_up_room(self, room: Room) -> None:
-        """Take back a room that nothing will refer to. From any thread."""
+        """Return a room that no frame will refer to. From any thread."""
         with self._lock:
             if self._closed:
                 return
             self._spare.add(room)
-            # At the end it becomes what it was: zeros, which the next frame is written over.
+            # A room at the end becomes zeros again, and the next frame overwrites it.
             while (last := self._spare.take_ending_at(self._end)) is not None:
                 self._file.write_at(last.start, bytes(HEADER_BYTES + last.filled))
                 self._end = last.start
 
     def write(self, header: FrameHeader, body: bytes, directory: Directory) -> None:
-        """Write a frame behind the last one; nobody sees it before `publish`.
+        """Write a frame behind the last one; readers see it after `publish`.
 
-        The directory says what the body says of its streams, so that a compressed one need not be
-        expanded.
+        The directory lists the streams of the body, so that a compressed body need not be
+        decompressed.
 
         Raises: StorageFullError, with nothing changed.
         """
@@ -151,7 +157,7 @@ class SegmentWriter:
             with self._lock:
                 self._allocate(position + length)
             written = length
-            # The header goes last: without it the body is nothing.
+            # The header is written last: a body without a header is not a frame.
             self._file.write_at(position + HEADER_BYTES, body)
             self._file.write_at(position, head)
         except SiltstoneError as exc:
@@ -178,26 +184,26 @@ class SegmentWriter:
     def _take_back(
         self, position: int, header: FrameHeader, written: int, error: SiltstoneError
     ) -> None:
-        """Give up the place of a frame that could not be written. Raises: DiskError."""
+        """Release the space of a frame that could not be written. Raises: DiskError."""
         with self._lock:
             if self._end != position + header.length:
-                # Rooms behind it tell of serials that will not be: only recovery puts that right.
+                # Rooms behind it have serials that will not exist. Only recovery can correct that.
                 raise DiskError(
                     self.segment.path, "write", f"later rows were written already: {error}", errno=0
                 ) from error
             self._end = position
             self._next_serial = header.first_serial
             if written:
-                # A payload left behind the end might be taken for a frame one day.
+                # Bytes of a payload left behind the end could be mistaken for a frame later.
                 self._file.write_at(position, bytes(written))
 
     def sync(self) -> None:
-        """Make everything written so far durable, then say so in the file."""
+        """Make everything written so far durable, then record the synced position in the file."""
         self._file.sync()
         self.segment.cells[SYNCED] = self._written
 
     def publish(self) -> None:
-        """Let readers see everything written so far."""
+        """Make everything written so far visible to readers."""
         index = self.segment.index
         for position, header, directory in self._unpublished:
             index.add(position, header, directory)
@@ -206,33 +212,31 @@ class SegmentWriter:
         self.segment.cells[VISIBLE] = self._written
 
     def reserve(self, serial: int) -> None:
-        """Say, durably, that readers may see serials up to this one before they are synced."""
+        """Record, durably, that readers may see serials below this one before they are synced."""
         self.segment.cells[RESERVED] = serial
         self.sync()
 
     def release(self) -> None:
-        """Sync, and only then say, durably, that readers have seen nothing that is not synced."""
+        """Sync, and only then record, durably, that readers have seen no unsynced rows."""
         self.sync()
         if self.segment.reserved_serial:
             self.segment.cells[RESERVED] = 0
             self.sync()
 
     def park(self) -> None:
-        """Hold no descriptor until the next frame or room; the map stays. Only for its owner."""
+        """Close the descriptor until the next frame or room; the map stays. Only for its owner."""
         with self._lock:
             if not self._closed:
                 self._file.park(self.segment.path)
 
     def close(self) -> None:
-        """Let go of the file; the map stays with its readers, and with who fills a room of it."""
+        """Close the file; the map stays valid for readers and for threads that fill a room."""
         with self._lock:
             self._closed = True
             self._file.close()
 
     def _allocate(self, end: int) -> None:
-        """Take disk space ahead, in steps that grow with the segment, so that small slabs stay
-        small.
-        """
+        """Allocate space ahead, in steps that grow with the segment: small slabs stay small."""
         if end <= self._allocated:
             return
         step = min(_ALLOCATE_MAX, max(_ALLOCATE_MIN, self._allocated // 2))
@@ -244,7 +248,7 @@ class SegmentWriter:
 def create_segment(
     fs: FileSystem, directory: PurePath, header: SegmentHeader, state: FrameHeader, body: bytes
 ) -> SegmentWriter:
-    """Create a segment whose first frame holds the state; the name appears when all is durable.
+    """Create a segment whose first frame holds the state; rename it when everything is durable.
 
     Raises: StorageFullError, with nothing left behind.
     """
@@ -262,7 +266,7 @@ def create_segment(
         file.allocate(0, allocated)
         file.write_at(0, header.encode(end=end) + head + body)
         file.sync()
-        # All that can be refused comes before the name: a segment under its name is begun.
+        # Everything that can fail comes before the rename: a segment with its final name is in use.
         segment = Segment(path, file.map(writable=True))
         fs.rename(temporary, path)
         fs.sync_directory(directory)

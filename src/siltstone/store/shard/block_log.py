@@ -1,6 +1,7 @@
-"""One shard as the log of one topic: blocks in, runs of values out, both by offset.
+"""One shard as the log of one topic: blocks are appended and values are read, both by offset.
 
-A row's offset is its serial: the shard takes blocks alone, always synced, so serials have no gap.
+The offset of a row is its serial. The shard accepts only blocks, which are always synced, so the
+serials have no gap.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from siltstone.store.shard.writable_slabs import WritableSlabs
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic
 
-# What a block takes in the queue beside its values.
+# The bytes of a block in the queue in addition to its values.
 _BLOCK_BYTES: Final = 512
-# Frames may be small: a read that wants little should not open many.
+# Frames may be small: a read for little data should not open many of them.
 _FRAMES_A_READ: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRun:
-    """Rows that follow each other, where they stand in the map.
+    """Consecutive rows, as slices of the map.
 
     Value i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]].
     """
@@ -44,12 +45,12 @@ class BlockRun:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last row."""
+        """The offset after the last row."""
         return self.first_offset + self.count
 
 
 class BlockLog:
-    """The log of one topic; any thread may use it."""
+    """The log of one topic. All methods may be called from any thread."""
 
     def __init__(self, slabs: WritableSlabs, number: int, topic: str) -> None:
         self._slabs = slabs
@@ -59,26 +60,29 @@ class BlockLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is at hand. One that is not is recovered by the first call, which takes as
-        long as that does.
+        """Whether the shard is open.
+
+        If it is not, the next call recovers it first, which may take long.
         """
         return self._slabs.is_open(self.number)
 
     def open(self) -> None:
-        """Recover it if it is not at hand. Raises: CorruptionError, ClosedError."""
+        """Open and recover the shard, if it is not open. Raises: CorruptionError, ClosedError."""
         self._slabs.shard(self.number)
 
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
-        """Queue rows: i32 offsets from 0, one a row and one more, and their values.
+        """Queue rows: i32 offsets from 0, one for each row plus one, and the values.
 
-        The ticket is done when they survive a power cut. Raises: OverloadedError, PoisonedError,
-        ClosedError; the ticket StorageFullError, QuotaExceededError.
+        The ticket is done when the rows survive a power cut.
+
+        Raises: OverloadedError, PoisonedError, ClosedError; the ticket StorageFullError,
+        QuotaExceededError.
         """
         block = Block(self.topic_bytes, offsets, values, None)
         return self._submit(block, len(values) + len(offsets), timeout)
 
     def append_room(self, offsets: bytes, room: Room, *, timeout: float | None = None) -> Ticket:
-        """Queue rows whose values were put into a room; they are not copied."""
+        """Queue rows whose values are in a room; the values are not copied."""
         return self._submit(Block(self.topic_bytes, offsets, b"", room), len(offsets), timeout)
 
     def _submit(self, block: Block, size_bytes: int, timeout: float | None) -> Ticket:
@@ -90,8 +94,10 @@ class BlockLog:
         return ticket
 
     def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
-        """Take a place in the segment for so many bytes; `then` gets it, at once or from the
-        shard's thread. Raises: what keeps it from being asked for.
+        """Take a room of `size` bytes in the segment; `then` receives it, at once or on the shard's
+        thread.
+
+        Raises: the error that prevents the request.
         """
         shard = self._slabs.shard(self.number)
         room = shard.take_room(size, rows=rows, topic=self.topic_bytes)
@@ -101,24 +107,25 @@ class BlockLog:
             shard.make_room(size, rows=rows, topic=self.topic_bytes, then=then)
 
     def give_up_room(self, room: Room) -> None:
-        """Take back a place that nothing will stand in."""
+        """Return a room that will not be used."""
         self._slabs.shard(self.number).give_up_room(room)
 
     def bounds(self) -> range:
-        """Return the offsets that are there: from the oldest row left to behind the newest."""
+        """Return the range of existing offsets: from the oldest row left to after the newest."""
         slabs = self._slabs.of_shard(self.number)
         return range(slabs[0].record.first_serial, slabs[-1].next_serial())
 
     def length(self, offset: int) -> int:
-        """Return how long the message at an offset is, 0 where there is none."""
+        """Return the length of the message at an offset, 0 if there is none."""
         runs = self.read(offset, bytes_max=1, rows_max=1)
         if not runs or runs[0].first_offset != offset:
             return 0
         return runs[0].offsets[1] - runs[0].offsets[0]
 
     def read(self, offset: int, *, bytes_max: int, rows_max: int = 1 << 30) -> list[BlockRun]:
-        """Return what stands from an offset on, up to so much, but one row at least; nothing where
-        there is nothing yet. Rows that damage took are passed over. Raises: CorruptionError.
+        """Return rows from an offset on, up to the limits but at least one row if there is one.
+
+        Rows that are lost by damage are skipped. Raises: CorruptionError.
         """
         runs: list[BlockRun] = []
         for slab in self._slabs.of_shard(self.number):
@@ -142,7 +149,7 @@ class BlockLog:
 
 
 class BlockLogs:
-    """The shards of a database, each the log of a topic."""
+    """The shards of a database; each is the log of one topic."""
 
     def __init__(self, slabs: WritableSlabs) -> None:
         self._slabs = slabs
@@ -168,12 +175,12 @@ class BlockLogs:
             return log
 
     def find(self, topic: str) -> BlockLog | None:
-        """Return the log of a topic, None where it was not created."""
+        """Return the log of a topic, None if it was not created."""
         return self._logs.get(topic)
 
 
 def _runs(slab: Slab, offset: int) -> list[BlockRun]:
-    """Return the rest of the frame that holds an offset, and some frames behind it."""
+    """Return the rest of the frame that holds an offset, and some frames after it."""
     runs: list[BlockRun] = []
     handles = slab.handles()
     for handle in handles[slab.chain.handle_at_serial(offset) :]:

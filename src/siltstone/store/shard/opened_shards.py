@@ -1,10 +1,10 @@
-"""The shards of a database that this process writes, each opened when it is first asked for.
+"""The shards of a database that this process writes, each opened when it is first used.
 
-A database has thousands of shards where each is a topic log. Opening one reads and syncs its last
-segment, and takes memory, so those that nothing asks for are left alone.
+A database of topic logs may have thousands of shards. Opening a shard reads and syncs its last
+segment and needs memory, so unused shards stay closed.
 
-Each one is opened by one thread, for which the others that ask for it wait. The lock of all is not
-held meanwhile: a shard that takes long to recover keeps nothing else waiting.
+One thread opens a shard, and the other threads that need it wait. The common lock is not held
+meanwhile: a shard with a long recovery delays only its own users.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Shards:
         self._shards: list[LogShard | None] = [None] * count
         self._open_shard = open_shard
         self._lock = Lock()
-        # Of each shard that is being opened, what tells that this has come to an end.
+        # An event for each shard that is being opened. It is set when the opening ends.
         self._opening: dict[int, Event] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Return how many there are, opened or not."""
+        """Return the number of shards, open or not."""
         return len(self._shards)
 
     def get(self, number: int) -> LogShard:
-        """Return a shard, having opened it. Raises: what keeps it from being opened."""
+        """Return a shard; open it if necessary. Raises: the error that prevents opening it."""
         while (shard := self.find(number)) is None:
             with self._lock:
                 self._check_open(number)
@@ -45,7 +45,7 @@ class Shards:
         else:
             return shard
         try:
-            # It reads the settings now: those who change them wait for it to be found.
+            # This reads the settings now. `configure` waits until the shard can be found.
             shard = self._open_shard(number)
             self._shards[number] = shard
             return shard
@@ -54,39 +54,39 @@ class Shards:
                 self._opening.pop(number).set()
 
     def wait_for_opening(self) -> None:
-        """Return when each shard that is being opened is open, or has failed to be."""
+        """Wait until each shard that is being opened is open or has failed."""
         with self._lock:
             opening = list(self._opening.values())
         for each in opening:
             each.wait()
 
     def find(self, number: int) -> LogShard | None:
-        """Return a shard that is open, None where it is not."""
+        """Return a shard if it is open, else None."""
         shards = self._shards
         return shards[number] if number < len(shards) else None
 
     def opened(self) -> list[LogShard]:
-        """Return those that are open, by number."""
+        """Return the open shards, by number."""
         return [shard for shard in self._shards if shard is not None]
 
     def open_first(self, count: int) -> None:
-        """Open so many. Raises: what keeps one from being opened."""
+        """Open the first `count` shards. Raises: the error that prevents opening one."""
         for number in range(min(count, len(self._shards))):
             self.get(number)
 
     def add(self, shard: LogShard) -> None:
-        """Add a shard behind the others."""
+        """Add a shard after the others."""
         with self._lock:
             self._shards.append(shard)
 
     def close(self) -> list[LogShard]:
-        """Open none any more and let go of all; return those that were open."""
+        """Refuse to open further shards, and remove all; return those that were open."""
         with self._lock:
             self._is_closed = True
         self.wait_for_opening()
         with self._lock:
             opened, self._shards = self.opened(), []
-            # It refers to the database, which would stay, with its maps, until it is collected.
+            # The function refers to the database, which would keep its maps until it is collected.
             self._open_shard = _refuse
             return opened
 

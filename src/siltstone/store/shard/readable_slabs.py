@@ -1,4 +1,4 @@
-"""The slabs of a database as found on disk, where another process writes them, or nobody."""
+"""The slabs of a database on the disk that this process does not write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from siltstone.store.slab.marks import with_marks
 
 
 class ReadableSlabs:
-    """The slabs as another process, or nobody, writes them."""
+    """The slabs of a database that another process writes, or none."""
 
     def __init__(self, fs: FileSystem, directory: PurePath) -> None:
         self._fs = fs
@@ -51,7 +51,7 @@ class ReadableSlabs:
         return find_slab(self._slabs, slab)
 
     def newest_us(self) -> int:
-        """Return the latest time in a current slab: of its last row, or before its first one."""
+        """Return the latest time in the current slabs: of a last row, or 1 µs before a start."""
         current = [slab for slab in self.all() if slab.record.state is SlabState.CURRENT]
         newest = [slab.record.since_us - 1 for slab in current]
         for slab in current:
@@ -60,11 +60,11 @@ class ReadableSlabs:
         return max(newest)
 
     def ended(self, slab: SlabId) -> bool:
-        """Say whether a slab takes no more rows, and all that it has are known here."""
+        """Return whether a slab accepts no more rows, and all its rows are known here."""
         return not self.slab(slab).follows
 
     def refresh(self) -> bool:
-        """Look at the disk; what was sealed is known before its last rows are looked for."""
+        """Read new data from the disk, the manifest first, so that no sealed slab misses rows."""
         check_open(closed=self.closed)
         with self._lock:
             self._adopt(self._manifest_now())
@@ -78,14 +78,14 @@ class ReadableSlabs:
     def _manifest_now(self) -> Manifest:
         manifest = read_manifest(self._fs, self._directory)
         if manifest.salt != self.manifest.salt:
-            # Their slabs have the same names.
+            # The slabs of both databases have the same names.
             raise NotFoundError(
                 f"database {manifest.database!r} was dropped and created again: open the new one"
             )
         return manifest
 
     def _follow(self, slab: Slab) -> None:
-        """Look at one slab, unless its writer drops it at this moment."""
+        """Refresh one slab, unless its writer drops it at this moment."""
         try:
             slab.refresh()
         except (SlabDroppedError, CorruptionError):
@@ -94,11 +94,11 @@ class ReadableSlabs:
                 raise
 
     def slab_bytes(self, slab: SlabId) -> int:
-        """Return the disk space a slab takes."""
+        """Return the disk space of a slab in bytes."""
         return directory_bytes(self._fs, slab_directory(self._directory, slab))
 
     def close(self) -> None:
-        """Let go of the maps."""
+        """Release the maps."""
         self.closed = True
         self._slabs = {}
 

@@ -1,4 +1,4 @@
-"""Look again when files went under a look, because their slab was dropped, here or elsewhere."""
+"""Repeat a read whose files disappeared because a slab was dropped, here or in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from siltstone.store.shard.writable_slabs import WritableSlabs
 
 
 class Looks(Protocol):
-    """Whoever looks at slabs."""
+    """An object that reads slabs."""
 
     _slabs: WritableSlabs | ReadableSlabs
 
@@ -23,7 +23,7 @@ L = TypeVar("L", bound=Looks)
 
 
 def again_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Repeat a look for as long as the manifest changes under it."""
+    """Repeat a read as long as the manifest changes meanwhile."""
 
     @wraps(look)
     def looked(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,7 +32,7 @@ def again_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concate
             try:
                 return look(self, *args, **kwargs)
             except (NotFoundError, SlabDroppedError, CorruptionError):
-                # Whoever drops a slab takes it out of the manifest first.
+                # A slab is removed from the manifest before its files are removed.
                 self._slabs.refresh()
                 if self._slabs.manifest == known:
                     raise

@@ -59,19 +59,20 @@ from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.slab.space import Space
 from siltstone.topic.structure import Structure
 
-# So many shards are opened at once and hold a file descriptor all the time. Each further one is
-# opened when it is first used, and holds a descriptor only while it stores.
+# This many shards are opened at the start, and hold a file descriptor all the time. Each further
+# shard is opened when it is first used, and holds a descriptor only while it stores.
 _WARM_SHARDS: Final = 64
-# What a slab is dropped within: it tells whether that may be.
+# The context in which a slab is dropped; its value says whether the drop is allowed.
 Dropping = Callable[[], AbstractContextManager[bool]]
-# Above every serial.
+# Greater than every serial.
 _END: Final = 1 << 64
 
 
 class Reclaimable(NamedTuple):
-    """Where slabs end that may be dropped once all rows are delivered: of each shard the serials
-    behind its sealed ones, in order, and the serial behind its current one, where that may be
-    sealed for it.
+    """The ends of slabs that may be dropped once all their rows are delivered.
+
+    `sealed` has for each shard the serials after its sealed slabs, in order. `current` has the
+    serial after the current slab of a shard, if that slab may be sealed for this purpose.
     """
 
     sealed: dict[int, list[int]]
@@ -79,7 +80,7 @@ class Reclaimable(NamedTuple):
 
 
 class WritableSlabs:
-    """The slabs of the process that writes them, and its shards."""
+    """The slabs that this process writes, and its shards."""
 
     def __init__(self, fs: FileSystem, clock: Clock, directory: PurePath) -> None:
         self._fs = fs
@@ -110,13 +111,11 @@ class WritableSlabs:
         self._shards = Shards(self.manifest.settings.shards, self._open_shard)
         self._open_shards()
         with suppress(CorruptionError):
-            # Retention tells of a damaged mark, and drops nothing.
+            # If a mark is damaged, retention reports it and drops nothing.
             self.adopt_tiered()
 
     def _open_shards(self) -> None:
-        """Open the shards that are needed from the start; where one cannot be opened, close the
-        others again.
-        """
+        """Open the shards that are needed from the start; if one fails, close the others again."""
         try:
             self._shards.open_first(_WARM_SHARDS)
             self._open_measured()
@@ -126,7 +125,7 @@ class WritableSlabs:
             raise
 
     def _open_measured(self) -> None:
-        """Open every shard where the age or the size of each one matters."""
+        """Open all shards if the settings need the age or the size of each one."""
         settings = self.manifest.settings
         limits = (
             settings.rotate_seconds,
@@ -154,7 +153,7 @@ class WritableSlabs:
         self.shard(number)
         slabs = self._of_shard.get(number)
         if slabs is None:
-            # It was closed since.
+            # It was closed meanwhile.
             raise ClosedError("the database is closed")
         return slabs
 
@@ -166,27 +165,27 @@ class WritableSlabs:
         return find_slab(self._slabs, slab)
 
     def shard(self, number: int) -> LogShard:
-        """Return a shard. Raises: ClosedError, and CorruptionError where it is opened for this."""
+        """Return a shard; open it if necessary. Raises: ClosedError, CorruptionError."""
         shards = self._shards
-        # In this order: once they are let go of we are closing.
+        # In this order: the shards are released only after `_closing` is set.
         check_open(closed=self._closing)
         return shards.get(number)
 
     def is_open(self, number: int) -> bool:
-        """Say whether a shard is at hand, without waiting for the disk."""
+        """Return whether a shard is open, without waiting for the disk."""
         return self._shards.find(number) is not None
 
     def ended(self, slab: SlabId) -> bool:
-        """Say whether a slab takes no more rows."""
+        """Return whether a slab accepts no more rows."""
         return self.slab(slab).record.state is not SlabState.CURRENT
 
     def refresh(self) -> bool:
-        """Do nothing: readers in this process see each row as it becomes visible."""
+        """Do nothing: readers in this process see each row when it becomes visible."""
         check_open(closed=self._closing)
         return False
 
     def slab_bytes(self, slab: SlabId) -> int:
-        """Return the disk space a slab takes."""
+        """Return the disk space of a slab in bytes."""
         shard = self._shards.find(slab.shard)
         if shard is not None and shard.committer.slab.id == slab:
             return shard.committer.size_bytes()
@@ -195,19 +194,19 @@ class WritableSlabs:
         try:
             return directory_bytes(self._fs, slab_directory(self._directory, slab))
         except NotFoundError:
-            # Dropped at this moment.
+            # It was dropped at this moment.
             return 0
 
     def seal(self) -> None:
-        """Turn the generation of every shard over."""
+        """End the generation of every shard and begin the next one."""
         check_open(closed=self._closing)
         self._shards.open_first(len(self._shards))
         for shard in self._shards.opened():
             shard.seal()
 
     def restart_times(self) -> int:
-        """Let rows be stamped by the clock again, in a new generation of each shard whose rows are
-        stamped ahead of it; return how many there were.
+        """Begin a new generation in each shard whose timestamps are ahead of the clock, so that new
+        rows get the time of the clock again; return the number of these shards.
         """
         check_open(closed=self._closing)
         now_us = self._clock.now_us()
@@ -219,8 +218,9 @@ class WritableSlabs:
         return len(ahead)
 
     def newest_us(self) -> int:
-        """Return the latest time in a current slab: of its last row, or before its first one. Of a
-        shard that is not open yet only the beginning of its slab is known.
+        """Return the latest time in the current slabs: of a last row, or the start of a slab.
+
+        Of a shard that is not open yet only the start of its slab is known.
         """
         shards = self._shards.opened()
         check_open(closed=self._closing)
@@ -229,27 +229,27 @@ class WritableSlabs:
         return max([begun, *(shard.committer.last_timestamp_us for shard in shards)])
 
     def sync(self) -> None:
-        """Make all that was appended durable."""
+        """Make everything that was appended durable."""
         check_open(closed=self._closing)
         for shard in self._shards.opened():
             shard.sync()
 
     def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
-        """Put changed settings into force. Raises: UsageError."""
+        """Apply changed settings. Raises: UsageError."""
         check_open(closed=self._closing)
         with self._configure_lock:
             settings = self._keeper.update(
                 lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
             ).settings
             self._open_measured()
-            # One that is being opened may have read the settings before they changed.
+            # A shard that is being opened may have read the settings before the change.
             self._shards.wait_for_opening()
             for shard in self._shards.opened():
                 shard.configure(settings)
         return settings
 
     def add_log(self, topic: str) -> int:
-        """Give a topic a shard of its own, durably; return its number.
+        """Create a shard for a topic, durably; return its number.
 
         Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError.
         """
@@ -271,9 +271,9 @@ class WritableSlabs:
             return number
 
     def hold_logs(self) -> None:
-        """Keep in mind, durably, that the shards are topic logs, so that nothing else goes there.
+        """Record, durably, that the shards are topic logs, so that no other rows are stored there.
 
-        Raises: UsageError where other rows are there.
+        Raises: UsageError if there are other rows.
         """
         manifest = self.manifest
         if manifest.holds_logs or manifest.settings.shards > 1:
@@ -286,8 +286,10 @@ class WritableSlabs:
         self._keeper.update(lambda manifest: replace(manifest, holds_logs=True))
 
     def _add_shard(self, number: int, topic: str) -> None:
-        """Begin a shard that is the log of a topic; the manifest or its journal makes it so."""
-        # Its segments name the topic before the manifest does.
+        """Begin a shard that is the log of a topic; it exists once the manifest or journal names
+        it.
+        """
+        # The segments contain the topic before the manifest does.
         named = replace(self.manifest, logs=(*self.manifest.logs, topic))
         record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
         added = AddedLog(
@@ -302,9 +304,10 @@ class WritableSlabs:
         self._shards.add(self._start(committer))
 
     def _name(self, *slabs: Slab) -> None:
-        """Let slabs of one shard be found, the newest last."""
+        """Register slabs of one shard, the newest last."""
         with self._names_lock:
-            # Others go through the names meanwhile: a dict that is there does not change.
+            # Other threads iterate over the dictionary meanwhile, so it is replaced and not
+            # changed.
             self._slabs = self._slabs | {slab.id: slab for slab in slabs}
             number = slabs[0].id.shard
             self._of_shard[number] = (*self._of_shard.get(number, ()), *slabs)
@@ -316,7 +319,7 @@ class WritableSlabs:
             self._of_shard[slab.shard] = tuple(others)
 
     def drop(self, slab: SlabId) -> None:
-        """Delete a sealed slab: out of the manifest first, then off the disk."""
+        """Delete a sealed slab: first from the manifest, then from the disk."""
         self.slab(slab)
         with self._lock:
             self._drop(slab, "command")
@@ -346,13 +349,15 @@ class WritableSlabs:
         self.drops.tell(Dropped(slab, why, rows, size_bytes))
 
     def leave_free(self, size_bytes: int) -> None:
-        """Refuse rows when the disk has less left, also where the settings would allow them."""
+        """Refuse rows if the disk would have less free space than this, whatever the settings
+        allow.
+        """
         self._space.left_free_bytes = size_bytes
 
     def enforce_retention(self) -> list[SlabId]:
-        """Drop what is too old or too much; return which."""
+        """Drop the slabs that exceed the retention by age or size; return their ids."""
         check_open(closed=self._closing)
-        # Every shard looks after this: two of them must not drop the same slab.
+        # The threads of all shards do this: two of them must not drop the same slab.
         with self._lock:
             tiering = self._adopt_tiered()
             sizes = {slab.id: self.slab_bytes(slab.id) for slab in self.all()}
@@ -369,7 +374,7 @@ class WritableSlabs:
         return list(dropped)
 
     def reclaimable(self) -> Reclaimable:
-        """Return where the slabs end that may be dropped once all rows are delivered.
+        """Return the ends of the slabs that may be dropped once all rows are delivered.
 
         Raises: CorruptionError.
         """
@@ -390,8 +395,10 @@ class WritableSlabs:
         return Reclaimable(sealed, current)
 
     def reclaim(self, needed: Mapping[int, int], dropping: Dropping) -> list[SlabId]:
-        """Drop the sealed slabs of which no row is needed, and return which: rows of a shard are
-        needed from a serial on. Each is dropped within a context that tells whether it may be.
+        """Drop the sealed slabs without a needed row; return their ids.
+
+        `needed` has for each shard the serial from which on rows are needed. Each slab is dropped
+        in a `dropping` context, whose value says whether the drop is allowed.
         """
         check_open(closed=self._closing)
         dropped: list[SlabId] = []
@@ -407,8 +414,8 @@ class WritableSlabs:
         return dropped
 
     def seal_delivered(self, needed: Mapping[int, int]) -> bool:
-        """Turn over the generations that have RECLAIM_SEAL_BYTES or more and no row that is needed,
-        unless the settings tell when they end; say whether there was any.
+        """Seal the generations that have RECLAIM_SEAL_BYTES or more and no needed row, unless the
+        settings say when they end; return whether there was any.
         """
         check_open(closed=self._closing)
         if sets_rotation(self.manifest.settings):
@@ -421,55 +428,56 @@ class WritableSlabs:
         return any(sealed)
 
     def adopt_tiered(self) -> None:
-        """Take over which sealed slabs are in the lake."""
+        """Mark the sealed slabs that are in the lake as tiered."""
         with self._lock:
             self._adopt_tiered()
 
     def _adopt_tiered(self) -> bool:
-        """Mark what is in the lake; say whether this database is tiered at all."""
+        """Mark the slabs in the lake as tiered; return whether this database is tiered at all."""
         serials = read_tiered(self._fs, self._directory)
         records = tiered_slabs(self.manifest, serials or {})
         if records:
             self._keeper.update(lambda manifest: reduce(Manifest.with_slab, records, manifest))
             for record in records:
-                # One that is not open yet gets its record from the manifest.
+                # A slab that is not open yet gets its record from the manifest.
                 if record.id in self._slabs:
                     self._slabs[record.id].record = record
         return serials is not None
 
     def failure(self) -> Exception | None:
-        """Return what has failed so that a shard stores nothing more; None: nothing did."""
+        """Return the error that poisoned a shard, None if no shard is poisoned."""
         found = (shard.committer.poisoned_by for shard in self._shards.opened())
         return next((cause for cause in found if cause is not None), None)
 
     def close(self) -> None:
-        """Store what is queued, end the threads. Raises: what kept a shard from its last sync."""
+        """Store the queued rows and end the threads. Raises: the error of a shard's last sync."""
         self._closing = True
         with self._close_lock:
             if self.closed:
                 return
             opened = self._shards.close()
             errors = [error for shard in opened if (error := shard.close()) is not None]
-            # A call that another thread has begun ends first: it must not replace the manifest once
-            # others may open the database.
+            # Wait for calls of other threads: they must not replace the manifest after another
+            # process may open the database.
             with self._configure_lock, self._lock, self._drop_lock:
                 self._keeper.close()
                 # Only now may the files be opened again.
                 self.closed = True
-                # The shards know us and we know them: their maps would stay until collected.
+                # Shards and slabs refer to each other: without this, the maps would stay until
+                # collected.
                 self._slabs, self._of_shard = {}, {}
         if errors:
             raise errors[0]
 
     def _finish_drops(self) -> None:
-        """Remove the files of slabs that the manifest has given up."""
-        # Every shard's thread comes here: two must not remove the same files.
+        """Remove the files of slabs that are listed under `dropping`."""
+        # The threads of all shards do this: two must not remove the same files.
         with self._drop_lock:
             dropping = self._keeper.current.dropping
             if not dropping:
                 return
             for slab in dropping:
-                # A crash may have come between the removal and this update of the manifest.
+                # A crash may have happened between the removal and this update of the manifest.
                 if self._fs.exists(place := slab_directory(self._directory, slab)):
                     remove_tree(self._fs, place)
             self._keeper.update(
@@ -481,9 +489,7 @@ class WritableSlabs:
             self._keeper.keep_reserve()
 
     def _open_shard(self, number: int) -> LogShard:
-        """Come back to a shard: its sealed slabs are opened when read, its current one is
-        recovered.
-        """
+        """Open a shard: recover its current slab; its sealed slabs are opened when read."""
         manifest = self._keeper.current
         *sealed, current = manifest.slabs_of(number)
         slabs = []
@@ -507,17 +513,18 @@ class WritableSlabs:
         return self._start(committer)
 
     def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
-        """Call back for every shard that is open, and for each later one when it is opened, on the
-        thread that needs it.
+        """Call the listener for every open shard, and for each later one when it is opened, on the
+        thread that opens it.
         """
         self._tell_recovered = listener
         for report in list(self.reports):
             listener(report)
 
     def on_stored(self, listener: OnStored) -> Callable[[], None]:
-        """Call back for every frame from now on, on its shard's thread, when readers can see it and
-        before it is acknowledged; return what ends it. The rows are the listener's to keep as they
-        are while it is called.
+        """Call the listener for every frame from now on; return a function that ends it.
+
+        The call is made on the thread of the shard, when readers can see the frame and before it is
+        acknowledged. The listener may keep the rows, but must not change them.
         """
         with self._lock:
             self._listeners = (*self._listeners, listener)
@@ -529,7 +536,7 @@ class WritableSlabs:
         return end
 
     def _attend(self, committer: Committer) -> None:
-        """Let listeners hear of what a committer stores, and bound what it holds open."""
+        """Connect the listeners to a committer, and limit the descriptors that it holds open."""
         committer.parks = committer.slab.id.shard >= _WARM_SHARDS
         committer.park()
         committer.on_stored = self._tell
@@ -552,10 +559,10 @@ class WritableSlabs:
         )
 
     def _turn_over(self, committer: Committer) -> Committer:
-        """Seal a shard's slab and begin the next.
+        """Seal the slab of a shard and begin the next one.
 
-        Raises: StorageFullError, and it goes on as it was; PoisonedError, for after an error of the
-        disk either slab may be the current one.
+        Raises: StorageFullError, and the slab stays current; PoisonedError, because after a disk
+        error either slab may be the current one.
         """
         try:
             return self._begin_next(committer)
@@ -563,9 +570,9 @@ class WritableSlabs:
             raise committer.poison(exc) from exc
 
     def _restart_times(self, committer: Committer) -> Committer:
-        """Seal a slab and begin the next, whose rows are stamped by the clock again.
+        """Seal a slab and begin the next one, whose rows get the time of the clock again.
 
-        Raises: as `_turn_over` does.
+        Raises: the same errors as `_turn_over`.
         """
         now_us = self._clock.now_us()
         if committer.last_timestamp_us < now_us:
@@ -576,10 +583,10 @@ class WritableSlabs:
             raise committer.poison(exc) from exc
 
     def _begin_next(self, committer: Committer, since_us: int | None = None) -> Committer:
-        """Seal a slab and begin the next; the manifest makes it so.
+        """Seal a slab and begin the next one, by an update of the manifest.
 
-        The next one begins at this time where it is given, though rows are stamped later: none of
-        those came after it.
+        If `since_us` is given, the next slab begins at this time, although rows of the old slab
+        have later timestamps: all of them arrived before it.
         """
         old = committer.slab
         until_us = committer.last_timestamp_us + 1
@@ -632,8 +639,8 @@ class WritableSlabs:
         return successor
 
     def _closed_by(self, closed_us: int, sealed: SlabRecord) -> list[SlabRecord]:
-        """Return this slab, and those before it in its shard that are stamped later than this, as
-        they are when all of their rows came before it.
+        """Return the records of this slab, and of the slabs before it in its shard, that end after
+        `closed_us`, with `closed_us` set: all their rows arrived before it.
         """
         others = [
             record
@@ -647,9 +654,9 @@ class WritableSlabs:
         ]
 
     def _sow(self, structure: Structure) -> DatabaseSettings:
-        """Teach what was learned elsewhere for the next generation; return its settings."""
+        """Apply the seed for the next generation to a structure; return its settings."""
         settings = self.manifest.settings
-        # A damaged seed costs what it would have taught, and must not keep a slab from its end.
+        # A damaged seed is ignored, because it must not prevent a slab from being sealed.
         with suppress(CorruptionError):
             seed = read_seed(self._fs, self._directory)
             if seed is not None:
@@ -658,7 +665,7 @@ class WritableSlabs:
         return settings
 
     def _admit(self, size_bytes: int) -> SiltstoneError | None:
-        """Return why so much more may not be stored, None when it may."""
+        """Return the error if `size_bytes` more may not be stored, else None."""
         manifest = self.manifest
         used = sum(self._sealed_bytes.values())
         used += sum(shard.committer.size_bytes() for shard in self._shards.opened())
@@ -667,10 +674,10 @@ class WritableSlabs:
         )
 
     def _look_after(self, number: int) -> None:
-        """Turn over what is due, and now and then drop what is."""
+        """Seal a slab that is due, and from time to time drop the slabs that are due."""
         shard = self._shards.find(number)
         if shard is None:
-            # It is being opened.
+            # The shard is still being opened.
             return
         settings = self.manifest.settings
         turned = due_for_turn(

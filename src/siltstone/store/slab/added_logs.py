@@ -4,11 +4,11 @@
                       others  <CRC-32C of the rest of the line, 8 hex digits> <JSON>
 
 A line holds the shard, the topic and the times of one log. It is synced before the log counts as
-created, so creating a log costs the same however many there are. A manifest of version 2 names its
-journal; one of version 1 has none.
+created, so the cost of creating a log does not depend on the number of logs. A manifest of version
+2 names its journal; one of version 1 has no journal.
 
-Invariant: only the last line may be torn. After a failed write nothing is appended to a journal any
-more, and no process appends to the journal of another one.
+Invariant: only the last line may be torn. After a failed write nothing more is appended to a
+journal, and no process appends to the journal of another process.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class AddedLog:
 
 
 def journal_path(directory: PurePath, number: int) -> PurePath:
-    """Return where a journal of the database in this directory is."""
+    """Return the path of a journal of the database in this directory."""
     return directory / f"{_PREFIX}{number}"
 
 
 def is_journal(name: str) -> bool:
-    """Tell by its name whether a file in the directory of a database is a journal."""
+    """Return whether a file in the directory of a database has the name of a journal."""
     return name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()
 
 
 def begin_journal(fs: FileSystem, path: PurePath) -> None:
-    """Create a journal without logs, durably. Raises: StorageFullError."""
+    """Create an empty journal, durably. Raises: StorageFullError."""
     replace_file(fs, path, _TITLE)
 
 
@@ -86,14 +86,14 @@ def read_journal(fs: FileSystem, path: PurePath) -> list[AddedLog]:
 
 
 def sound_logs(fs: FileSystem, path: PurePath) -> list[AddedLog]:
-    """Return the logs of a journal that may be damaged or missing: those whose lines are whole."""
+    """Return the logs of all valid lines of a journal that may be damaged or missing."""
     with suppress(NotFoundError):
         return [log for line in fs.read(path).split(b"\n") if (log := _decode_line(line))]
     return []
 
 
 def _decode_line(line: bytes) -> AddedLog | None:
-    """Return the log of a line; None for a torn one, and for what stands behind the last."""
+    """Return the log of a line; None for a torn line, and for the empty one at the end."""
     checksum, _, content = line.partition(b" ")
     if not content or checksum != b"%08x" % crc32c(content):
         return None

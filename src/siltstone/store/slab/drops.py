@@ -1,4 +1,4 @@
-"""Slabs that were dropped, and why: told in the log, and counted."""
+"""Slabs that were dropped, with the reason: logged and counted."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Final, Literal, NamedTuple
 from siltstone.logs import log
 from siltstone.store.slab.manifest import SlabId
 
-# Too old, too much, needed by no session and no share group, or asked for.
+# By age, by size, needed by no session and no share group, or dropped by a command.
 Why = Literal["age", "size", "delivered", "command"]
 
 _LOG: Final = logging.getLogger("siltstone.store")
 
 
 class Dropped(NamedTuple):
-    """A slab that was dropped, with its rows, None where they are not counted, and the disk space
-    that it took.
-    """
+    """A slab that was dropped, with its number of rows (None if unknown) and its disk space."""
 
     slab: SlabId
     why: Why
@@ -26,16 +24,16 @@ class Dropped(NamedTuple):
 
 
 class DropLog:
-    """The drops of one database since it was opened; told by one thread at a time."""
+    """The drops of one database since it was opened. One thread at a time calls it."""
 
     def __init__(self, database: str) -> None:
         self._database = database
-        # What delivery alone has given back.
+        # Only the drops with the reason "delivered".
         self.reclaimed_rows = 0
         self.reclaimed_bytes = 0
 
     def tell(self, dropped: Dropped) -> None:
-        """Take note of a slab that is gone from the manifest."""
+        """Log and count a slab that was removed from the manifest."""
         if dropped.why == "delivered":
             self.reclaimed_rows += dropped.rows or 0
             self.reclaimed_bytes += dropped.size_bytes

@@ -1,14 +1,14 @@
-"""Which slabs a database has, with its settings: one small file, replaced whole.
+"""The manifest of a database: its slabs and settings in one small file, replaced as a whole.
 
     line 1  `siltstone-manifest <version> <CRC-32C of the rest, 8 hex digits>`
     rest    JSON
 
-Version 2 says that a journal stands beside it, with the topic logs that were added since.
+Version 2 means that a journal exists too, with the topic logs that were added since.
 
-A slab exists when the manifest names it. One whose removal has begun is named under `dropping`, so
-that a crash in the middle of it is finished at the next start and nothing else is ever removed.
-Replacing the manifest must work on a full disk, or nothing could be dropped there: a reserve file
-is given up for it.
+A slab exists when the manifest names it. A slab whose removal has begun is listed under `dropping`:
+the next start finishes the removal after a crash, and nothing else is ever removed. Replacing the
+manifest must work on a full disk, because otherwise nothing could be dropped there. A reserve file
+is removed to make space for it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from siltstone.store.slab.settings import DatabaseSettings
 MANIFEST: Final = "manifest"
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 64 * 1024
-# What a slab, or the name of a topic log, mostly takes in the file.
+# The usual size of a slab, or of the name of a topic log, in the file.
 _RECORD_BYTES: Final = 192
 _TITLE: Final = b"siltstone-manifest 1 "
 _TITLE_WITH_JOURNAL: Final = b"siltstone-manifest 2 "
 
 
 class SlabState(Enum):
-    """The life of a slab; a tiered one is sealed, and its rows are in the lake as well."""
+    """The state of a slab. A tiered slab is sealed, and its rows are in the lake too."""
 
     CURRENT = "current"
     SEALED = "sealed"
@@ -71,17 +71,17 @@ class SlabId:
     generation: int
 
     def __str__(self) -> str:
-        """Return shard and generation as people write them."""
+        """Return shard and generation as SHARD/GENERATION."""
         return f"{self.shard}/{self.generation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabRecord:
-    """What the manifest knows of a slab; times are in µs, until is exclusive and None for the
-    current one.
+    """The record of a slab in the manifest.
 
-    `closed_us` is set where rows are stamped later than they came, because the clock was ahead: all
-    of them came before it. Retention counts from there.
+    Times are in µs; `until_us` is exclusive, and None for the current slab. `closed_us` is set if
+    the clock was ahead, and rows have later timestamps than their time of arrival. All rows arrived
+    before `closed_us`, and retention counts from there.
     """
 
     shard: int
@@ -96,48 +96,48 @@ class SlabRecord:
 
     @property
     def id(self) -> SlabId:
-        """The slab's name."""
+        """The id of the slab."""
         return SlabId(self.shard, self.generation)
 
     @property
     def ended_us(self) -> int | None:
-        """The time after the last row came; None for the current slab."""
+        """The time after the arrival of the last row; None for the current slab."""
         return self.until_us if self.closed_us is None else self.closed_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that is known of a database without opening its slabs."""
+    """Everything that is known about a database without opening its slabs."""
 
     database: str
     salt: int
     settings: DatabaseSettings
     slabs: tuple[SlabRecord, ...]
     dropping: tuple[SlabId, ...] = field(default=())
-    # The topics of the shards, by number, in a database whose shards are topic logs.
+    # The topics of the shards, by number, if the shards of the database are topic logs.
     logs: tuple[str, ...] = field(default=())
-    # Whether all positions that were ever saved in it carry its identity.
+    # Whether all positions ever saved in the database contain its identity.
     identified: bool = field(default=True)
-    # Seeds of slabs that do not follow from the salt, because that was lost and made anew.
+    # Seeds of slabs that cannot be derived from the salt, because the salt was lost and replaced.
     seeds: Mapping[str, int] = field(default_factory=dict)
-    # Whether its shards are topic logs, also while it has none.
+    # Whether its shards are topic logs, even if there is none yet.
     holds_logs: bool = field(default=False)
-    # For shards of which slabs were dropped because their rows were delivered: the serial behind
-    # the last of these rows. No durable session or share group has lost anything before it.
+    # For shards with slabs that were dropped because their rows were delivered: the serial after
+    # the last of these rows. No durable session or share group has lost a row before it.
     reclaimed: Mapping[int, int] = field(default_factory=dict)
-    # The number of its last journal of topic logs, and whether that one counts.
+    # The number of the last journal of topic logs, and whether this journal is in use.
     journal: int = field(default=0)
     has_journal: bool = field(default=False)
 
     @property
     def identity(self) -> DatabaseIdentity:
-        """What tells this database from any other, also from a later one of the same name."""
+        """The identity of this database; a later database of the same name has another one."""
         salt = f"{self.salt}/{self.database}"
         text = blake2b(salt.encode(), digest_size=16).hexdigest()
         return DatabaseIdentity(text, self.identified)
 
     def encode(self) -> bytes:
-        """Return the file."""
+        """Return the bytes of the file."""
         content: dict[str, Any] = {
             "database": self.database,
             "salt": self.salt,
@@ -157,7 +157,7 @@ class Manifest:
             content["reclaimed"] = {str(shard): at for shard, at in self.reclaimed.items()}
         if self.journal:
             content["journal"] = self.journal
-        # A line for each slab, without the encoder that indents: that one is slow.
+        # One line for each slab. The encoder is used without indentation, because that is slow.
         parts = [
             f'"{key}": {_slab_lines(self.slabs) if key == "slabs" else json.dumps(value)}'
             for key, value in content.items()
@@ -198,7 +198,7 @@ class Manifest:
         )
 
     def with_slab(self, record: SlabRecord) -> Manifest:
-        """Return a manifest in which this slab is as given."""
+        """Return a manifest in which this record replaces the one of the same slab."""
         others = [slab for slab in self.slabs if slab.id != record.id]
         slabs = sorted([*others, record], key=lambda slab: slab.id)
         return replace(self, slabs=tuple(slabs))
@@ -210,7 +210,7 @@ class Manifest:
         return list(self.slabs[first:end])
 
     def with_logs(self, added: Sequence[AddedLog]) -> Manifest:
-        """Return a manifest with these topic logs behind its own, each a shard with one slab."""
+        """Return a manifest with these topic logs added, each as a shard with one slab."""
         return replace(
             self,
             settings=replace(self.settings, shards=self.settings.shards + len(added)),
@@ -220,7 +220,7 @@ class Manifest:
 
 
 class ManifestFile:
-    """The one owner of a database's manifest while it is open for writing; from any thread."""
+    """The only owner of a database's manifest while it is open for writing; from any thread."""
 
     def __init__(self, fs: FileSystem, directory: PurePath, manifest: Manifest) -> None:
         self._fs = fs
@@ -228,15 +228,15 @@ class ManifestFile:
         self._lock = Lock()
         # Whether this process may append to the journal that the manifest names.
         self._appends = False
-        # Whether no journal of an earlier process can be there.
+        # Whether there is certainly no journal of an earlier process.
         self._is_clear = False
         self._is_closed = False
-        # The largest reserve that there was, or was no room for.
+        # The largest reserve so far, including one for which there was no space.
         self._reserved_bytes = 0
         self.current = manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by what change makes of it, durably.
+        """Replace the manifest by the result of `change`, durably.
 
         Raises: StorageFullError, ClosedError.
         """
@@ -247,16 +247,18 @@ class ManifestFile:
             return changed
 
     def add_log(self, added: AddedLog) -> None:
-        """Add a topic log, durably, whose first slab is on the disk.
+        """Add a topic log, durably. Its first slab is on the disk already.
 
-        The first one of a process replaces the manifest and begins a journal, to which the others
-        go. Raises: StorageFullError, ClosedError, and then it was not added.
+        The first log that a process adds replaces the manifest and begins a journal. The next ones
+        are appended to this journal.
+
+        Raises: StorageFullError, ClosedError; the log was not added then.
         """
         with self._lock:
             self._check_open()
             changed = self.current.with_logs([added])
             if self._appends:
-                # Whatever is wrong, the end of the journal is not known then.
+                # After any error the end of the journal is unknown.
                 self._appends = False
                 append_log(self._fs, self._journal_path(), added)
                 self.current = changed
@@ -268,9 +270,9 @@ class ManifestFile:
             self._grow_reserve()
 
     def fold(self) -> None:
-        """Put what is in the journal into the manifest, and remove all journals.
+        """Move the contents of the journal into the manifest, and remove all journals.
 
-        Where that fails, on a full disk for example, the journal goes on to count.
+        If that fails, for example on a full disk, the journal stays in use.
         """
         with self._lock, suppress(SiltstoneError):
             if self.current.has_journal:
@@ -284,7 +286,7 @@ class ManifestFile:
             self._is_clear = True
 
     def close(self) -> None:
-        """Fold the journal, and change nothing any more: others may open the database now."""
+        """Fold the journal and refuse changes: another process may open the database now."""
         self.fold()
         with self._lock:
             self._is_closed = True
@@ -308,13 +310,14 @@ class ManifestFile:
         return journal_path(self._directory, self.current.journal)
 
     def keep_reserve(self) -> None:
-        """Put the reserve file in its place again, where there is room for it."""
+        """Create the reserve file again, if there is space for it."""
         with self._lock:
             self._keep_reserve()
 
     def _grow_reserve(self) -> None:
-        """Let the reserve be as large as the manifest has become. That is done already, so nothing
-        that goes wrong here counts.
+        """Make the reserve as large as the manifest has become.
+
+        The manifest was replaced before, so errors are ignored here.
         """
         if self._reserve_bytes() > self._reserved_bytes > 0:
             with suppress(SiltstoneError):
@@ -330,8 +333,8 @@ class ManifestFile:
                 if entry.allocated_bytes >= size:
                     return
         try:
-            # One that is too small stays where there is no room for more. A power cut may have left
-            # the name without the space.
+            # A reserve that is too small stays if there is no space for more. After a power cut the
+            # file may exist without its space.
             with self._fs.open(path, writable=True) if is_there else self._fs.create(path) as file:
                 file.truncate(size)
                 file.allocate(0, size)
@@ -340,7 +343,7 @@ class ManifestFile:
                 self._give_up_reserve()
 
     def _reserve_bytes(self) -> int:
-        """Return what the next manifest may need: that of thousands of topic logs is large."""
+        """Return the size that the next manifest may need; many topic logs make it large."""
         records = len(self.current.slabs) + len(self.current.logs)
         return RESERVE_BYTES * (1 + records * _RECORD_BYTES // RESERVE_BYTES)
 
@@ -351,8 +354,8 @@ class ManifestFile:
 
 
 def _stored_settings(settings: DatabaseSettings) -> dict[str, Any]:
-    """Return settings without those at their defaults that earlier readers do not know: these may
-    read on beside a newer writer.
+    """Return the settings without those that earlier versions do not know, if they have their
+    default value: readers of an earlier version may work beside a newer writer.
     """
     values = settings.to_json()
     return {name: value for name, value in values.items() if (name, value) != ("reclaim", "none")}
@@ -369,12 +372,12 @@ def read_manifest(fs: FileSystem, directory: PurePath) -> Manifest:
         try:
             added = read_journal(fs, path)
         except NotFoundError as exc:
-            # The process that writes may have folded it into a new manifest meanwhile.
+            # The writing process may have folded it into a new manifest meanwhile.
             before, manifest = manifest, read_manifest_alone(fs, directory)
             if manifest.has_journal and manifest.journal == before.journal:
                 raise CorruptionError("the journal of topic logs is missing", path=path) from exc
             continue
-        # Those that the manifest has were added before it was replaced.
+        # Logs that the manifest contains were added before it was replaced.
         added = [log for log in added if log.shard >= len(manifest.logs)]
         if [log.shard for log in added] != list(
             range(manifest.settings.shards, manifest.settings.shards + len(added))
@@ -394,7 +397,7 @@ def read_manifest_alone(fs: FileSystem, directory: PurePath) -> Manifest:
 
 
 def first_record(log: AddedLog) -> SlabRecord:
-    """Return the record of the slab with which a topic log begins."""
+    """Return the record of the first slab of a topic log."""
     return SlabRecord(
         shard=log.shard,
         generation=1,
@@ -419,7 +422,7 @@ def _slab_lines(slabs: Sequence[SlabRecord]) -> str:
 
 
 def _fields(slab: SlabRecord) -> dict[str, Any]:
-    # By hand: `asdict` takes ten times as long, and there may be thousands of slabs.
+    # Written out, because `asdict` takes ten times as long, and there may be thousands of slabs.
     fields = {
         "shard": slab.shard,
         "generation": slab.generation,
@@ -431,6 +434,6 @@ def _fields(slab: SlabRecord) -> dict[str, Any]:
         "until_serial": slab.until_serial,
     }
     if slab.closed_us is not None:
-        # Versions before 0.2.0 do not know it.
+        # Versions before 0.2.0 do not know this field.
         fields["closed_us"] = slab.closed_us
     return fields

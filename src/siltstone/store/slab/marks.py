@@ -1,4 +1,4 @@
-"""What a pipeline tells the writer of a database: small files that other processes replace.
+"""Marks: small files in which a pipeline passes values to the writer of a database.
 
     <database>/marks/tiered   for each shard the serial up to which its rows are in the lake
     <database>/marks/seed     structures and thresholds that the next generation begins with
@@ -6,8 +6,8 @@
     line 1  `siltstone-mark 1 <CRC-32C of the rest, 8 hex digits>`
     rest    JSON
 
-The writer looks at them and never changes them, so nobody needs its lock. They have a directory of
-their own, in which nobody sweeps.
+Other processes replace these files. The writer reads them and never changes them, so no process
+needs its lock. They have a directory of their own, which no cleanup touches.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ _TITLE: Final = b"siltstone-mark 1 "
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """Structures to know before their topics come, and thresholds; None leaves them as they are."""
+    """Structures to know before their topics arrive, and thresholds (None: unchanged)."""
 
     patterns: tuple[str, ...]
     thresholds: tuple[int, ...] | None = None
 
 
 def write_tiered(fs: FileSystem, directory: PurePath, serials: Mapping[int, int]) -> None:
-    """Say up to which serial the rows of each shard are in the lake, durably."""
+    """Record the serial up to which the rows of each shard are in the lake, durably."""
     _write(fs, directory, _TIERED, {str(shard): serial for shard, serial in serials.items()})
 
 
 def read_tiered(fs: FileSystem, directory: PurePath) -> dict[int, int] | None:
-    """Return the serial behind the last tiered row of each shard; None when nothing is ever
-    tiered. Raises: CorruptionError.
+    """Return the serial after the last tiered row of each shard, or None if nothing is tiered.
+
+    Raises: CorruptionError.
     """
     values = _read(fs, directory, _TIERED)
     return None if values is None else {int(shard): serial for shard, serial in values.items()}
 
 
 def tiered_slabs(manifest: Manifest, serials: Mapping[int, int]) -> list[SlabRecord]:
-    """Return the sealed slabs whose rows are all in the lake, as the manifest is to have them."""
+    """Return new records, with the state TIERED, for sealed slabs that are fully in the lake."""
     return [
         replace(record, state=SlabState.TIERED)
         for record in manifest.slabs
@@ -68,7 +69,7 @@ def tiered_slabs(manifest: Manifest, serials: Mapping[int, int]) -> list[SlabRec
 
 
 def with_marks(fs: FileSystem, directory: PurePath, manifest: Manifest) -> Manifest:
-    """Return a manifest as its writer will have it: slabs that are in the lake are tiered."""
+    """Return the manifest as its writer will change it: slabs that are in the lake are tiered."""
     with suppress(CorruptionError):
         serials = read_tiered(fs, directory)
         if serials is not None:
@@ -77,7 +78,7 @@ def with_marks(fs: FileSystem, directory: PurePath, manifest: Manifest) -> Manif
 
 
 def write_seed(fs: FileSystem, directory: PurePath, seed: Seed) -> None:
-    """Say what the next generation is to begin with, durably. Raises: InvalidTopicError."""
+    """Record the seed of the next generation, durably. Raises: InvalidTopicError."""
     for pattern in seed.patterns:
         check_pattern(pattern.encode())
     thresholds = None if seed.thresholds is None else list(seed.thresholds)
@@ -85,9 +86,7 @@ def write_seed(fs: FileSystem, directory: PurePath, seed: Seed) -> None:
 
 
 def read_seed(fs: FileSystem, directory: PurePath) -> Seed | None:
-    """Return what the next generation is to begin with, if anybody said so. Raises:
-    CorruptionError.
-    """
+    """Return the seed of the next generation, or None if there is none. Raises: CorruptionError."""
     values = _read(fs, directory, _SEED)
     if values is None:
         return None
@@ -98,7 +97,7 @@ def read_seed(fs: FileSystem, directory: PurePath) -> Seed | None:
 
 
 def sow(structure: Structure, seed: Seed) -> None:
-    """Teach a structure the patterns of a seed, none of them pending."""
+    """Insert the patterns of a seed into a structure, and leave none of them pending."""
     for pattern in seed.patterns:
         structure.insert_pattern(pattern.encode())
     structure.take_pending()

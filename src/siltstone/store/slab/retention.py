@@ -1,4 +1,4 @@
-"""When a generation is turned over, and which slabs are dropped: pure decisions."""
+"""Decide when a generation ends and which slabs are dropped, without I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from siltstone.store.slab.drops import Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 
 _SECOND_US = 1_000_000
-# Where only a retention is set, a generation is this part of it, so that there is one to drop.
+# If only a retention is set, a generation is this fraction of it, so that one can be dropped.
 _RETAINED_GENERATIONS = 8
 _ROTATE_BYTES_MIN = 65_536
-# Where delivered rows are reclaimed and nothing else ends a generation, it has at most this size.
-# It ends at this size already when no more rows come and all are delivered.
+# If delivered rows are reclaimed and no setting ends a generation, it ends at the first size. At
+# the second size it ends already if no more rows arrive and all rows are delivered.
 RECLAIM_ROTATE_BYTES: Final = 64 * 1024 * 1024
 RECLAIM_SEAL_BYTES: Final = 1024 * 1024
 
 
 class Limits(Protocol):
-    """The settings that matter here, of a database of either kind; None is no limit."""
+    """The relevant settings of a database of either kind; None is no limit."""
 
     @property
     def rotate_seconds(self) -> float | None: ...
@@ -43,7 +43,7 @@ def due_for_turn(
     now_us: int,
     reclaims: bool = False,
 ) -> bool:
-    """Say whether the current slab has had its time or its size; an empty one goes on."""
+    """Return whether the current slab has reached its age or its size; an empty slab never has."""
     if not rows:
         return False
     rotate_seconds, rotate_bytes = _rotation(settings, reclaims=reclaims)
@@ -54,14 +54,14 @@ def due_for_turn(
 
 
 def sets_rotation(settings: Limits) -> bool:
-    """Say whether the settings themselves tell when a generation ends."""
+    """Return whether the settings say explicitly when a generation ends."""
     return settings.rotate_seconds is not None or settings.rotate_bytes is not None
 
 
 def _rotation(settings: Limits, *, reclaims: bool) -> tuple[float | None, int | None]:
-    """Return after how long, and at which size, a generation ends.
+    """Return the age in seconds and the size in bytes at which a generation ends.
 
-    Only sealed generations are dropped, so that a retention, or what reclaims delivered rows,
+    Only sealed generations are dropped. A retention, or the reclaiming of delivered rows, therefore
     needs a rotation.
     """
     seconds, size_bytes = settings.rotate_seconds, settings.rotate_bytes
@@ -83,11 +83,11 @@ def due_for_drop(
     passed_us: Callable[[int], int],
     tiering: bool = False,
 ) -> dict[SlabId, Why]:
-    """Return the sealed slabs that are past the retention by age or, oldest first, by bytes, each
+    """Return the sealed slabs that exceed the retention by age or, oldest first, by bytes, each
     with the reason.
 
-    `passed_us` tells how long ago a time was, for certain. Of a database that is tiered, only what
-    is in the lake.
+    `passed_us` returns how much time has certainly passed since a time. If the database is tiered,
+    only slabs in the lake are returned.
     """
     total = sum(sizes.values())
     dropped: dict[SlabId, Why] = {}
@@ -108,10 +108,10 @@ def due_for_drop(
 def due_for_reclaim(
     records: Sequence[SlabRecord], needed: Mapping[int, int], *, tiering: bool = False
 ) -> list[SlabRecord]:
-    """Return the sealed slabs without a row that is needed, by shard and generation; rows of a
-    shard are needed from a serial on. A shard that is not named is needed whole.
+    """Return the sealed slabs without a needed row, by shard and generation.
 
-    Of a database that is tiered, only what is in the lake.
+    `needed` has for each shard the serial from which on rows are needed. All rows of a shard that
+    is not in it are needed. If the database is tiered, only slabs in the lake are returned.
     """
     due = [
         record

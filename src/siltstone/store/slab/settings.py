@@ -1,4 +1,4 @@
-"""The settings of a database: frozen, checked, kept in its manifest."""
+"""The settings of a database: immutable, validated, stored in its manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPRESSIONS: Final = ("none", "zstd", "lz4")
 SHARD_KEYS: Final = ("publisher", "topic")
 RECLAIMS: Final = ("none", "delivered")
 THRESHOLD_MAX: Final = (1 << 31) - 1
-# Of what one file or the memory takes, and of what a disk does.
+# The limits for one file or the memory, and for a disk.
 SIZE_MAX: Final = 1 << 40
 TOTAL_MAX: Final = 1 << 60
 _SECONDS_MAX: Final = 1 << 40
@@ -63,7 +63,7 @@ class DatabaseSettings:
     reserve_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work. Raises: UsageError."""
+        """Validate all settings. Raises: UsageError."""
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
         _require(1 <= self.shards <= 16384, "shards", "a number from 1 to 16384", self.shards)
@@ -116,12 +116,12 @@ class DatabaseSettings:
             _require(value is None or value <= most, name, f"at most {most}", value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for a manifest."""
+        """Return JSON values for a manifest."""
         return asdict(self) | {"thresholds": list(self.thresholds)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read plain values. Raises: UsageError."""
+        """Create settings from JSON values. Raises: UsageError."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise UsageError(f"unknown database settings: {', '.join(unknown)}")
@@ -131,7 +131,7 @@ class DatabaseSettings:
         return cls(**plain)
 
     def changed(self, changes: Mapping[str, Any]) -> DatabaseSettings:
-        """Return the settings with some changed. Raises: UsageError for what cannot change."""
+        """Return the settings with changes. Raises: UsageError for a setting that cannot change."""
         settings = DatabaseSettings.from_json(self.to_json() | dict(changes))
         if fixed := FIXED & set(self.changed_to(settings)):
             names = ", ".join(sorted(fixed))
@@ -147,13 +147,12 @@ class DatabaseSettings:
         ]
 
 
-# Both decide on which shard a row stands; changing them would break the order of a publisher's
-# rows.
+# Both select the shard of a row. A change would break the order of a publisher's rows.
 FIXED: Final = frozenset({"shards", "shard_by"})
 
 
 def _check_type(name: str, value: object, declared: str) -> None:
-    """Refuse a value that is not of the declared type. Raises: UsageError."""
+    """Check that a value has the declared type. Raises: UsageError."""
     match declared.removesuffix(" | None"):
         case "int":
             fits = isinstance(value, int) and not isinstance(value, bool)

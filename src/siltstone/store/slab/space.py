@@ -1,4 +1,4 @@
-"""Whether a database may take more of the disk: its quota, and what must stay free."""
+"""Decide whether a database may use more disk space: its quota, and the reserve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Space:
     def __init__(self, fs: FileSystem, directory: PurePath) -> None:
         self._fs = fs
         self._directory = directory
-        # What others need of the disk, whatever the settings say.
+        # The space that must stay free for other purposes, independent of the settings.
         self.left_free_bytes = 0
         self._admitted_bytes = -1
         self._free_bytes = 0
@@ -23,12 +23,14 @@ class Space:
     def refusal(
         self, database: str, settings: DatabaseSettings, *, used_bytes: int, size_bytes: int
     ) -> SiltstoneError | None:
-        """Return why a database that has taken so much may not have so much more."""
+        """Return the error if a database with `used_bytes` may not use `size_bytes` more, else
+        None.
+        """
         quota = settings.quota_bytes
         if quota is not None and used_bytes + size_bytes > quota:
             return QuotaExceededError(database, used_bytes=used_bytes, quota_bytes=quota)
         needed = max(settings.reserve_bytes, self.left_free_bytes) + size_bytes
-        # Asking the system costs as much as a small flush; it is asked again when we have grown.
+        # The system call costs as much as a small flush, so it is repeated only after growth.
         if used_bytes != self._admitted_bytes or self._free_bytes < needed:
             self._free_bytes = self._fs.free_bytes(self._directory)
             if self._free_bytes < needed:

@@ -1,7 +1,7 @@
-"""Arguments of key-value calls that are not of their kind, refused in a sentence. Compiled.
+"""Check the types of arguments of key-value calls. Compiled.
 
-They come as objects: a compiled function refuses any other value of a declared type by itself, with
-a TypeError, before its body runs.
+The arguments are declared as objects: a compiled function refuses a value of another type than the
+declared one with a TypeError, before its body runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMEOUT_MAX: Final = 1_000_000_000
 
 def whole_number(name: str, value: object) -> int:
     """Return an argument that is a whole number. Raises: UsageError."""
-    # A bool is a number to Python and a mistake to everybody else.
+    # In Python a bool is an int, but here it is an error.
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise UsageError(f"{name} must be a whole number: type={type(value).__name__}")

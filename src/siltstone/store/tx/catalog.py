@@ -1,16 +1,16 @@
-"""What a key-value database knows of itself, in the default family of its engine.
+"""The catalog: the metadata of a key-value database, in the default family of its engine.
 
     settings                                 JSON
-    identity                                 16 bytes, u8: 1 where all saved positions carry it
+    identity                                 16 bytes, u8: 1 if all saved positions have it
     shard | shard u32                        term u64, serial u64, last timestamp_us u64
     slab  | shard u32 | generation u32       JSON, as a slab in a manifest
     edges | shard u32 | generation u32 | number u32    learned structure, in order
     id    | shard u32 | digest 16            serial u64, timestamp_us u64
-    id at | shard u32 | timestamp_us u64 | digest 16   nothing
+    id at | shard u32 | timestamp_us u64 | digest 16   empty
 
-Numbers are big endian. A name and a zero byte stand before each key. The rows of a slab are in a
-family of its own, `<shard>.<generation>`; one that no record names was left by a crash and is
-dropped at the next start.
+Numbers are big endian. A name and a zero byte precede each key. The rows of a slab are in a family
+of their own, `<shard>.<generation>`. A family without a record was left by a crash, and is dropped
+at the next start.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ _PATH: Final = PurePath("catalog")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardState:
-    """Where a shard's counters stand."""
+    """The counters of a shard."""
 
     term: int
     serial: int
     timestamp_us: int
 
     def encode(self) -> bytes:
-        """Return the value that is stored."""
+        """Return the stored value."""
         return _STATE.pack(self.term, self.serial, self.timestamp_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedId:
-    """A transaction that was committed under an id."""
+    """A transaction that was committed with an id."""
 
     digest: bytes
     serial: int
@@ -77,12 +77,12 @@ def family_of(slab: SlabId) -> str:
 
 
 def is_created(engine: Engine) -> bool:
-    """Say whether the engine holds a key-value database."""
+    """Return whether the engine holds a key-value database."""
     return engine.get(DEFAULT_FAMILY, _SETTINGS) is not None
 
 
 def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
-    """Make an empty database; all of it exists at once."""
+    """Create an empty database; all of it is written at once."""
     changes = Changes()
     put_settings(changes, settings)
     _put_identity(changes, identified=True)
@@ -127,7 +127,7 @@ def put_settings(changes: Changes, settings: KeyValueSettings) -> None:
 
 
 def read_identity(engine: Engine) -> DatabaseIdentity:
-    """Return what tells a database from a later one of its name. Raises: CorruptionError."""
+    """Return the identity; a later database of this name has another. Raises: CorruptionError."""
     stored = engine.get(DEFAULT_FAMILY, _IDENTITY)
     if stored is None or len(stored) != _IDENTITY_BYTES + 1:
         raise CorruptionError("the identity of the key-value database is missing", path=_PATH)
@@ -140,7 +140,7 @@ def _put_identity(changes: Changes, *, identified: bool) -> None:
 
 
 def read_state(engine: Engine, shard: int) -> ShardState:
-    """Return where a shard stands. Raises: CorruptionError."""
+    """Return the counters of a shard. Raises: CorruptionError."""
     stored = engine.get(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard))
     if stored is None or len(stored) != _STATE.size:
         raise CorruptionError(f"the state of shard {shard} is missing", path=_PATH)
@@ -149,12 +149,12 @@ def read_state(engine: Engine, shard: int) -> ShardState:
 
 
 def put_state(changes: Changes, shard: int, state: ShardState) -> None:
-    """Store where a shard stands."""
+    """Store the counters of a shard."""
     changes.put(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard), state.encode())
 
 
 def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
-    """Begin a new term of every shard: what was begun under an earlier one is refused.
+    """Begin a new term of every shard: transactions of an earlier term are refused.
 
     A database that an earlier version created gets its identity now.
     """
@@ -171,7 +171,7 @@ def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
 
 
 def drop_orphans(engine: Engine, records: Mapping[SlabId, SlabRecord]) -> None:
-    """Drop the families that a crash has left without a record."""
+    """Drop the families that a crash left without a record."""
     named = {DEFAULT_FAMILY} | {family_of(slab) for slab in records}
     for family in engine.families():
         if family not in named:
@@ -189,13 +189,13 @@ def read_slabs(engine: Engine) -> dict[SlabId, SlabRecord]:
 
 
 def put_slab(changes: Changes, record: SlabRecord) -> None:
-    """Store what is known of a slab."""
+    """Store the record of a slab."""
     values = json.dumps(asdict(record) | {"state": record.state.value}).encode()
     changes.put(DEFAULT_FAMILY, _slab_key(_SLAB, record.id), values)
 
 
 def remove_slab(changes: Changes, slab: SlabId) -> None:
-    """Forget a slab with its structure."""
+    """Remove a slab with its structure."""
     changes.put(DEFAULT_FAMILY, _slab_key(_SLAB, slab), None)
     edges = _slab_key(_EDGES, slab)
     changes.ranges.append((DEFAULT_FAMILY, edges, edges + b"\xff" * (_NUMBER.size + 1)))
@@ -222,12 +222,12 @@ def open_slab(engine: Engine, slab: SlabId, settings: KeyValueSettings) -> tuple
 
 
 def put_edges(changes: Changes, slab: SlabId, number: int, edges: bytes) -> None:
-    """Store what was learned."""
+    """Store learned edges."""
     changes.put(DEFAULT_FAMILY, _slab_key(_EDGES, slab) + _NUMBER.pack(number), edges)
 
 
 def find_id(engine: Engine, shard: int, digest: bytes) -> int | None:
-    """Return the serial with which a transaction was committed under an id."""
+    """Return the serial of the transaction that was committed with this id, None if none was."""
     stored = engine.get(DEFAULT_FAMILY, _ID + _NUMBER.pack(shard) + digest)
     if stored is None:
         return None
@@ -236,7 +236,7 @@ def find_id(engine: Engine, shard: int, digest: bytes) -> int | None:
 
 
 def put_id(changes: Changes, shard: int, remembered: RememberedId) -> None:
-    """Remember an id."""
+    """Store an id."""
     number = _NUMBER.pack(shard)
     value = _REMEMBERED.pack(remembered.serial, remembered.at_us)
     changes.put(DEFAULT_FAMILY, _ID + number + remembered.digest, value)
@@ -244,13 +244,13 @@ def put_id(changes: Changes, shard: int, remembered: RememberedId) -> None:
 
 
 def remove_id(changes: Changes, shard: int, remembered: RememberedId) -> None:
-    """Forget an id."""
+    """Remove an id."""
     changes.put(DEFAULT_FAMILY, _ID + _NUMBER.pack(shard) + remembered.digest, None)
     changes.put(DEFAULT_FAMILY, _id_at_key(shard, remembered), None)
 
 
 def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
-    """Return the ids that are remembered the longest."""
+    """Return the oldest stored ids."""
     prefix = _ID_AT + _NUMBER.pack(shard)
     view = engine.view(DEFAULT_FAMILY)
     keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
@@ -263,8 +263,8 @@ def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
 
 
 def id_problems(engine: Engine, states: Mapping[int, ShardState]) -> Iterator[str]:
-    """Yield what is wrong with the ids that are remembered: each stands twice, by digest and by
-    time, and none is from behind its shard's last serial.
+    """Yield the problems of the stored ids: each must be stored twice, by digest and by time, and
+    none may have a serial after its shard's last one.
     """
     by_time = {key[len(_ID_AT) :] for key, _ in _items(engine, _ID_AT)}
     for key, value in _items(engine, _ID):
@@ -293,7 +293,7 @@ def _slab_key(name: bytes, slab: SlabId) -> bytes:
 
 
 def _items(engine: Engine, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Return everything whose key begins so."""
+    """Return all items whose key begins with a prefix."""
     view = engine.view(DEFAULT_FAMILY)
     found: list[tuple[bytes, bytes]] = []
     start = prefix

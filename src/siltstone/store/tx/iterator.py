@@ -1,12 +1,12 @@
-"""Positions in a stream of keys that outlive a process, and reading on from them.
+"""Saved positions in a stream of keys, and reading from them.
 
     `SK` 2, shard u32, generation u32, stream u64, since i64, then four times length u32 + bytes:
     database, identity, filter, the key of the last row read
 
-The identity tells a database from a later one of the same name. Version 1 has none.
-Rows of a stream come by topic, then by time. A fresh position starts at a time, inclusive; one that
-has moved goes on behind its last row. A read that reaches its limit of time goes on at that limit,
-from the first topic on.
+The identity distinguishes a database from a later one of the same name. Version 1 has none.
+The rows of a stream are sorted by topic, then by time. A new position starts at a time, inclusive;
+a position that has moved continues after its last row. A read that reaches its limit of time
+continues at that limit, from the first topic on.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ _VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyIterator:
-    """A saved position: the rows of a stream that match a filter, behind a key and from a time
-    on.
+    """A saved position: the rows of a stream that match a filter, after a key and from a time on.
 
-    The identity is that of the database, empty in a position that an earlier version saved.
+    `identity` is the identity of the database, empty in a position that an earlier version saved.
     """
 
     database: str
@@ -53,7 +52,7 @@ class KeyIterator:
     identity: str = UNIDENTIFIED
 
     def to_bytes(self) -> bytes:
-        """Return a form that outlives this process."""
+        """Return bytes that outlive this process."""
         shard, generation = self.slab.shard, self.slab.generation
         version = _UNIDENTIFIED if self.identity == UNIDENTIFIED else _VERSION
         head = _HEAD.pack(_MAGIC, version, shard, generation, self.stream_id, self.since_us)
@@ -64,7 +63,7 @@ class KeyIterator:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KeyIterator:
-        """Read what to_bytes gave. Raises: UsageError."""
+        """Read the bytes that `to_bytes` returned. Raises: UsageError."""
         if len(data) < _HEAD.size or data[:2] != _MAGIC:
             raise UsageError("invalid saved iterator of keys: the bytes do not come from to_bytes")
         _, version, shard, generation, stream_id, since_us = _HEAD.unpack_from(data)
@@ -101,7 +100,7 @@ class RowBatch:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self._rows)
 
     def __len__(self) -> int:
@@ -130,7 +129,7 @@ _FIELDS: Final = {"timestamp": "timestamp_us"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRead:
-    """Rows of a stream, the position behind them, and why they ended there."""
+    """Rows of a stream, the position after them, and the reason why the read ended."""
 
     iterator: KeyIterator
     batch: RowBatch
@@ -140,8 +139,9 @@ class KeyRead:
 def read_on(
     slab: KeyValueSlab, iterator: KeyIterator, rows_max: int, until_us: int | None, *, ended: bool
 ) -> KeyRead:
-    """Read up to rows_max matching rows, all before until_us; ended says that the slab takes no
-    more.
+    """Read up to rows_max matching rows, all before until_us.
+
+    `ended` means that the slab accepts no more rows.
     """
     matches = [m for m in slab.match(iterator.filter) if m.stream.id == iterator.stream_id]
     done = Status.END if ended else Status.CAUGHT_UP
@@ -170,7 +170,7 @@ def read_on(
 
 
 def row_of(found: Found, slab: SlabId) -> Row:
-    """Return a stored row as people see it."""
+    """Return a stored row as users see it."""
     return Row(
         found.topic.decode(),
         found.value,
@@ -184,8 +184,10 @@ def row_of(found: Found, slab: SlabId) -> Row:
 def require_key_place(
     place: StreamRef | KeyIterator, *, database: str, identity: DatabaseIdentity
 ) -> None:
-    """Raise UsageError for a place in a database of another name, SlabDroppedError for one in
-    another database of this name.
+    """Check that a saved position belongs to this database.
+
+    Raises: UsageError for a database of another name; SlabDroppedError for an earlier database of
+    this name.
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
     if place.database != database:

@@ -1,6 +1,6 @@
-"""What a transaction asks its committer to do: values, as they would go over a wire. Compiled.
+"""The operations of a transaction that its committer executes: plain values. Compiled.
 
-Nothing here was checked against the data; that is the committer's part.
+Nothing here was checked against the data; the committer does that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from siltstone.store.tx.commit.conflicts import ReadRange
 from siltstone.store.writer.queue import Queued
 from siltstone.topic.grammar import TopicFilter
 
-# As a time of a write: the commit gives the row the next time of its shard. As an end of a range:
-# everything before the times that the commit gives. No sum of times comes to it by mistake.
+# As a time of a write: the commit assigns the next time of its shard. As an end of a range:
+# everything before the times that the commit assigns. No sum of times has this value by accident.
 MONOTONIC: Final = -2_000_000_000_000_000_001
 # As a time of a look-up: the newest row of the topic.
 LATEST: Final = -2_000_000_000_000_000_002
@@ -35,7 +35,7 @@ class CommitSerial:
     """The type of COMMIT_SERIAL, a value that the commit replaces by its own serial."""
 
     def __repr__(self) -> str:
-        """Return the name under which it is known."""
+        """Return the name of the constant."""
         return "COMMIT_SERIAL"
 
 
@@ -44,10 +44,10 @@ COMMIT_SERIAL: Final = CommitSerial()
 
 
 class Addition:
-    """The value of a row that counts: the commit adds the amount to what the row has.
+    """The value of a counter row: the commit adds the amount to the number in the row.
 
-    A row that counts has its number as 8 bytes, signed and big endian, then a note, which is that
-    of the last addition. A row that is not there counts 0, and one that comes to 0 is deleted.
+    A counter row has its number as 8 bytes, signed and big endian, then the note of the last
+    addition. A missing row counts as 0, and a row whose number becomes 0 is deleted.
     """
 
     def __init__(self, amount: int, note: bytes) -> None:
@@ -59,9 +59,9 @@ Value = bytes | CommitSerial | Addition
 
 
 class Requirement:
-    """A row that must be there, with this value unless it is None, or must not be there.
+    """A row that must exist, with this value unless it is None, or must not exist.
 
-    A guard is one whose value says who the owner is.
+    A guard is a requirement whose value identifies the owner.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Requirement:
 
 
 class Deletion:
-    """Rows to delete: topics of a filter in [since, until), which may be MONOTONIC."""
+    """Rows to delete: topics of a filter in [since, until), where until may be MONOTONIC."""
 
     def __init__(self, topic_filter: TopicFilter, since_us: int, until_us: int) -> None:
         self.filter = topic_filter
@@ -85,22 +85,22 @@ class Deletion:
 
 @mypyc_attr(acyclic=True)
 class Operations(Queued):
-    """One transaction, as submitted: its context, and what it does if that still holds.
+    """One transaction as submitted: its context, and its changes if the context is still valid.
 
-    Deletions come before writes: a write that a later deletion covers was taken out already. A
-    write's time is below 0 where the commit gives it. The committer sets serial and duplicate.
+    Deletions are done before writes: a write that a later deletion covers was removed already. The
+    time of a write is negative if the commit assigns it. The committer sets serial and duplicate.
     """
 
     def __init__(self, term: int, generation: int, latest: bool, id_digest: bytes) -> None:
         super().__init__()
         self.term = term
         self.generation = generation
-        # Whether the client asked for the current generation, whichever that is.
+        # Whether the client asked for the current generation without a number.
         self.latest = latest
         self.id_digest = id_digest
-        # The serial as of which the transaction has read; NO_SERIAL when it has not.
+        # The serial at which the transaction reads; NO_SERIAL if it has not read.
         self.read_serial = NO_SERIAL
-        # None while there are none: most transactions have only some of them.
+        # None if there are none: most transactions have only some of them.
         self.reads: list[ReadRange] | None = None
         self.requirements: list[Requirement] | None = None
         self.deletions: list[Deletion] | None = None
@@ -112,30 +112,30 @@ class Operations(Queued):
         self.duplicate = False
 
     def changes_nothing(self) -> bool:
-        """Say whether there is nothing to store."""
+        """Return whether there is nothing to store."""
         return not self.writes and self.deletions is None
 
     def add_read(self, read: ReadRange) -> None:
-        """Add what was read."""
+        """Add a range that was read."""
         if self.reads is None:
             self.reads = []
         self.reads.append(read)
 
     def add_requirement(self, requirement: Requirement) -> None:
-        """Add what must hold."""
+        """Add a requirement."""
         if self.requirements is None:
             self.requirements = []
         self.requirements.append(requirement)
 
     def add_deletion(self, deletion: Deletion) -> None:
-        """Add what is to be deleted."""
+        """Add a deletion."""
         if self.deletions is None:
             self.deletions = []
         self.deletions.append(deletion)
 
 
 def digest_of(given: object) -> bytes:
-    """Return what is remembered of a transaction's id. Raises: UsageError."""
+    """Return the digest of a transaction id, which is stored. Raises: UsageError."""
     transaction_id = text_of("id", given)
     if not transaction_id:
         raise UsageError("a transaction id must not be empty")
@@ -151,7 +151,7 @@ def digest_of(given: object) -> bytes:
 
 
 def count_in(value: bytes | None) -> int:
-    """Return the number of a row that counts. Raises: UsageError for a row that does not."""
+    """Return the number of a counter row. Raises: UsageError for a row that is too short."""
     if value is None:
         return 0
     if len(value) < COUNT_BYTES:
@@ -160,7 +160,7 @@ def count_in(value: bytes | None) -> int:
 
 
 def start_of(since_us: object, until_us: int) -> int:
-    """Return the start of a range of times that ends there. Raises: UsageError for no range."""
+    """Return the start of a range with this end. Raises: UsageError for a negative time."""
     since = whole_number("since_us", since_us)
     if since < 0 or until_us < 0:
         raise UsageError(f"times must be 0 or more: since_us={since} until_us={until_us}")
@@ -168,8 +168,9 @@ def start_of(since_us: object, until_us: int) -> int:
 
 
 def end_of(until_us: object) -> int:
-    """Return the end of a range as a number; None and what no time reaches are the same. Raises:
-    UsageError.
+    """Return the end of a range as a number; TIME_END for None and for greater values.
+
+    Raises: UsageError.
     """
     if until_us is None:
         return TIME_END

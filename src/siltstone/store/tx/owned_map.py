@@ -1,12 +1,12 @@
-"""Named maps that belong to one owner at a time, over transactions. Sessions live in such.
+"""Named maps that belong to one owner at a time, built on transactions. Sessions are stored so.
 
-A collection has maps, a map has keys, a key has bytes; in the database, which must be a plain map:
+A collection has maps, a map has keys, a key has bytes. The database must be a plain map:
 
     d/<collection>/<map>/<key>    a value
     g/<collection>                the guard: the serial of the commit by which its owner took it
 
-Whoever takes a collection writes the guard anew, and every save requires the guard that was written
-then. So an owner that was taken over cannot save any more, however late it learns of it.
+A new owner of a collection writes the guard again, and every save requires the guard that its owner
+wrote. A former owner therefore cannot save any more, even if it has not noticed the new owner yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GUARD: Final = "g"
 
 
 class OwnedMap:
-    """One map of a collection: keys to bytes, all of them in memory; changes wait for `save`."""
+    """One map of a collection: keys to bytes, all in memory; changes are stored by `save`."""
 
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = values
@@ -45,11 +45,11 @@ class OwnedMap:
         return len(self._values)
 
     def __contains__(self, key: str) -> bool:
-        """Say whether a key has a value."""
+        """Return whether a key has a value."""
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the keys, those set first coming first."""
+        """Yield the keys, in the order in which they were first set."""
         return iter(self._values)
 
     def __getitem__(self, key: str) -> bytes:
@@ -69,7 +69,7 @@ class OwnedMap:
         self._dirty[key] = None
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of a key, None when it has none."""
+        """Return the value of a key, None if it has none."""
         return self._values.get(key)
 
     def items(self) -> list[tuple[str, bytes]]:
@@ -78,31 +78,32 @@ class OwnedMap:
 
     @property
     def dirty(self) -> list[str]:
-        """The keys that were changed since they were saved."""
+        """The keys that were changed since the last save."""
         return list(self._dirty)
 
     def take_dirty(self) -> list[str]:
-        """Return the keys that were changed; they count as saved from now on."""
+        """Return the changed keys, and count them as saved from now on."""
         dirty, self._dirty = self._dirty, {}
         return list(dirty)
 
     def put_back(self, keys: list[str]) -> None:
         """Count keys as changed again."""
-        # In place: the owner may be changing others at this moment.
+        # In place: the owner may be changing other keys at this moment.
         self._dirty.update(dict.fromkeys(keys))
 
 
 class OwnedMaps:
-    """The maps of one collection, in the hands of one owner; made by `take`.
+    """The maps of one collection, for one owner; created by `take`.
 
-    They belong to one thread; only what a save tells comes from the shard's.
+    They belong to one thread. Only the result of a save arrives on the shard's thread.
     """
 
     def __init__(
         self, begin: Begin, collection: str, maps: dict[str, OwnedMap], serial: int
     ) -> None:
         self.collection = collection
-        # The commit by which the collection was taken: greater for each later owner.
+        # The serial of the commit by which the collection was taken; later owners have a greater
+        # one.
         self.serial = serial
         self._begin = begin
         self._maps = maps
@@ -122,22 +123,22 @@ class OwnedMaps:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is anything to save."""
+        """Whether there are changes to save."""
         return any(known.dirty for known in self._maps.values())
 
     def save(self) -> int:
-        """Store what was changed since the last save; return the serial, -1 when nothing was.
+        """Store all changes since the last save; return the serial, -1 if there were none.
 
-        Raises: FencedError when the collection has another owner by now; what Transaction.commit
-        raises. What could not be saved is still to be saved.
+        Raises: FencedError if the collection has another owner by now; the errors of
+        Transaction.commit. Changes that could not be saved count as changed again.
         """
         ticket = self.save_later()
         return NO_SERIAL if ticket is None else ticket.wait().serial
 
     def save_later(self) -> CommitTicket | None:
-        """Begin to store what was changed; return the ticket, None when there is nothing to do.
+        """Begin to store all changes; return the ticket, None if there are none.
 
-        What it could not store is changed again once the ticket is done.
+        If the save fails, the changes count as changed again once the ticket is done.
         """
         with self._lock:
             taken = {name: known.take_dirty() for name, known in self._maps.items() if known.dirty}
@@ -191,15 +192,15 @@ class OwnedMaps:
 
 
 def take(begin: Begin, collection: str, retries: int, retry: Retry) -> OwnedMaps:
-    """Load a collection, a new one being empty, and become its owner; who was it before is fenced
-    off from that commit on.
+    """Load a collection, which may be new and empty, and become its owner. The former owner cannot
+    save after this commit.
 
-    Raises: ConflictError when too many take it at once, and what `transact` raises.
+    Raises: ConflictError if too many callers take it at once, and the errors of `transact`.
     """
     guard = guard_topic(collection)
 
     def load(tx: Transaction) -> dict[str, OwnedMap]:
-        # The guard is read as of the moment of the rows: whoever takes it in between conflicts.
+        # The guard is read at the same moment as the rows: another `take` in between conflicts.
         tx.get(guard)
         maps = _maps_of(tx.read(f"{_DATA}/{_quoted(collection)}/+/+"))
         tx.write(guard, COMMIT_SERIAL)
@@ -210,7 +211,7 @@ def take(begin: Begin, collection: str, retries: int, retry: Retry) -> OwnedMaps
 
 
 def guard_topic(collection: str) -> str:
-    """Return the topic that says who owns a collection. Raises: UsageError."""
+    """Return the topic of the guard of a collection. Raises: UsageError."""
     return f"{_GUARD}/{_quoted(collection)}"
 
 
@@ -223,7 +224,7 @@ def _maps_of(rows: list[Row]) -> dict[str, OwnedMap]:
 
 
 def _quoted(word: str) -> str:
-    """Return a word as one level of a topic, whatever it holds. Raises: UsageError."""
+    """Return any word as one level of a topic. Raises: UsageError."""
     try:
         return quote(word, safe=" !\"$&'()*,:;<=>?@[\\]^`{|}")
     except UnicodeEncodeError as exc:

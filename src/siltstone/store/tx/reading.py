@@ -1,7 +1,7 @@
-"""Read a key-value database without opening it for changes: for people who look, and for checks.
+"""Read a key-value database without opening it for changes: for commands and checks.
 
-What is seen is what was there when the engine was opened; it may be one that is read only, beside
-the process that has the database open.
+The rows are those at the time when the engine was opened. The engine may be read-only, while
+another process has the database open.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from siltstone.topic.grammar import TopicFilter
 
 
 class ReadableSlab(NamedTuple):
-    """A slab and what is known of it."""
+    """A slab and its record."""
 
     record: SlabRecord
     slab: KeyValueSlab
 
 
 class KeyValueReader:
-    """The rows of a key-value database, by its engine, which it owns from now on."""
+    """The rows of a key-value database. It owns the engine from now on."""
 
     def __init__(self, engine: Engine) -> None:
-        """Read what the engine knows of its database. Raises: NotFoundError, CorruptionError."""
+        """Read the metadata of the database. Raises: NotFoundError, CorruptionError."""
         self._engine = engine
         ready = False
         try:
@@ -59,11 +59,11 @@ class KeyValueReader:
         return rows_of(ordered, TopicFilter.parse(topic_filter), since_us, until_us)
 
     def size_bytes(self) -> int:
-        """Return about how much space the database takes."""
+        """Return the approximate disk space of the database in bytes."""
         return self._engine.size_bytes()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._engine.close()
 
 
@@ -74,7 +74,7 @@ def rows_of(
     until_us: int,
     first_topic: bytes = b"",
 ) -> Iterator[Row]:
-    """Yield the rows of a filter of these slabs in turn, each as it is when its turn comes."""
+    """Yield the rows of a filter, slab by slab; each slab is viewed when its turn comes."""
     for record, slab in slabs:
         view = slab.view()
         try:

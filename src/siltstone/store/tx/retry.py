@@ -1,6 +1,6 @@
-"""Run a transaction again when others came first: with a pause that grows, and differs by chance.
+"""Run a transaction again after a conflict, with a pause that grows and has a random part.
 
-Pauses differ so that two that met do not meet again; they grow so that a crowd thins out.
+The random part prevents two transactions from colliding again; the growth reduces the load of many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE_MAX: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Generic[T]):
-    """What a function returned, and how it was committed."""
+    """The result of a function, and how its transaction was committed."""
 
     value: T
     serial: int
@@ -37,15 +37,16 @@ class Committed(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How to try again; chance returns numbers of [0, 1)."""
+    """How to wait between attempts; `chance` returns random numbers of [0, 1)."""
 
     pause: Callable[[float], None]
     chance: Callable[[], float]
 
 
 def pause_before(attempt: int, chance: float) -> float:
-    """Return how long to wait before an attempt, the second being 1: from half of its share to all
-    of it.
+    """Return the pause in seconds before an attempt; the second attempt has number 1.
+
+    The pause is between half of the attempt's maximum and the maximum.
     """
     share = min(PAUSE_MIN * 2.0 ** min(attempt - 1, 30), PAUSE_MAX)
     return share * (0.5 + 0.5 * chance)
@@ -59,13 +60,12 @@ def transact(
     has_id: bool,
     retry: Retry,
 ) -> Committed[T]:
-    """Run a function in a transaction and commit it; run it again, in a new one, when others came
-    first.
+    """Run a function in a transaction and commit it; after a conflict, run it again in a new one.
 
-    With an id it is tried again after an unknown outcome too: it cannot happen twice.
+    With an id it is also repeated after an unknown outcome: it cannot be committed twice.
 
-    Raises: what the last attempt raised; OutcomeUnknownError when an earlier one may have happened
-    and no later one could find out.
+    Raises: the error of the last attempt; OutcomeUnknownError if an earlier attempt may have been
+    committed and no later one could find out.
     """
     if whole_number("retries", retries) < 0:
         raise UsageError(f"retries must be 0 or more: retries={retries}")
@@ -86,8 +86,8 @@ def transact(
                 duplicate=transaction.duplicate,
             )
         except ConflictError:
-            # Ids are looked at before conflicts, so no earlier attempt has happened either. What a
-            # callback raises, behind the commit, is none of ours.
+            # Ids are checked before conflicts, so no earlier attempt was committed either. An error
+            # of a callback, after the commit, is passed on.
             if attempt > retries or transaction.committed:
                 raise
             unknown = None

@@ -1,4 +1,4 @@
-"""The settings of a key-value database: frozen, checked, kept in it."""
+"""The settings of a key-value database: immutable, validated, stored in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from siltstone.errors import UsageError
 from siltstone.topic.structure import NEVER
 
 SECONDS_MAX: Final = 366 * 24 * 3600
-# Both are part of every key, or decide where it stands.
+# Both are part of every key, or select its shard.
 FIXED: Final = frozenset({"shards", "timed"})
 GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retain_bytes")
 
@@ -19,12 +19,12 @@ GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retai
 class KeyValueSettings:
     """How a key-value database keeps its rows. Times are in seconds, None means no limit.
 
-    A `timed` database has many rows of a topic, told apart by their time; a plain map, with timed
-    off, has one. `thresholds` are as in DatabaseSettings. A transaction that reads is good for
-    `conflict_window` seconds, unless more than half of `conflict_writes_max` writes came
-    meanwhile. A transaction's id is remembered for `remember_ids` seconds. Generations turn over
-    by age or size, and sealed ones are dropped by age or by the bytes of all: in a timed database
-    only, for a plain map is all in its current one.
+    A `timed` database has many rows of a topic, which differ in their time; a plain map, with timed
+    off, has one. `thresholds` are as in DatabaseSettings. A transaction that reads is valid for
+    `conflict_window` seconds, unless more than half of `conflict_writes_max` writes were made
+    meanwhile. A transaction's id is remembered for `remember_ids` seconds. Generations end by age
+    or size, and sealed ones are dropped by age or by the total of bytes. This applies only to timed
+    databases: a plain map is always in one current generation.
     """
 
     shards: int = 1
@@ -45,7 +45,7 @@ class KeyValueSettings:
     retain_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work. Raises: UsageError."""
+        """Validate all settings. Raises: UsageError."""
         _require_int("shards", self.shards, 1, 4096)
         _require(isinstance(self.timed, bool), "timed", "true or false", self.timed)
         _require(
@@ -75,16 +75,16 @@ class KeyValueSettings:
 
     @property
     def has_limits(self) -> bool:
-        """Whether generations turn over or are dropped by themselves."""
+        """Whether generations end or are dropped automatically."""
         return any(getattr(self, name) is not None for name in GENERATIONS)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return JSON values."""
         return asdict(self) | {"thresholds": list(self.thresholds)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read plain values. Raises: UsageError."""
+        """Create settings from JSON values. Raises: UsageError."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise UsageError(f"unknown settings of a key-value database: {', '.join(unknown)}")
@@ -94,7 +94,7 @@ class KeyValueSettings:
         return cls(**plain)
 
     def changed(self, changes: Mapping[str, Any]) -> KeyValueSettings:
-        """Return the settings with some changed. Raises: UsageError for what cannot change."""
+        """Return the settings with changes. Raises: UsageError for a setting that cannot change."""
         settings = KeyValueSettings.from_json(self.to_json() | dict(changes))
         fixed = sorted(name for name in FIXED if getattr(self, name) != getattr(settings, name))
         if fixed:

@@ -1,6 +1,6 @@
-"""A transaction as its client sees it: a view of one moment, and changes that wait. Compiled.
+"""A transaction as its client sees it: a view of one moment, and changes to commit. Compiled.
 
-Nothing is stored before the commit, and nothing is looked at before the first read. A transaction
+Nothing is stored before the commit, and nothing is read before the first read. A transaction
 belongs to one thread.
 """
 
@@ -39,12 +39,12 @@ from siltstone.store.tx.view import TransactionView
 from siltstone.topic.grammar import check_topic
 
 TRANSACTION_BYTES_MAX: Final = 64 * 1024 * 1024
-# What a write takes beside its topic and value, about.
+# The approximate bytes of a write in addition to its topic and value.
 _WRITE_OVERHEAD: Final = 64
 
 
 class Context:
-    """What the transactions of one shard and generation have in common."""
+    """The common context of the transactions of one shard and generation."""
 
     def __init__(
         self, queue: KeyValueShard, clock: Clock, slab: KeyValueSlab, slab_id: SlabId, term: int
@@ -61,8 +61,8 @@ class Context:
 class Transaction:
     """Reads of one shard and generation, and changes to it that are stored together or not at all.
 
-    As a context manager it commits at the end of the block, and is given up when the block raises;
-    it is not tried again, for a block cannot be run twice: `transact` does that with a function.
+    As a context manager it commits at the end of the block, and is discarded if the block raises.
+    It is not retried, because a block cannot run twice: use `transact` with a function for that.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Transaction:
         self._sight: TransactionView | None = None
         self._ended = False
         self._owner = get_ident()
-        # Whether `commit` has got so far; what it raises then comes from a callback.
+        # Whether the commit is done; an error of `commit` after that comes from a callback.
         self.committed = False
         self._given_times = 0
         self._callbacks: list[Callable[[int], None]] | None = None
@@ -116,7 +116,7 @@ class Transaction:
 
     @property
     def duplicate(self) -> bool:
-        """Whether a transaction with this id was committed before; then this one did nothing."""
+        """Whether this id was committed before; then this transaction changed nothing."""
         return self._operations.duplicate
 
     @property
@@ -131,7 +131,7 @@ class Transaction:
 
     @property
     def read_serial(self) -> int:
-        """The serial of the last commit that the transaction can see; asking counts as a look."""
+        """The serial of the last commit that the transaction sees; this counts as a read."""
         self._looked()
         return self._operations.read_serial
 
@@ -146,8 +146,8 @@ class Transaction:
     ) -> list[Row]:
         """Return the rows of a filter in [since, until), sorted by topic and then by time.
 
-        A row of the transaction's own whose time the commit gives has the time MONOTONIC and stands
-        last of its topic; it is in the range when the range ends later than now.
+        A row that this transaction wrote, and whose time the commit assigns, has the time MONOTONIC
+        and is the last row of its topic. It is in the range if the range ends later than now.
 
         Raises: InvalidTopicError, UsageError.
         """
@@ -177,7 +177,8 @@ class Transaction:
     @overload
     def write(self, topic: str, value: Value, time_us: int = MONOTONIC) -> None: ...
     def write(self, topic: object, value: object, time_us: object = MONOTONIC) -> None:
-        """Set the value of a row, over the one it has; by default the commit gives a new time.
+        """Set the value of a row, and replace an existing one; by default the commit assigns a new
+        time.
 
         The value COMMIT_SERIAL is replaced by the serial of the commit.
 
@@ -200,10 +201,10 @@ class Transaction:
     @overload
     def add(self, topic: str, amount: int, note: bytes = b"") -> None: ...
     def add(self, topic: object, amount: object, note: object = b"") -> None:
-        """Add to the number in a row of a plain map, whatever it is by then.
+        """Add to the number in a row of a plain map, at the time of the commit.
 
-        Transactions that only add never conflict with each other. The row is not there when it
-        counts 0; `count_in` reads its value, behind which the note stands.
+        Transactions that only add never conflict with each other. A row whose number is 0 does not
+        exist. `count_in` reads the number from a value; the note follows it.
 
         Raises: InvalidTopicError, UsageError.
         """
@@ -229,10 +230,10 @@ class Transaction:
     @overload
     def delete(self, topic_filter: str, since_us: int = 0, until_us: int | None = None) -> None: ...
     def delete(self, topic_filter: object, since_us: object = 0, until_us: object = None) -> None:
-        """Delete the rows of a filter in [since, until) that are there when it is committed.
+        """Delete the rows of a filter in [since, until) that exist at the time of the commit.
 
-        The end MONOTONIC is everything before the times that this commit gives, so that a topic can
-        be cleared and written anew.
+        The end MONOTONIC means everything before the times that this commit assigns, so that a
+        topic can be cleared and written again.
 
         Raises: InvalidTopicError, UsageError.
         """
@@ -242,7 +243,7 @@ class Transaction:
         since = start_of(since_us, 0 if until == MONOTONIC else until)
         operations = self._operations
         if operations.writes:
-            # The commit deletes first, so what this deletes of our own writes goes now.
+            # The commit deletes first, so own writes that this deletion covers are removed now.
             sight = self._looked()
             end = sight.settled(until)
             operations.writes = {
@@ -264,7 +265,7 @@ class Transaction:
     def require_present(
         self, topic: object, time_us: object = LATEST, value: object = None
     ) -> None:
-        """Refuse the commit unless this row is there then, with this value if one is given."""
+        """Refuse the commit unless this row exists then, with this value if one is given."""
         wanted = None if value is None else bytes_of("value", value)
         self._require(topic, time_us, present=True, value=wanted, guard=False)
 
@@ -273,7 +274,7 @@ class Transaction:
     @overload
     def require_absent(self, topic: str, time_us: int = LATEST) -> None: ...
     def require_absent(self, topic: object, time_us: object = LATEST) -> None:
-        """Refuse the commit if this row is there then."""
+        """Refuse the commit if this row exists then."""
         self._require(topic, time_us, present=False, value=None, guard=False)
 
     @overload
@@ -281,8 +282,8 @@ class Transaction:
     @overload
     def require_owner(self, topic: str, serial: int, time_us: int = LATEST) -> None: ...
     def require_owner(self, topic: object, serial: object, time_us: object = LATEST) -> None:
-        """Refuse the commit with FencedError unless this row still has the serial with which we
-        wrote it, as COMMIT_SERIAL.
+        """Refuse the commit with FencedError unless this row still has this serial, which an
+        earlier commit wrote as COMMIT_SERIAL.
         """
         number = whole_number("serial", serial)
         if not 0 <= number <= COUNT_MAX:
@@ -291,9 +292,9 @@ class Transaction:
         self._require(topic, time_us, present=True, value=value, guard=True)
 
     def on_commit(self, callback: Callable[[int], None]) -> None:
-        """Call back with the serial once it is committed, in the order of these calls.
+        """Call back with the serial once the transaction is committed, in the order of these calls.
 
-        It is called by the thread that commits, or where that does not wait by the shard's.
+        The thread that commits makes the call, or the shard's thread if `submit` is used.
         """
         self._check_open()
         if not callable(callback):
@@ -303,12 +304,12 @@ class Transaction:
         self._callbacks.append(callback)
 
     def commit(self) -> int:
-        """Commit and return the serial; what was only read is good without asking anybody.
+        """Commit and return the serial; a transaction that only read succeeds without the shard.
 
         Raises: ConflictError and OverloadedError, nothing happened, the same may succeed later;
-        PreconditionError, with what was found; QuotaExceededError; OutcomeUnknownError when time
-        runs out while it is being stored, or storing fails: it may have happened; PoisonedError;
-        ClosedError.
+        PreconditionError, with the row that was found; QuotaExceededError; OutcomeUnknownError if
+        the time runs out while it is being stored, or storing fails: it may have happened;
+        PoisonedError; ClosedError.
         """
         if self._is_effective():
             self._wait(self._hand_in())
@@ -319,9 +320,9 @@ class Transaction:
         return self._operations.serial
 
     def submit(self) -> CommitTicket:
-        """Commit without waiting; the ticket tells when and how it ended, `serial` with what.
+        """Commit without waiting; the ticket reports the result, and then `serial` is set.
 
-        Raises: OverloadedError, PoisonedError, ClosedError; the ticket what `commit` raises.
+        Raises: OverloadedError, PoisonedError, ClosedError; the ticket the errors of `commit`.
         """
         if self._is_effective():
             ticket = self._hand_in()
@@ -333,7 +334,7 @@ class Transaction:
         return ticket
 
     def discard(self) -> None:
-        """Give the transaction up; a second call does nothing."""
+        """Discard the transaction; a second call does nothing."""
         if not self._ended:
             self._end()
 
@@ -357,7 +358,7 @@ class Transaction:
             ticket.wait(self._timeout)
         except OutcomeUnknownError as exc:
             if ticket.done:
-                # It ended so, or was settled at the last moment.
+                # It ended with this error, or was decided at the last moment.
                 ticket.wait()
             elif self._context.queue.withdraw(ticket):
                 raise OverloadedError(
@@ -368,7 +369,7 @@ class Transaction:
                 raise
 
     def _settle_reads(self) -> None:
-        """End a transaction that asks for nothing: what it saw was all of one moment."""
+        """End a transaction without changes and requirements: it read everything at one moment."""
         self._looked()
         self._end()
         self._operations.serial = self._operations.read_serial
@@ -431,7 +432,7 @@ class Transaction:
         self._operations.add_requirement(Requirement(encoded, at, present, value, guard))
 
     def _looked(self) -> TransactionView:
-        """Return what the transaction sees, which its first look settles."""
+        """Return the view of the transaction; the first read determines its moment."""
         self._check_open()
         sight = self._sight
         if sight is None:

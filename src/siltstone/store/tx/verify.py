@@ -1,8 +1,8 @@
 """Check every invariant of a key-value database, without changing anything.
 
-Its log and its files are RocksDB's, with checksums of their own: everything is read, so that each
-is looked at. What we keep in it is held against itself: slabs against families, rows against the
-learned structure, counters against each other. Damage is told; only a copy mends it.
+The log and the files belong to RocksDB and have checksums of their own: everything is read, so each
+checksum is verified. The data in them is checked for consistency: slabs against families, rows
+against the learned structure, counters against each other. Damage is only reported here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.topic.grammar import check_topic
 
 _CHUNK: Final = 4096
-# Behind every key: no stream and no topic has such bytes.
+# After every key: no stream and no topic has these bytes.
 _END: Final = b"\xff" * 16
-# So many bad rows of a slab are told one by one.
+# The number of bad rows of a slab that are reported one by one.
 _TOLD_MAX: Final = 10
 _STREAM_BYTES: Final = 8
 _STATE_BYTES: Final = 16
@@ -48,7 +48,7 @@ _STATE_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueReport:
-    """What was found, and how much was looked at."""
+    """The findings, and how much was checked."""
 
     findings: tuple[Finding, ...]
     slabs: int
@@ -57,7 +57,7 @@ class KeyValueReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether anything was found that is not a mere note."""
+        """Whether there is a finding other than a note."""
         return any(finding.severity == "damage" for finding in self.findings)
 
 
@@ -79,7 +79,7 @@ def verify_keyvalue(
 
 
 class _Telling:
-    """Turns damage that is raised within it into a finding."""
+    """A context that turns a CorruptionError into a finding."""
 
     def __init__(self, tell: Callable[[CorruptionError], None]) -> None:
         self._tell = tell
@@ -104,11 +104,11 @@ class _Check:
         self._rows = 0
 
     def telling(self) -> _Telling:
-        """Return what turns damage that is raised into a finding."""
+        """Return a context that turns a CorruptionError into a finding."""
         return _Telling(self._damaged)
 
     def report(self, size_bytes: int) -> KeyValueReport:
-        """Return what was found."""
+        """Return the report."""
         return KeyValueReport(
             findings=tuple(self._findings), slabs=self._slabs, rows=self._rows, bytes=size_bytes
         )
@@ -179,7 +179,7 @@ class _Check:
 def _state_problems(
     engine: Engine, slab: KeyValueSlab, record: SlabRecord, state: ShardState
 ) -> Iterator[str]:
-    """Yield what is wrong with the counters that a slab has beside its rows."""
+    """Yield the problems of the counters that a slab has beside its rows."""
     stored = engine.get(slab.family, STATE_KEY) or b""
     if len(stored) not in (0, _STATE_BYTES):
         yield "its counters are damaged"
@@ -193,7 +193,7 @@ def _state_problems(
 
 
 def _row_problems(slab: KeyValueSlab, count: Callable[[], None]) -> Iterator[str]:
-    """Yield what is wrong with rows, counting all of them."""
+    """Yield the problems of rows, and count all rows."""
     view = slab.view()
     try:
         start = b""
@@ -210,7 +210,7 @@ def _row_problems(slab: KeyValueSlab, count: Callable[[], None]) -> Iterator[str
 
 
 def _row_problem(slab: KeyValueSlab, key: bytes) -> str:
-    """Return what is wrong with a row, "" when nothing is."""
+    """Return the problem of a row, "" if there is none."""
     timed = slab.timed
     if len(key) < _STREAM_BYTES + 1 + (TIME_BYTES if timed else 0):
         return "a key is too short"

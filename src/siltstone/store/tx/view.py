@@ -1,7 +1,8 @@
-"""What a transaction sees: the rows of one moment, with its own changes over them. Compiled.
+"""The view of a transaction: the rows at one moment, with its own changes applied. Compiled.
 
-Invariants: all looks are of the moment of the first; whatever a look depended on is added to the
-operations, for the commit to hold it against what others have written since.
+Invariants: all reads are at the moment of the first one. Every range that a read depended on is
+added to the operations, so that the commit can compare it with the writes of other transactions
+since.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from siltstone.topic.grammar import TopicFilter
 
 
 class TransactionView:
-    """The sight of one transaction, taken when it first looks."""
+    """The view of one transaction, taken at its first read."""
 
     def __init__(self, slab: KeyValueSlab, clock: Clock, operations: Operations) -> None:
         self._slab = slab
@@ -32,18 +33,18 @@ class TransactionView:
         self._operations = operations
         self._timed = slab.timed
         self._view = slab.view()
-        # Read from the view itself: it is of that very moment.
+        # Read from the view itself, so that it is of exactly this moment.
         state = self._view.get(STATE_KEY) or b""
         operations.read_serial = serial_in(state)
-        # The first time that a commit may give after what is seen here.
+        # The first time that a commit after this view may assign.
         self._next_us = timestamp_in(state) + 1
 
     def release(self) -> None:
-        """Let go of the moment."""
+        """Release the view."""
         self._view.release()
 
     def get(self, topic: bytes, time_us: int) -> bytes | None:
-        """Return the value of a row. Raises: UsageError for a serial that is not known yet."""
+        """Return the value of a row. Raises: UsageError for a value that is not known yet."""
         operations = self._operations
         own = operations.writes.get((topic, time_us))
         if own is not None:
@@ -67,7 +68,7 @@ class TransactionView:
         if place is not None:
             keys = times_of_topic(place, 0, TIME_END, self._timed)
             last = self._view.last(keys.start, keys.stop)
-        # What is older than the newest may change without changing which is the newest.
+        # Changes of older rows do not change which row is the newest.
         since_us = 0 if last is None else time_of(last[0], self._timed)
         operations.add_read(ReadRange(topic, None, since_us, TIME_END))
         return None if last is None else last[1]
@@ -92,13 +93,13 @@ class TransactionView:
         return found
 
     def settled(self, time_us: int) -> int:
-        """Return a time as it is now known: what the commit gives is not before now, nor before
-        what commits have given.
+        """Return a time as far as it is known now: a time that the commit assigns is not before
+        now, nor before the times that earlier commits assigned.
         """
         return max(self._next_us, self._clock.now_us()) if time_us < 0 else time_us
 
     def _is_deleted(self, topic: bytes, time_us: int) -> bool:
-        """Say whether the transaction deletes a stored row."""
+        """Return whether the transaction deletes a stored row."""
         for deletion in self._operations.deletions or ():
             until_us = self.settled(deletion.until_us)
             if deletion.since_us <= time_us < until_us and deletion.filter.matches(topic):
@@ -108,7 +109,7 @@ class TransactionView:
     def _own(
         self, topic: bytes, topic_filter: TopicFilter | None, since_us: int, until_us: int
     ) -> dict[tuple[bytes, int], Found]:
-        """Return the transaction's own writes among what is read."""
+        """Return the transaction's own writes in the range that is read."""
         own: dict[tuple[bytes, int], Found] = {}
         for (written, time_us), value in self._operations.writes.items():
             wanted = written == topic if topic_filter is None else topic_filter.matches(written)
@@ -118,7 +119,7 @@ class TransactionView:
 
 
 def _in_order(row: Found) -> tuple[bytes, int]:
-    """Return what rows are sorted by; times that are not given yet come last, in their order."""
+    """Return the sort key of a row; rows without a time yet come last, in their order."""
     return row.topic, TIME_END - row.time_us if row.time_us < 0 else row.time_us
 
 

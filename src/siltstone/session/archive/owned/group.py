@@ -1,4 +1,4 @@
-"""One share group in the hands of its leader: changed here, saved when the leader says so."""
+"""One share group that its leader owns: the leader changes it and decides when to save it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 
 class GroupChanges(TypedDict, total=False):
-    """What `put_meta` can change."""
+    """The fields that `put_meta` can change."""
 
     strategy: str
     expiry_seconds: int
@@ -34,7 +34,7 @@ class GroupChanges(TypedDict, total=False):
 
 
 class GroupContent:
-    """A group by its rows."""
+    """The content of a group, as it is divided into rows."""
 
     __slots__ = ("keys", "meta", "progress")
 
@@ -44,24 +44,24 @@ class GroupContent:
         self.progress = SavedProgress(group.position, group.done)
 
     def group(self) -> SavedGroup:
-        """Return all of it as one value."""
+        """Return the whole group as one value."""
         return replace(self.meta, position=self.progress.position, done=self.progress.done)
 
     def topics(self) -> list[str]:
-        """Return the topics of the rows beside the state's."""
+        """Return the topics of the rows other than the owner and the state."""
         return [self.keys.progress]
 
     def is_plain(self, topic: str) -> bool:
-        """Say whether a row can be saved without a look at the state and the index."""
+        """Tell whether a row can be saved without the state and the index."""
         return topic == self.keys.progress
 
     def row(self, topic: str) -> bytes | None:
-        """Return the value of a row; None when it says nothing."""
+        """Return the value of a row; None if it has only defaults and is not stored."""
         assert topic == self.keys.progress
         return encode_progress(self.progress) if self.progress != NO_PROGRESS else None
 
     def stored(self, revision: int) -> Stored:
-        """Return the state as it is to be stored."""
+        """Return the state to store."""
         state = encode_group(self.meta, revision)
         return Stored(state, group_index(self.meta, self.keys), revision)
 
@@ -72,19 +72,19 @@ class OwnedGroup(Owned):
     __slots__ = ("_content",)
 
     def __init__(self, begin: Begin, content: GroupContent, stored: Stored, serial: int) -> None:
-        """Own what is stored, by this commit."""
+        """Own the stored group, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
 
     @property
     def state(self) -> SavedGroup:
-        """The group as it is now, saved or not."""
+        """The group as it is now, whether saved or not."""
         return self._content.group()
 
     def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
-        """Stand in this database: where the group was saved, or at the beginning of another one.
+        """Continue in this database: at the saved position, or at the beginning of a new database.
 
-        What it gave up is returned in the latter case; all of it changes with the next save.
+        In the second case, return what the group lost. The changes are saved with the next save.
         """
         state, started = group_in(self.state, origin)
         self.put_meta(identity=state.identity, since=state.since)
@@ -93,7 +93,7 @@ class OwnedGroup(Owned):
         return started
 
     def put_meta(self, **changes: Unpack[GroupChanges]) -> None:
-        """Change what is no progress; the timer for its end follows with the save."""
+        """Change fields other than the progress; the save also updates the expiry timer."""
         meta = replace(self._content.meta, **changes)
         if meta != self._content.meta:
             self._content.meta = meta
@@ -102,7 +102,7 @@ class OwnedGroup(Owned):
     def put_progress(
         self, *, position: tuple[ShardSerial, ...], done: tuple[SerialRange, ...] = ()
     ) -> None:
-        """Set how far the members have come."""
+        """Set the common progress of the members."""
         progress = SavedProgress(position, done)
         if progress != self._content.progress:
             self._content.progress = progress
@@ -110,7 +110,7 @@ class OwnedGroup(Owned):
 
 
 def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, Stored] | None:
-    """Return a group by its rows, and how it is stored; None when there is none.
+    """Return a group from its rows, and its stored form; None if there is none.
 
     Raises: CorruptionError.
     """
@@ -122,5 +122,5 @@ def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, Stor
     content = GroupContent(group, keys)
     if keys.progress in values:
         content.progress = decode_progress(values[keys.progress])
-    # The bytes as they are there: another version may have written them otherwise.
+    # Keep the stored bytes: another version may encode the same state differently.
     return content, content.stored(revision)._replace(state=state)

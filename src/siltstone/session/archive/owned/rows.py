@@ -1,8 +1,9 @@
-"""Rows of the archive in the hands of one owner: what was changed is saved, and only that.
+"""Rows of the archive that one owner may change: only changed rows are saved.
 
-Every save requires the serial by which the owner took the rows, so one that was taken over changes
-nothing any more. A save that moves the index also requires the state from which it moves it: if the
-save before it failed it fails as well, and the index never counts a thing twice, nor forgets one.
+Every save requires the serial by which the owner took the rows, so a former owner can change
+nothing. A save that updates the index also requires the stored state on which the update is based.
+If the save before it failed, this save fails as well, so the index never counts a session twice and
+never misses one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Begin = Callable[[], Transaction]
 
 
 class Stored(NamedTuple):
-    """A state as it is stored, what is to be found of it, and how often it was stored."""
+    """A state as it is stored, its index, and its revision (how many times it was stored)."""
 
     state: bytes
     found: Index
@@ -38,30 +39,30 @@ class Keys(Protocol):
 
 
 class Content(Protocol):
-    """What the rows say: a session or a group."""
+    """The content of a session or a group."""
 
     @property
     def keys(self) -> Keys: ...
 
     def topics(self) -> list[str]:
-        """Return the topics of the rows beside those of the owner and the state."""
+        """Return the topics of the rows other than the owner and the state."""
         ...
 
     def row(self, topic: str) -> bytes | None:
-        """Return the value of a row, None when it is to be deleted."""
+        """Return the value of a row; None if the row must be deleted."""
         ...
 
     def is_plain(self, topic: str) -> bool:
-        """Say whether a row can be saved without a look at the state and the index."""
+        """Tell whether a row can be saved without the state and the index."""
         ...
 
     def stored(self, revision: int) -> Stored:
-        """Return the state as it is to be stored: another one for each revision."""
+        """Return the state to store; its bytes are different for each revision."""
         ...
 
 
 class _Save(NamedTuple):
-    """A save under way: what it stores, what was stored before it, and what it was built on."""
+    """A save in progress: its rows, what was stored before it, and the chain it is based on."""
 
     ticket: CommitTicket
     touched: dict[str, None]
@@ -87,38 +88,39 @@ class OwnedRows:
     )
 
     def __init__(self, begin: Begin, content: Content, stored: Stored, serial: int) -> None:
-        """Own what is stored, by this commit."""
-        # The commit by which the rows were taken: greater for each later owner.
+        """Own the stored rows, by the commit with this serial."""
+        # The serial of the commit by which the rows were taken: greater for each later owner.
         self.serial = serial
         self._begin = begin
         self._content = content
         self._owner_topic = content.keys.owner
         self._state_topic = content.keys.state
         self._touched: dict[str, None] = {}
-        # What the last save that moved the index has left, should it succeed.
+        # The stored state after the last save that updates the index, if that save succeeds.
         self._stored = stored
-        # Those that were begun, in order, until somebody looks what became of them.
+        # The saves that were submitted, in order, until `_settle` has checked their outcome.
         self._saves: list[_Save] = []
-        # How many of those that move the index have failed.
+        # The number of failed saves that update the index. Saves based on a failed one are not
+        # counted.
         self._chain = 0
         self._dropping: CommitTicket | None = None
 
     def touch(self, topic: str) -> None:
-        """Take note that a row was changed."""
+        """Record that a row was changed."""
         self._touched[topic] = None
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is anything to save, be it again."""
+        """Whether there is anything to save, including rows of failed saves."""
         self._settle()
         return bool(self._touched)
 
     def save_later(self) -> CommitTicket | None:
-        """Begin to store what was changed; None when there is nothing to do.
+        """Begin to store the changed rows; None if there is nothing to do.
 
-        What could not be stored is changed again once the ticket is done.
+        If the save fails, its rows count as changed again once the ticket is done.
 
-        Raises: OverloadedError, PoisonedError, ClosedError; UsageError when it was dropped.
+        Raises: OverloadedError, PoisonedError, ClosedError; UsageError if the rows were dropped.
         """
         self._settle()
         if not self._touched:
@@ -134,7 +136,7 @@ class OwnedRows:
             submitted = True
         finally:
             if not submitted:
-                # Nothing was built on it yet.
+                # No later save is based on it yet.
                 self._stored = old
                 self._put_back(touched, indexed=new is not old)
         self._saves.append(_Save(ticket, touched, old, self._chain, new is not old))
@@ -154,9 +156,9 @@ class OwnedRows:
         return self._dropping
 
     def _settle(self) -> None:
-        """Look what became of the saves: count as changed again what could not be stored, and the
-        index as it was. Those that were built on one that failed fail too, and change nothing of
-        that.
+        """Check the outcome of the saves that are done. The rows of a failed save count as changed
+        again, and the stored state is what it was before that save. Saves that were based on a
+        failed one fail too; they do not reset the stored state again.
         """
         while self._saves and self._saves[0].ticket.done:
             save = self._saves.pop(0)
@@ -172,7 +174,7 @@ class OwnedRows:
             self._touched[self._state_topic] = None
 
     def _next(self, touched: dict[str, None]) -> Stored:
-        """Return what will be stored; the same as now where only plain rows were changed."""
+        """Return the state to store; it is the stored one if only plain rows were changed."""
         if all(map(self._content.is_plain, touched)):
             return self._stored
         self._stored = self._content.stored(self._stored.revision + 1)
@@ -182,7 +184,7 @@ class OwnedRows:
     def _schedule(
         self, tx: Transaction, touched: dict[str, None], old: Stored, new: Stored
     ) -> None:
-        """Put what was changed into a transaction; deletions come first, which costs less."""
+        """Put the changes into a transaction. Deletions come first, because this costs less."""
         rows = {topic: self._content.row(topic) for topic in touched}
         for topic, value in rows.items():
             if value is None:
@@ -207,7 +209,7 @@ class OwnedRows:
 
 
 class Owned:
-    """A session or group in the hands of its owner. It belongs to one thread."""
+    """A session or group that one owner may change. It belongs to one thread."""
 
     __slots__ = ("_rows",)
 
@@ -216,7 +218,7 @@ class Owned:
 
     @property
     def serial(self) -> int:
-        """The commit by which it was taken: greater for each later owner."""
+        """The serial of the commit by which it was taken: greater for each later owner."""
         return self._rows.serial
 
     @property
@@ -225,25 +227,25 @@ class Owned:
         return self._rows.is_dirty
 
     def save_later(self) -> CommitTicket | None:
-        """Begin to store what was changed since the last save; None when nothing was.
+        """Begin to store the changes since the last save; None if there are none.
 
-        Does not wait. What could not be stored is to be saved again once the ticket is done; its
-        error is FencedError when there is another owner by now.
+        Does not wait. Changes of a failed save must be saved again once the ticket is done. The
+        error of the ticket is FencedError if there is another owner now.
 
-        Raises: OverloadedError, PoisonedError, ClosedError; UsageError when it was dropped.
+        Raises: OverloadedError, PoisonedError, ClosedError; UsageError if it was dropped.
         """
         return self._rows.save_later()
 
     def save(self) -> None:
-        """Store what was changed, and wait for it. Raises: what save_later and the commit raise."""
+        """Store the changes and wait. Raises: what save_later and the commit raise."""
         ticket = self.save_later()
         if ticket is not None:
             ticket.wait()
 
     def drop_later(self) -> CommitTicket:
-        """Begin to delete it with everything that is kept of it."""
+        """Begin to delete it, with all its rows and index entries."""
         return self._rows.drop_later()
 
     def drop(self) -> None:
-        """Delete it, and wait for that. Raises: FencedError."""
+        """Delete it and wait for the commit. Raises: FencedError."""
         self.drop_later().wait()

@@ -1,4 +1,4 @@
-"""One durable session in the hands of its owner: changed here, saved when the owner says so."""
+"""One durable session that an owner has: the owner changes it and decides when to save it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from siltstone.store.slab.identity import DatabaseIdentity
 
 
 class SessionChanges(TypedDict, total=False):
-    """What `put_meta` can change."""
+    """The fields that `put_meta` can change."""
 
     user: str
     version: int
@@ -56,13 +56,13 @@ class SessionChanges(TypedDict, total=False):
 
 
 class SessionContent:
-    """A session by its rows."""
+    """The content of a session, as it is divided into rows."""
 
     __slots__ = ("extra", "keys", "meta", "progress", "received", "subscriptions")
 
     def __init__(self, session: SavedSession, keys: SessionKeys) -> None:
         self.keys = keys
-        # Of it only what has no rows of its own.
+        # Only the fields that have no rows of their own are used from it.
         self.meta = session
         self.subscriptions = {keys.filter(one.filter): one for one in session.subscriptions}
         self.progress = SavedProgress(
@@ -72,7 +72,7 @@ class SessionContent:
         self.extra = {keys.message(one.packet_id): one for one in session.extra}
 
     def session(self) -> SavedSession:
-        """Return all of it as one value; subscriptions by filter, messages by packet id."""
+        """Return the whole session: subscriptions sorted by filter, messages by packet id."""
         position, done, inflight, next_packet_id = self.progress
         return replace(
             self.meta,
@@ -86,15 +86,15 @@ class SessionContent:
         )
 
     def topics(self) -> list[str]:
-        """Return the topics of the rows beside the state's."""
+        """Return the topics of the rows other than the owner and the state."""
         return [self.keys.progress, self.keys.received, *self.subscriptions, *self.extra]
 
     def is_plain(self, topic: str) -> bool:
-        """Say whether a row can be saved without a look at the state and the index."""
+        """Tell whether a row can be saved without the state and the index."""
         return topic in (self.keys.progress, self.keys.received)
 
     def row(self, topic: str) -> bytes | None:
-        """Return the value of a row; None when it is not there, or says nothing."""
+        """Return the value of a row; None if the row does not exist or has only defaults."""
         if topic == self.keys.progress:
             return encode_progress(self.progress) if self.progress != NO_PROGRESS else None
         if topic == self.keys.received:
@@ -106,7 +106,7 @@ class SessionContent:
         return None if message is None else encode_message(message)
 
     def stored(self, revision: int) -> Stored:
-        """Return the state as it is to be stored."""
+        """Return the state to store."""
         index = session_index(self.meta, self.subscriptions.values(), self.keys)
         return Stored(encode_session(self.meta, revision), index, revision)
 
@@ -117,18 +117,18 @@ class OwnedSession(Owned):
     __slots__ = ("_content",)
 
     def __init__(self, begin: Begin, content: SessionContent, stored: Stored, serial: int) -> None:
-        """Own what is stored, by this commit."""
+        """Own the stored session, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
 
     @property
     def client_id(self) -> str:
-        """Whose session it is."""
+        """The client id of the session."""
         return self._content.meta.client_id
 
     @property
     def state(self) -> SavedSession:
-        """The session as it is now, saved or not; subscriptions by filter, extra by packet id."""
+        """The session as it is now, saved or not; sorted like SessionContent.session."""
         return self._content.session()
 
     @property
@@ -137,9 +137,9 @@ class OwnedSession(Owned):
         return self._content.meta.dropped
 
     def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
-        """Stand in this database: where the session was saved, or at the beginning of another one.
+        """Continue in this database: at the saved position, or at the beginning of a new database.
 
-        What it gave up is returned in the latter case; all of it changes with the next save.
+        In the second case, return what the session lost. The changes are saved with the next save.
         """
         state, started = session_in(self.state, origin)
         self.put_meta(identity=state.identity, unclean=state.unclean)
@@ -155,7 +155,7 @@ class OwnedSession(Owned):
         return started
 
     def put_meta(self, **changes: Unpack[SessionChanges]) -> None:
-        """Change what is no list; the timers for expiry and will follow with the save."""
+        """Change fields that are not lists; the save also updates the expiry and will timers."""
         content = self._content
         meta = replace(content.meta, **changes)
         if meta != content.meta:
@@ -163,14 +163,14 @@ class OwnedSession(Owned):
             self._rows.touch(content.keys.state)
 
     def put_subscription(self, subscription: SavedSubscription) -> None:
-        """Add a subscription, or set that of the same filter."""
+        """Add a subscription, or replace the one with the same filter."""
         topic = self._content.keys.filter(subscription.filter)
         if self._content.subscriptions.get(topic) != subscription:
             self._content.subscriptions[topic] = subscription
             self._rows.touch(topic)
 
     def drop_subscription(self, topic_filter: str) -> bool:
-        """Remove a subscription; say whether there was one."""
+        """Remove a subscription; return whether there was one."""
         topic = self._content.keys.filter(topic_filter)
         if self._content.subscriptions.pop(topic, None) is None:
             return False
@@ -185,7 +185,7 @@ class OwnedSession(Owned):
         inflight: tuple[SavedInflight, ...] = (),
         next_packet_id: int = 1,
     ) -> None:
-        """Set how far the session has come."""
+        """Set the progress of the session."""
         progress = SavedProgress(position, done, inflight, next_packet_id)
         if progress != self._content.progress:
             self._content.progress = progress
@@ -199,13 +199,13 @@ class OwnedSession(Owned):
             self._rows.touch(self._content.keys.received)
 
     def put_extra(self, message: SavedMessage) -> None:
-        """Add a message in flight that is in no store."""
+        """Add a message in flight that is not in the store."""
         topic = self._content.keys.message(message.packet_id)
         self._content.extra[topic] = message
         self._rows.touch(topic)
 
     def drop_extra(self, packet_id: int) -> bool:
-        """Remove such a message; say whether there was one."""
+        """Remove a message that `put_extra` added; return whether there was one."""
         topic = self._content.keys.message(packet_id)
         if self._content.extra.pop(topic, None) is None:
             return False
@@ -214,7 +214,7 @@ class OwnedSession(Owned):
 
 
 def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
-    """Return a session by its rows, and how it is stored; None when there is none.
+    """Return a session from its rows, and its stored form; None if there is none.
 
     Raises: CorruptionError.
     """
@@ -238,5 +238,5 @@ def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, 
                 pass
             case _:
                 raise CorruptionError(f"unknown row {topic!r} in a session", path=PATH)
-    # The bytes as they are there: another version may have written them otherwise.
+    # Keep the stored bytes: another version may encode the same state differently.
     return content, content.stored(revision)._replace(state=state)

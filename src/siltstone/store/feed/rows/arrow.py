@@ -1,6 +1,7 @@
 """Rows of a batch as Arrow, or as Python rows.
 
-What was read from the disk stays in the map; what was committed a moment ago is made from memory.
+Rows that were read from the disk stay in the map. Rows that were just committed are converted from
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class Choose(Protocol):
-    """Takes some rows of a column."""
+    """Selects some rows of a column."""
 
     def __call__(self, column: list[T], /) -> list[T]: ...
 
@@ -45,7 +46,7 @@ def arrow_of(
 ) -> pa.RecordBatch:
     """Return rows of a batch, None for all of them, with these columns.
 
-    Raises: UsageError for an unknown column, or for more than fits into one record batch.
+    Raises: UsageError for an unknown column, or for more rows than fit into one record batch.
     """
     whole = _whole(batch, columns)
     if rows is None:
@@ -56,7 +57,7 @@ def arrow_of(
 
 
 def _whole(batch: FeedBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return all rows; made once for all who get some of them, as they often want the same."""
+    """Return all rows; converted once, because several feeds often want the same rows."""
     key = tuple(columns)
     made = cast("tuple[tuple[str, ...], pa.RecordBatch] | None", batch.arrow)
     if made is not None and made[0] == key:
@@ -138,10 +139,10 @@ def _all(column: list[T]) -> list[T]:
 
 
 def _passing(batch: FeedBatch) -> FeedBatch:
-    """Return a batch with its lists; those that were read are not kept with it.
+    """Return a batch with its lists; lists of rows that were read are not kept in the batch itself.
 
-    Whoever takes all rows takes them once, and lists that stay would be visited by Python's
-    collector again and again.
+    A user that takes all rows takes them once, and Python's collector would visit lists that stay
+    again and again.
     """
     if batch.loader is None or batch.origin is None:
         batch.load()
@@ -156,12 +157,12 @@ def _passing(batch: FeedBatch) -> FeedBatch:
 
 
 def _rows(batch: FeedBatch, choose: Choose) -> list[Row]:
-    """Make rows of what is chosen of each column."""
+    """Create rows from the selected values of each column."""
     names = {name: name.decode() for name in batch.names}
     publishers = choose(batch.publishers)
     known = {name: name.decode() for name in set(publishers)}
     flags = choose(batch.flags)
-    # What rows share is made once, and nothing stands between the lists and the rows.
+    # Shared values are created once, and no other objects are created between lists and rows.
     return make_rows(
         zip(
             map(names.__getitem__, choose(batch.topics)),

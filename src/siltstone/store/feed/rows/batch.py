@@ -1,8 +1,8 @@
-"""Rows on their way to feeds: parallel lists, in order of serials. Compiled.
+"""Batches of rows for feeds: parallel lists, in order of serials. Compiled.
 
-A batch is what one flush committed, or what one read found. Its lists are made when somebody wants
-rows of it; before that only the distinct topics of a committed one are there. It is shared by
-everybody who gets rows of it: nobody changes it.
+A batch has the rows of one flush or of one read. Its lists are created when rows are needed; before
+that only the distinct topics of a committed batch exist. All feeds that receive rows of a batch
+share it, and must not change it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from siltstone.store.log.write.cook import Cooked
 class FeedBatch:
     """Rows of one generation of a shard; it accounts for the serials from start to stop.
 
-    `names` are the distinct topics, `topics` has the topic of each row. `properties` is empty when
-    no row has any. The lists are whole after `load`. Where the batch is not `mixed`, rows stand in
-    the order in which they came; else those of one stream of a frame stand together.
+    `names` has the distinct topics, `topics` the topic of each row. `properties` is empty if no row
+    has any. The lists are complete after `load`. If the batch is not `mixed`, rows are in the order
+    of their arrival; else the rows of one stream of a frame are consecutive.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class FeedBatch:
         self.count = count
         self.serials: list[int] = []
         self.size_bytes = 0
-        # No row is older.
+        # No row has an earlier timestamp.
         self.first_timestamp_us = 0
-        # Where rows are stamped ahead, all of them came before this; 0 where none are.
+        # If timestamps are ahead of the clock, all rows arrived before this time; else 0.
         self.closed_us = 0
         self.names: list[bytes] = []
         self.topics: list[bytes] = []
@@ -41,33 +41,33 @@ class FeedBatch:
         self.timestamps: list[int] = []
         self.publishers: list[bytes] = []
         self.properties: list[bytes] = []
-        # What readers have made of distinct properties, for those that come behind them. Two
-        # threads may do so at the same time: both make the same.
+        # A cache for readers: a converted form for each distinct value of properties. Two threads
+        # may fill it at the same time, with the same values.
         self.receivable: dict[bytes, bytes] = {}
         self.mixed = False
         self._numbers: list[int] = []
         self._stream_ids: list[int] = []
         self.loader: Callable[[FeedBatch], None] | None = None
         self.stream_loader: Callable[[], list[tuple[int, int]]] | None = None
-        # What the rows were read from, and what was made of them, for those who want Arrow.
+        # The pieces that the rows were read from, and the rows as Arrow, if they were converted.
         self.origin: object = None
         self.arrow: object = None
 
     def number_rows(self) -> list[int]:
-        """Return the serial of each row; those of a committed frame follow each other."""
+        """Return the serial of each row; those of a committed frame are consecutive."""
         if not self.serials and self.count:
             self.serials = list(range(self.start_serial, self.stop_serial))
         return self.serials
 
     def came_us(self, index: int) -> int:
-        """Return when a row of a loaded batch came: by its time, or earlier where the clock was
-        ahead then.
+        """Return the arrival time of a row of a loaded batch: its timestamp, or an earlier time if
+        the clock was ahead.
         """
         timestamp_us = self.timestamps[index]
         return min(timestamp_us, self.closed_us) if self.closed_us else timestamp_us
 
     def topic_numbers(self) -> list[int]:
-        """Return which of the distinct topics each row of a loaded batch has."""
+        """Return the number of the topic in `names` for each row of a loaded batch."""
         if not self._numbers:
             known: dict[bytes, int] = {}
             for number in range(len(self.names)):
@@ -76,7 +76,7 @@ class FeedBatch:
         return self._numbers
 
     def streams(self) -> list[tuple[int, int]]:
-        """Return which stream the rows belong to: (stream id, rows), one after the other."""
+        """Return the streams of the rows, in order: (stream id, number of rows)."""
         loader = self.stream_loader
         return [] if loader is None else loader()
 
@@ -90,7 +90,7 @@ class FeedBatch:
         return self._stream_ids
 
     def load(self) -> None:
-        """Make the lists, once. Two threads may do so at the same time: both make the same."""
+        """Create the lists, once. Two threads may do so at the same time, with the same result."""
         loader = self.loader
         if loader is not None:
             self.number_rows()
@@ -99,7 +99,7 @@ class FeedBatch:
 
 
 class _Committed:
-    """The rows of a frame as the cook made them, by stream."""
+    """The rows of a frame as the cook produced them, by stream."""
 
     def __init__(self, cooked: Cooked) -> None:
         self.parts = cooked.streams
@@ -129,7 +129,7 @@ class _Committed:
 
 
 def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cooked) -> FeedBatch:
-    """Return the rows of a frame that was just committed; takes the lists of the cook over."""
+    """Return the rows of a frame that was just committed; the lists of the cook are not copied."""
     stop = first_serial + cooked.row_count
     batch = FeedBatch(shard, generation, first_serial, stop, cooked.row_count)
     committed = _Committed(cooked)
@@ -161,8 +161,8 @@ def _joined_numbers(lists: list[list[int]]) -> list[int]:
 
 
 def rows_by_name(batch: FeedBatch, wanted: Iterable[int]) -> list[list[int] | None]:
-    """Return the rows of a loaded batch that have each of the wanted topics, by number; None for
-    those that nobody wants.
+    """Return for each topic, by number, the rows of a loaded batch that have it; None for topics
+    that are not wanted.
     """
     rows: list[list[int] | None] = [None] * len(batch.names)
     for number in wanted:
@@ -176,7 +176,7 @@ def rows_by_name(batch: FeedBatch, wanted: Iterable[int]) -> list[list[int] | No
 
 
 def rows_of_names(by_name: list[list[int] | None], wanted: list[int]) -> list[int]:
-    """Return the rows that have any of the wanted topics, by number, in order."""
+    """Return the rows that have any of the wanted topics, which are numbers, in order."""
     rows: list[int] = []
     for number in wanted:
         mine = by_name[number]
@@ -189,7 +189,7 @@ def rows_of_names(by_name: list[list[int] | None], wanted: list[int]) -> list[in
 
 
 def rows_by_time(batch: FeedBatch, rows: list[int] | None) -> list[int]:
-    """Return rows of a loaded batch, all of them for None, in the order in which they came."""
+    """Return rows of a loaded batch, None for all of them, in order of their arrival."""
     if rows is None:
         rows = list(range(batch.count))
     return sorted(rows, key=batch.timestamps.__getitem__) if batch.mixed else rows

@@ -1,8 +1,8 @@
-"""Pieces of frames as lists of Python values. Compiled.
+"""Convert pieces of frames to lists of Python values. Compiled.
 
-Columns are copied out of the map as a whole where most of their rows are wanted, and cut in memory:
-a slice of bytes costs a third of one of a map. Numbers are read from the bytes, so that none but
-those that are handed out become Python's.
+If most rows of a column are wanted, the whole column is copied from the map and cut in memory: a
+slice of bytes costs a third of a slice of a map. Numbers are read from the bytes, so that only the
+numbers that are returned become Python objects.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def serials_of(pieces: list[Piece]) -> list[int]:
 
 
 def load_pieces(pieces: list[Piece], batch: FeedBatch) -> None:
-    """Make the lists of a batch from what was read."""
+    """Create the lists of a batch from the pieces that were read."""
     topics: list[bytes] = []
     values: list[bytes] = []
     flags: list[int] = []
@@ -90,7 +90,7 @@ def load_pieces(pieces: list[Piece], batch: FeedBatch) -> None:
 
 
 def streams_of(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """Return which stream the rows belong to: (stream id, rows), one after the other."""
+    """Return the streams of the rows, in order: (stream id, number of rows)."""
     streams: list[tuple[int, int]] = []
     for piece in pieces:
         rows = None if piece.picked is None else rows_in(piece)
@@ -125,7 +125,7 @@ def _strings(
 
 
 def _cut(section: memoryview, data: memoryview, start: int, stop: int) -> list[bytes]:
-    """Return the entries start to stop of a column of strings."""
+    """Return the entries from start to stop of a column of strings."""
     bounds = bytes(section[4 * start : 4 * stop + 4])
     count: i64 = stop - start
     first: i64 = i64(read_i32_le(bounds, 0))
@@ -161,7 +161,7 @@ def _integers(section: memoryview, width: int, piece: Piece, rows: list[int] | N
 def _topics(
     frame: FrameView, piece: Piece, rows: list[int] | None, names: dict[bytes, bytes]
 ) -> list[bytes]:
-    """Return the topic of each row; enter those that are new to the batch."""
+    """Return the topic of each row; add the topics that are new to the batch to `names`."""
     index = frame.section(TOPIC_INDEX)
     offsets = frame.section(TOPIC_OFFSETS)
     data = frame.section(TOPICS)
@@ -186,13 +186,13 @@ def _topics(
 
 
 def _chosen(words: list[bytes], index: bytes, width: int) -> list[bytes]:
-    """Return the word of each row, whose numbers are in a column of integers."""
+    """Return the word of each row; `index` is a column of word numbers."""
     chosen: list[bytes] = []
     size: i64 = len(index)
     at: i64 = 0
     if width == 1:
         for number in index:
-            chosen.append(words[number])  # noqa: PERF401 - a loop is what is compiled best
+            chosen.append(words[number])  # noqa: PERF401 - a loop compiles best
     elif width == 2:
         while at < size:
             chosen.append(words[i64(read_i16_le(index, at))])
@@ -219,7 +219,7 @@ def _times(frame: FrameView, piece: Piece, rows: list[int] | None) -> list[int]:
     at: i64 = 0
     if width == 1:
         for after in column:
-            found.append(first + after)  # noqa: PERF401 - a loop is what is compiled best
+            found.append(first + after)  # noqa: PERF401 - a loop compiles best
     elif width == 2:
         while at < size:
             found.append(first + i64(read_i16_le(column, at)))

@@ -1,4 +1,4 @@
-"""What a check of the store finds, and what is known of a segment while it is checked."""
+"""The findings of a check of the store, and the known facts about a segment during the check."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Severity = Literal["damage", "note"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is not as it should be. A note needs no repair; repaired tells what was done
-    about damage, and is empty where nothing was.
+    """One problem that a check found.
+
+    A note needs no repair. `repaired` says what repair did about damage; it is empty if it did
+    nothing.
     """
 
     path: PurePath
@@ -31,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How far a segment goes, and what its successor begins with."""
+    """The end of a segment, and the state with which its successor begins."""
 
     next_serial: int
     last_timestamp_us: int
@@ -42,8 +44,9 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What manifest and neighbours say of a segment. One that is closed must have an index; the one
-    before it, where there is one, belongs to the same slab.
+    """What the manifest and the neighbouring segments say about a segment.
+
+    A closed segment must have an index. The segment before, if there is one, is in the same slab.
     """
 
     identity: SlabIdentity
@@ -55,8 +58,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A range of bytes that holds no sound frame, and the serials that went with it, which are at
-    most these where nobody knows how many there were.
+    """A range of bytes without a valid frame, and the serials that are lost with it.
+
+    `at_most` means that the number of rows is unknown and `rows` is its upper bound.
     """
 
     start: int
@@ -69,17 +73,17 @@ class Damage:
 
     @property
     def problem(self) -> str:
-        """What is wrong here, and what is lost."""
+        """The problem, and the lost rows."""
         lost = lost_serials(self.first_serial, self.rows, at_most=self.at_most)
         return f"{self.reason}; {lost}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Survey:
-    """What a segment was found to be; without a header that can be trusted there is no segment.
+    """The result of the check of a segment; `segment` is None if the header is not valid.
 
-    behind is where bytes stand behind the last frame of a segment that takes no more; bad_cells
-    says that positions in the header cannot be true.
+    `behind` is a range with bytes after the last frame of a segment that accepts no more frames.
+    `bad_cells` means that positions in the header are impossible.
     """
 
     path: PurePath
@@ -106,7 +110,7 @@ class Survey:
         self._find(offset, problem, "damage")
 
     def reserved_serial(self) -> int:
-        """Return the reserved serial that the header holds, 0 where it cannot be true."""
+        """Return the reserved serial of the header, 0 if it is impossible."""
         if self.segment is None:
             return 0
         serial, next_base = self.segment.reserved_serial, self.expected.next_base
@@ -114,7 +118,7 @@ class Survey:
         return serial if sane and (next_base is None or serial <= next_base) else 0
 
     def end(self) -> End | None:
-        """Return where the segment ends, None where nobody can tell."""
+        """Return the end of the segment, None if it is unknown."""
         if self.segment is None:
             return None
         next_serial = max(self.segment.index.next_serial, self.reserved_serial())
@@ -135,12 +139,12 @@ class Survey:
 
 
 def uncounted_loss(next_serial: int) -> str:
-    """Say that rows are lost where nothing is left that could tell how many there were."""
+    """Return a text that says that an unknown number of rows is lost."""
     return f"an unknown number of rows is lost; the next serial is {next_serial}"
 
 
 def lost_serials(first: int, rows: int, *, at_most: bool = False) -> str:
-    """Say which rows are lost; at most these where nobody knows how many there were."""
+    """Return a text that says which rows are lost, or at most lost."""
     if rows == 0:
         return "no row is lost"
     count = f"at most {rows}" if at_most else rows

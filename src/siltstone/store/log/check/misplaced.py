@@ -1,9 +1,9 @@
-"""Segments and indexes that stand under names which are not theirs: put back, or into quarantine.
+"""Segments and indexes with a wrong file name: renamed, or moved to quarantine.
 
-A sound header says which serial its segment begins with, and so what its name was; a sound index
-the same of its segment. A segment goes back where its own name is free. A second copy goes into
-quarantine, and so does an index under a wrong name, for it can be made anew. A crash at any step
-leaves names that the next repair puts right.
+A valid header contains the serial with which its segment begins, and so its correct name. A valid
+index contains the same. A segment is renamed if its correct name is free. A second copy is moved to
+quarantine. An index with a wrong name is moved there too, because it can be rebuilt. A crash at any
+step leaves names that the next repair corrects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from siltstone.store.segment.sift import SlabBounds, list_segments
 def put_back(
     fs: FileSystem, place: PurePath, identity: SlabIdentity, quarantine: PurePath
 ) -> list[Finding]:
-    """Give the segments of a slab their own names; return what was found and done."""
+    """Give the segments of a slab their correct names; return the findings with their repairs."""
     findings: list[Finding] = []
     bounds = SlabBounds(seed=identity.seed)
     named, _ = list_segments(fs, place, fs.list(place), bounds)
@@ -42,7 +42,7 @@ def put_back(
             findings.append(_put_away(fs, place, base, strays.pop(base), quarantine))
             names.remove(base)
         else:
-            # Each has the name of another: one makes room for the first of them.
+            # The segments have each other's names. Move one of them out of the way of the first.
             base, aside = next(iter(strays)), max(names) + 1
             _rename(fs, segment_path(place, base), segment_path(place, aside))
             strays[aside] = strays.pop(base)
@@ -51,7 +51,7 @@ def put_back(
 
 
 def _own_base(fs: FileSystem, place: PurePath, base: int, identity: SlabIdentity) -> int:
-    """Return the serial that a segment of this slab says to begin with; else that of its name."""
+    """Return the serial in the header of a segment of this slab; else the one of its file name."""
     try:
         header = open_segment(fs, segment_path(place, base)).header
     except SiltstoneError:
@@ -76,7 +76,7 @@ def _put_away(
 
 
 def _put_indexes_away(fs: FileSystem, place: PurePath, quarantine: PurePath) -> list[Finding]:
-    """Clear the names of indexes that are those of other segments."""
+    """Move indexes with the name of another segment to quarantine."""
     findings: list[Finding] = []
     for entry in fs.list(place):
         path = place / entry.name

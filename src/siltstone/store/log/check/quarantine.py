@@ -1,10 +1,10 @@
-"""Where bytes go that repair takes out of a slab: one file each, its reason beside it.
+"""The quarantine: bytes that repair removes from a slab, one file each with a reason file.
 
     DIR/quarantine/<database>-<shard>-<generation>-<base serial>-<offset>.frame
-    DIR/quarantine/<database>-<shard>-<generation>-<base serial>.seg      a segment given up whole
+    DIR/quarantine/<database>-<shard>-<generation>-<base serial>.seg      a whole segment
 
-Nothing stands here without its reason, so that is written first; both are durable before anything
-takes the place of what they were.
+Every file here has a reason, so the reason is written first. Both are durable before the original
+bytes are replaced.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Quarantine:
         self._prefix = f"{identity.database}-{identity.shard}-{identity.generation}"
 
     def keep(self, path: PurePath, offset: int, data: bytes, reason: str) -> PurePath:
-        """Copy bytes of a segment here; return the copy. The same bytes are kept once."""
+        """Copy bytes of a segment here, the same bytes only once; return the path of the copy."""
         name = f"{self._prefix}-{path.stem}-{offset}.frame"
         target = self._directory / name
-        # A crash after this step makes the next repair keep the same bytes again.
+        # After a crash behind this step, the next repair keeps the same bytes again.
         if not self._fs.exists(target) or self._fs.read(target) != data:
             target = self._reasoned(name, f"{path} offset={offset}: {reason}")
             replace_file(self._fs, target, data)
         return target
 
     def keep_file(self, path: PurePath, reason: str) -> PurePath:
-        """Give a whole segment a second name here and return it; the caller replaces the first."""
+        """Link a whole segment to a name here and return it; the caller replaces the original."""
         target = self._reasoned(f"{self._prefix}-{path.stem}.seg", f"{path}: {reason}")
         self._fs.link(path, target)
         self._fs.sync_directory(self._directory)
         return target
 
     def _reasoned(self, name: str, reason: str) -> PurePath:
-        """Return a free name that has its reason beside it."""
+        """Return a free name whose reason file is written."""
         create_directories(self._fs, self._directory)
         target = free_name(self._fs, self._directory, name)
         path = target.with_name(target.name + REASON_SUFFIX)

@@ -1,14 +1,15 @@
-"""Make a lost manifest anew from the segments of its database.
+"""Rebuild a lost manifest from the segments of its database.
 
-Headers say which database, shard and generation a segment is of, and with which seed its frames are
-checked; those of this version also the salt, which is the identity of the database, and the topic
-of a topic log. The first frame says when a slab began. Only the settings are lost: they are the
-defaults, but for what the segments show. Where the journal beside a sound manifest is damaged,
-all that the manifest says stays, as does what the whole lines of the journal say. Only the topic
-logs of the other lines are made anew.
+The header of a segment contains its database, shard and generation, and the seed for the checksums
+of its frames. Headers of this version also contain the salt, which determines the identity of the
+database, and the topic of a topic log. The first frame contains the time when a slab began. Only
+the settings are lost: they get their defaults, except for those that the segments show.
 
-Needs every shard of which nothing else is known, from the first on: where one has no segment left,
-a manifest would say that its rows never were.
+If the manifest is valid and only its journal is damaged, everything in the manifest stays, and
+everything in the valid lines of the journal. Only the topic logs of the other lines are rebuilt.
+
+Every shard that is known from nothing else must have a segment, from the first shard on. Otherwise
+the manifest would say that the rows of a lost shard never existed.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from siltstone.store.slab.manifest import (
 )
 from siltstone.store.slab.settings import DatabaseSettings
 
-# A database that is being dropped has no manifest any more, and gets none.
+# A database that is being dropped has no manifest any more, and none is rebuilt.
 _DROPPING: Final = "dropping"
-# The database of topic logs; its segments of earlier versions do not say so.
+# The database of topic logs; segments of earlier versions do not contain this fact.
 _TOPIC_LOGS: Final = "topics"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What the segments of one slab say."""
+    """The facts in the segments of one slab."""
 
     id: SlabId
     first_serial: int
@@ -59,21 +60,21 @@ class _Found:
     salts: set[int] = field(default_factory=set)
     topic: str = ""
     file_bytes: int = 0
-    # Its last segment tells the time of its last row.
+    # The time of the last row, from the last segment.
     last_us: int = 0
 
 
 def remake_manifest(
     fs: FileSystem, directory: PurePath, quarantine: PurePath, cause: SiltstoneError
 ) -> tuple[Manifest, Finding] | None:
-    """Write a manifest for the segments in a directory; None where they do not tell enough."""
+    """Write a manifest for the segments in a directory; None if they do not say enough."""
     if not fs.exists(directory) or fs.exists(directory / _DROPPING):
         return None
     path = directory / MANIFEST
     problem = cause.reason if isinstance(cause, CorruptionError) else "the manifest is missing"
     sound: Manifest | None = None
     with suppress(NotFoundError, CorruptionError):
-        # Then it is the journal beside it that is damaged.
+        # If this succeeds, the journal is damaged, not the manifest.
         sound = read_manifest_alone(fs, directory)
     if sound is not None:
         damaged = journal_path(directory, sound.journal)
@@ -81,7 +82,7 @@ def remake_manifest(
         if manifest is None:
             return None
         done = "the topic logs are those of the segments"
-        # In this order: what the journal says must not be lost in between.
+        # In this order: the contents of the journal must not be lost in between.
         replace_file(fs, path, manifest.encode())
         done += _set_aside(fs, damaged, quarantine, cause)
     else:
@@ -97,22 +98,22 @@ def remake_manifest(
 
 
 def _set_aside(fs: FileSystem, path: PurePath, quarantine: PurePath, cause: SiltstoneError) -> str:
-    """Move a damaged file into quarantine; return what to tell of it."""
+    """Move a damaged file into quarantine; return a text for the finding."""
     if not fs.exists(path):
         return ""
     return f"; kept as {quarantine_file(fs, path, quarantine, f'{path}: {cause}')}"
 
 
 def _are_all(shards: Collection[int], *, since: int) -> bool:
-    """Tell whether no shard is missing between this one and the last."""
+    """Return whether no shard is missing from `since` to the last."""
     return sorted(shards) == list(range(since, since + len(shards)))
 
 
 def _completed(
     fs: FileSystem, directory: PurePath, sound: Manifest, added: Iterable[AddedLog]
 ) -> Manifest | None:
-    """Return a sound manifest with the topic logs that were added to it: those of which the journal
-    tells, and between or behind them those that only their segments know.
+    """Return a valid manifest with the topic logs that were added to it: those in the journal, and
+    between or after them those that only the segments contain.
     """
     count = sound.settings.shards
     told = {log.shard: log for log in added if log.shard >= count}
@@ -154,14 +155,14 @@ def _numbers_in(fs: FileSystem, directory: PurePath) -> list[int]:
 def _look_at_all(
     fs: FileSystem, directory: PurePath, slabs: Iterable[SlabId]
 ) -> list[_Found] | None:
-    """Return what slabs say of themselves; None where nothing of one of them can be believed."""
+    """Return the facts about slabs; None if nothing in one of them is valid."""
     looked = [_look_at(fs, directory, slab) for slab in slabs]
     found = [each for each in looked if each is not None]
     return found if len(found) == len(looked) else None
 
 
 def _look_at(fs: FileSystem, directory: PurePath, slab: SlabId) -> _Found | None:
-    """Return what a slab says of itself; None where nothing of it can be believed."""
+    """Return the facts in the segments of a slab; None if no segment is valid."""
     place = slab_directory(directory, slab)
     found: _Found | None = None
     for entry in list_segments(fs, place, fs.list(place))[0]:
@@ -194,7 +195,7 @@ def _look_at(fs: FileSystem, directory: PurePath, slab: SlabId) -> _Found | None
 
 
 def _last_us(segment: Segment) -> int:
-    """Return the time of the last frame in a segment that can be read."""
+    """Return the time of the last readable frame in a segment."""
     with suppress(CorruptionError):
         segment.follow()
     return max(segment.index.last_times[: segment.index.frame_count], default=0)
@@ -234,7 +235,7 @@ def _manifest_of(database: str, slabs: list[_Found]) -> Manifest:
 
 
 def _odd_seeds(salt: int, slabs: Iterable[_Found]) -> dict[str, int]:
-    """Return the seeds of slabs that do not follow from the salt."""
+    """Return the seeds of slabs that cannot be derived from the salt."""
     return {str(each.id): each.seed for each in slabs if each.seed != seed_of(salt, each.id)}
 
 
@@ -242,7 +243,7 @@ def _records(slabs: list[_Found]) -> Iterable[SlabRecord]:
     after: Mapping[SlabId, _Found] = {
         before.id: each for before, each in pairwise(slabs) if before.id.shard == each.id.shard
     }
-    # Where a later generation begins earlier, the clock was ahead when these rows came.
+    # If a later generation begins earlier, the clock was ahead when these rows arrived.
     earliest: dict[int, int] = {}
     closed: dict[SlabId, int | None] = {}
     for each in reversed(slabs):
@@ -278,5 +279,5 @@ def _topics(slabs: list[_Found], shards: int) -> list[str]:
 
 
 def _unnamed(shard: int) -> str:
-    """Return the topic of a log whose own one is lost."""
+    """Return a topic for a log whose own topic is lost."""
     return f"recovered/{shard}"

@@ -1,14 +1,14 @@
-"""Make a damaged database one that opens again and serves every row that is left.
+"""Repair a damaged database, so that it opens again and serves every row that is left.
 
-Needs the lock of the data directory, and the database closed. Order of every change: the bytes that
-are given up are in quarantine, durably, before anything takes their place; so a crash at any step
-leaves damage that the next repair finds again, and nothing is ever lost twice.
+Repair needs the lock of the data directory, and the database must be closed. The order of every
+change is: removed bytes are in quarantine, durably, before anything replaces them. A crash at any
+step therefore leaves damage that the next repair finds again, and no data is lost twice.
 
 - A damaged frame becomes a hole, which keeps its serials; see `restore.py`.
-- A file that has the name of another gets its own; see `misplaced.py`.
-- A damaged header of a segment is written anew, from the manifest and the name of the file.
-- A file in which no frame is whole, or a missing one, becomes a segment with one hole.
-- An index is made anew from its segment, a manifest from all segments; see `remake.py`.
+- A file with the name of another one is renamed; see `misplaced.py`.
+- A damaged header of a segment is rebuilt from the manifest and the name of the file.
+- A file without a valid frame, or a missing one, becomes a segment with one hole.
+- An index is rebuilt from its segment, a manifest from all segments; see `remake.py`.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from siltstone.store.segment.writer import SegmentWriter, create_segment
 from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState, read_manifest
 from siltstone.topic.structure import NEVER, Structure
 
-# The header is CRCed and fixed up to here; the positions that move follow.
+# The header is fixed and has a CRC up to here; the positions that change follow.
 _FIXED_BYTES: Final = 2048
 _PAGE_BYTES: Final = 4096
 _ATTEMPTS_MAX: Final = 8
 _ROWS_IN_HOLE_MAX: Final = (1 << 32) - 1
-# More than any slab holds: a serial must not be used twice.
+# More rows than any slab holds, because a serial must not be used twice.
 _ROWS_IN_SLAB_MAX: Final = 1 << 40
 _NO_STATE: Final = (b"", b"")
 
 
 def mend_database(fs: FileSystem, directory: PurePath, quarantine: PurePath) -> list[Finding]:
-    """Repair what can be repaired; return what was found and what was done about it."""
+    """Repair as much as possible; return the findings with their repairs."""
     findings: list[Finding] = []
     try:
         manifest = read_manifest(fs, directory)
@@ -104,8 +104,8 @@ def mend_database(fs: FileSystem, directory: PurePath, quarantine: PurePath) -> 
 
 
 def slabs_of(manifest: Manifest, shard: int) -> list[tuple[SlabRecord, int | None]]:
-    """Return the slabs of a shard, the oldest first, each with the serial at which the generation
-    after it begins; None where that was dropped or is yet to come.
+    """Return the slabs of a shard, the oldest first, each with the first serial of the generation
+    after it; None if that one was dropped or does not exist yet.
     """
     records = manifest.slabs_of(shard)
     serials = {record.generation: record.first_serial for record in records}
@@ -137,13 +137,13 @@ class _SlabMender:
         self.findings: list[Finding] = []
 
     def inherit(self, before: End) -> None:
-        """Say with what the generation before ended, where that is known."""
+        """Set the state at the end of the generation before, if it is known."""
         structure = Structure([NEVER])
         structure.apply(before.structure)
         self._state = structure.inherit([NEVER]).export(), before.producers
 
     def run(self, next_base: int | None) -> End | None:
-        """Repair all segments; return where the last one ends."""
+        """Repair all segments; return the end of the last one."""
         if not self._fs.exists(self._place):
             create_directories(self._fs, self._place)
         self.findings += put_back(self._fs, self._place, self._identity, self._quarantine_directory)
@@ -158,7 +158,7 @@ class _SlabMender:
         number = 0
         while True:
             stop = bases[number] if number < len(bases) else next_base
-            # Behind a segment without rows one serial is left out: its name is taken.
+            # Behind a segment without rows one serial is skipped, because the file name is taken.
             left_out = int(number > 0 and bases[number - 1] == self._reached)
             if stop is not None and stop > self._reached + left_out:
                 if number < len(bases) and stop not in lost and self._put_away(stop):
@@ -187,8 +187,9 @@ class _SlabMender:
             number += 1
 
     def _put_away(self, base: int) -> bool:
-        """Take a file with the name of a segment out where the slab has no use for it and nothing
-        in it is of this slab; say whether that was so. No row of the slab is lost with it.
+        """Move a file with the name of a segment to quarantine, if the slab does not need it and
+        nothing in it belongs to this slab; return whether it was moved. No row of the slab is lost
+        with it.
         """
         path = segment_path(self._place, base)
         try:
@@ -208,7 +209,7 @@ class _SlabMender:
         return True
 
     def _mend_segment(self, path: PurePath, expected: Expected) -> End | None:
-        """Repair one thing after the other, until a survey finds no more that can be."""
+        """Repair one problem after another, until a survey finds none that can be repaired."""
         changed = stale = False
         survey = self._survey(path, expected)
         for _ in range(_ATTEMPTS_MAX):
@@ -222,7 +223,7 @@ class _SlabMender:
             elif survey.behind:
                 self._clear(survey)
             elif survey.index_problem:
-                # What a repaired segment makes of its index is not worth telling.
+                # If the segment itself was repaired, its stale index is not reported.
                 if not self._rebuild_index(survey, tell=not stale):
                     break
             elif changed or survey.bad_cells:
@@ -242,7 +243,7 @@ class _SlabMender:
     # Frames
 
     def _fill(self, survey: Survey) -> None:
-        """Put holes in the place of damaged frames."""
+        """Replace damaged frames by holes."""
         segment, path = survey.segment, survey.path
         assert segment is not None
         damages = list(survey.damages)
@@ -265,7 +266,7 @@ class _SlabMender:
             file.sync()
 
     def _clear(self, survey: Survey) -> None:
-        """Put zeros behind the last frame of a segment that takes no more."""
+        """Write zeros after the last frame of a segment that accepts no more frames."""
         assert survey.segment is not None
         start, stop = survey.behind.start, survey.behind.stop
         problem = f"{stop - start} bytes follow the last frame"
@@ -278,7 +279,7 @@ class _SlabMender:
         self._tell(survey.path, start, problem, f"cleared; kept as {kept}")
 
     def _rebuild_index(self, survey: Survey, *, tell: bool) -> bool:
-        """Write the index anew; False where something else has its name."""
+        """Rebuild the index; return False if something else has its name."""
         segment, end = survey.segment, survey.end()
         assert segment is not None
         assert end is not None
@@ -292,7 +293,7 @@ class _SlabMender:
         return True
 
     def _set_cells(self, survey: Survey) -> None:
-        """Say in the header that everything up to the last frame is synced and visible."""
+        """Set the header positions: everything up to the last frame is synced and visible."""
         assert survey.segment is not None
         file = self._fs.open(survey.path, writable=True)
         segment = Segment(survey.path, file.map(writable=True))
@@ -313,7 +314,7 @@ class _SlabMender:
     # Segments
 
     def _mend_header(self, survey: Survey) -> None:
-        """Write the header anew where frames of this slab follow it; else give the file up."""
+        """Rebuild the header if frames of this slab follow it; else replace the file by a hole."""
         problem = survey.findings[0].problem
         path = survey.path
         if not holds_frames(self._fs, path, self._identity.seed):
@@ -321,7 +322,7 @@ class _SlabMender:
             return
         with self._fs.open(path, writable=True) as file:
             head = file.read_at(0, SEGMENT_HEADER_BYTES)
-            # A file that was cut short gets its size back: what it has lost then shows as damage.
+            # A file that was cut short gets its size back. Its lost part is then found as damage.
             declared = declared_bytes(head)
             cut_short = declared > file.size()
             size = max(-(-file.size() // _PAGE_BYTES) * _PAGE_BYTES, SEGMENT_BYTES_MIN, declared)
@@ -348,7 +349,7 @@ class _SlabMender:
         )
 
     def _replace(self, survey: Survey, problem: str) -> None:
-        """Give a whole file up; a segment with one hole takes its name at once."""
+        """Move a whole file to quarantine; a segment with one hole takes its name at once."""
         path, base = survey.path, int(survey.path.stem)
         sealed, _ = load_index(self._fs, path)
         entry = next(item for item in self._fs.list(self._place) if item.name == path.name)
@@ -357,7 +358,7 @@ class _SlabMender:
             stop = sealed.index.next_serial
         counted = stop is not None
         if stop is None:
-            # A serial must not be used twice, and no row takes less than a byte.
+            # A serial must not be used twice, and every row takes at least one byte.
             stop = base + max(entry.size_bytes, self._segment_bytes)
         lost = lost_serials(base, stop - base) if counted else uncounted_loss(stop)
         kept = self._quarantine.keep_file(path, f"{problem}; {lost}")
@@ -365,7 +366,7 @@ class _SlabMender:
         self._tell(path, 0, f"{problem}; {lost}", f"a hole; kept as {kept}")
 
     def _bridge(self, start: int, stop: int) -> None:
-        """Put a segment with one hole in the place of a missing one."""
+        """Replace a missing segment by a segment with one hole."""
         path = segment_path(self._place, start)
         move_aside(self._fs, path)
         self._write_hole(start, stop, closed=True, counted=True)
@@ -373,7 +374,9 @@ class _SlabMender:
         self._tell(path, 0, problem, "a hole")
 
     def _begin_anew(self) -> int:
-        """Let a slab that has lost all it had go on far behind; return where it begins."""
+        """Let a slab that lost all segments continue at a much higher serial; return its first
+        serial.
+        """
         start, closed = self._reached, self._record.state is not SlabState.CURRENT
         stop = start + _ROWS_IN_SLAB_MAX
         move_aside(self._fs, segment_path(self._place, start))
@@ -384,8 +387,10 @@ class _SlabMender:
         return start
 
     def _write_hole(self, start: int, stop: int, *, closed: bool, counted: bool) -> None:
-        """Create a segment that holds a state and holes for these serials; where nobody can tell
-        how many of them had rows, a hole of none, and a state behind that goes on at the last.
+        """Create a segment with a state frame, and holes for these serials.
+
+        If the number of lost rows is unknown, the segment has a hole without rows, and behind it a
+        state frame that continues at `stop`.
         """
         edges, producers = self._state
         edges = edges or Structure([NEVER]).export()

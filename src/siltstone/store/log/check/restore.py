@@ -1,9 +1,9 @@
-"""What goes in the place of damaged frames, so that the rows of all others can still be read.
+"""The replacements for damaged frames, which keep the rows of all other frames readable.
 
-A hole keeps the place of a frame and its serials. The frame may have taught the structure streams
-that later frames use: their rows hold the topics in full and the id of a stream is a hash of its
-path, so the path is found again by trying which levels vary, and goes into the hole. The first
-frame of a segment becomes a state again.
+A hole keeps the space of a frame and its serials. The damaged frame may have contained the edges of
+streams that later frames use. The rows of these frames contain the full topics, and the id of a
+stream is a hash of its path. The path is therefore found by trying which levels vary, and its edges
+are written into the hole. The first frame of a segment becomes a state frame again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from siltstone.topic.edges import (
 )
 from siltstone.topic.structure import NEVER, Structure
 
-# Twice as many paths are tried with each level more.
+# Each further level doubles the number of paths to try.
 LEVELS_TRIED_MAX: Final = 14
-# A frame's length has 32 bits; larger damage becomes several holes.
+# The length of a frame has 32 bits; larger damage becomes several holes.
 HOLE_BYTES_MAX: Final = 1 << 30
 
 _COUNT_BYTES: Final = 4
@@ -41,7 +41,7 @@ _NO_EDGES: Final = bytes(_COUNT_BYTES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """A frame to be written over damage."""
+    """A frame that is written over damage."""
 
     position: int
     header: FrameHeader
@@ -49,8 +49,8 @@ class Patch:
 
 
 def find_levels(stream_id: int, topics: list[bytes]) -> list[bytes] | None:
-    """Return the levels of the stream with this id that holds these topics, b"+" where they vary;
-    None where no path that was tried has the id.
+    """Return the levels of the stream with this id that holds these topics, b"+" for varying
+    levels; None if no path that was tried has the id.
     """
     words = [topic.split(b"/") for topic in topics]
     if len({len(levels) for levels in words}) != 1:
@@ -82,7 +82,7 @@ def _child_id(node_id: int, level: bytes) -> int:
 
 @dataclass(slots=True)
 class Fill:
-    """What goes in the place of one damage; takes edges as long as there is room for them."""
+    """The replacement for one damage; it accepts edges while there is space for them."""
 
     damage: Damage
     producers: bytes
@@ -97,13 +97,13 @@ class Fill:
         return self.damage.start == SEGMENT_HEADER_BYTES
 
     def know(self, structure: bytes) -> None:
-        """Say what is known before the damage, and need not be taught again."""
+        """Set the structure that is known before the damage, and need not be repeated."""
         self._structure.apply(structure)
         self._known_bytes = len(structure)
         self._known_count = int.from_bytes(structure[:_COUNT_BYTES], "little")
 
     def take(self, edges: bytes) -> bool:
-        """Teach these edges too; False where there is no room."""
+        """Add these edges too; return False if there is no space."""
         self._structure.apply(edges)
         exported = self._structure.export()
         count = int.from_bytes(exported[:_COUNT_BYTES], "little") - self._known_count
@@ -114,7 +114,7 @@ class Fill:
         return True
 
     def begin_state(self, edges: bytes, producers: bytes) -> bytes:
-        """Begin with this state, or with an empty one where there is no room; return its edges."""
+        """Begin with this state, or with an empty one if there is no space; return its edges."""
         if not edges or not self._fits(edges, producers):
             edges, producers = _NO_EDGES, b""
         self.producers = producers
@@ -123,7 +123,7 @@ class Fill:
         return edges
 
     def patches(self) -> list[Patch]:
-        """Return the frames to write, which take the place of the damage to the byte."""
+        """Return the frames to write; together they have exactly the size of the damage."""
         body, sections = encode_state(self.edges, self.producers)
         position, left = self.damage.start, self.damage.stop - self.damage.start
         patches: list[Patch] = []
@@ -168,7 +168,7 @@ def _hole(
 
 
 class Restorer:
-    """Goes through a damaged segment and gathers what its holes must teach."""
+    """Scans a damaged segment and collects the edges that its holes must contain."""
 
     def __init__(self, segment: Segment, damages: list[Damage], state: tuple[bytes, bytes]) -> None:
         self._segment = segment
@@ -179,7 +179,7 @@ class Restorer:
         self.lost: list[Damage] = []
 
     def run(self) -> None:
-        """Fill `fills`, one a damage, and `lost`: whole frames that nothing can be made of."""
+        """Fill `fills`, one for each damage, and `lost`: valid frames whose streams are unknown."""
         index = self._segment.index
         steps: list[tuple[int, Damage | int]] = [(item.start, item) for item in self._damages]
         given_up = {item.start for item in self._damages}
@@ -205,7 +205,7 @@ class Restorer:
         self.fills.append(fill)
 
     def _teach(self, frame: FrameView) -> bool:
-        """Learn what a whole frame teaches; let the holes teach what it lacks."""
+        """Apply the edges of a valid frame; add missing edges to the holes before it."""
         edges = frame.section(EDGES)
         complete = self._apply(edges)
         for stream_id, _, _, first, count in frame.directory():
@@ -226,7 +226,7 @@ class Restorer:
         try:
             self._structure.apply(edges)
         except ValueError:
-            # The edges before the bad one stay; they must not count as pending.
+            # The edges before the invalid one stay; they must not count as pending.
             self._structure.take_pending()
             return False
         return True

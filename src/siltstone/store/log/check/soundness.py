@@ -1,7 +1,7 @@
-"""What must hold inside a frame whose bytes are those that were written.
+"""The rules for the contents of a frame whose checksum is correct.
 
-A checksum tells damage of the disk from what was written; these rules tell whether what was written
-makes sense. Nothing here trusts a length or an offset before it was checked.
+A checksum detects damage by the disk. These rules check whether the data that was written is
+consistent. No length or offset is used here before it was checked.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _TOPICS_REMEMBERED: Final = 100_000
 
 
 class UnsoundError(ValueError):
-    """The frame breaks a rule; the text says which."""
+    """The frame breaks a rule; the text says which one."""
 
 
 def open_sound_frame(segment: Segment, position: int, header: FrameHeader) -> FrameView:
-    """Lay out a frame and check all that can be told from it alone. Raises: UnsoundError."""
+    """Open a frame and check every rule that needs only this frame. Raises: UnsoundError."""
     try:
         frame = segment.open_frame(position, header)
     except CorruptionError as exc:
@@ -101,7 +101,7 @@ def _require(holds: bool, rule: str) -> None:
 def _check_sections(frame: FrameView) -> None:
     header, view = frame.header, frame.view
     if header.compression == APART:
-        # What stands before the sections is values.
+        # The values are before the sections.
         view = view[len(view) - header.length + HEADER_BYTES :]
     _require(header.body_bytes == len(view), "the length of the body does not match the header")
     used = header.section_count * SECTION.size
@@ -144,7 +144,7 @@ def _check_rows(frame: FrameView) -> None:
 
 
 def _check_directory(frame: FrameView) -> int:
-    """Check that the streams share out all rows and topics in order; return how many topics."""
+    """Check that the streams cover all rows and topics in order; return the number of topics."""
     header = frame.header
     _require(
         frame.table.lengths[STREAMS] == header.stream_count * DIRECTORY.size,
@@ -233,18 +233,18 @@ def _check_times(frame: FrameView) -> None:
 
 
 class TopicRules:
-    """Checks that the topics of frames lead to the streams that hold them.
+    """Checks that the topics of frames belong to the streams that hold them.
 
-    Remembers what was checked, for a topic never changes its stream.
+    It caches results, because a topic never changes its stream.
     """
 
     def __init__(self) -> None:
         self._streams: dict[bytes, int] = {}
 
     def strangers(self, frame: FrameView, structure: Structure) -> list[int]:
-        """Return the streams of a sound frame that the structure does not know.
+        """Return the streams of a consistent frame that the structure does not contain.
 
-        Raises: UnsoundError for a topic that is none, or belongs to another stream.
+        Raises: UnsoundError for an invalid topic, or for one of another stream.
         """
         unknown: list[int] = []
         for stream_id, _, _, first, count in frame.directory():

@@ -1,4 +1,4 @@
-"""Check one segment and the index beside it; nothing is changed and nothing trusted."""
+"""Check one segment and its index; change nothing, and trust nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from siltstone.store.segment.index import SealedIndex, SegmentIndex, decode_inde
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment, open_segment
 from siltstone.store.segment.sift import index_path
 
-# What repair leaves alone: nobody but the user can say what it is.
+# Repair does not touch this: only the user knows what it is.
 NAME_TAKEN: Final = "something that is not a file has the name of the index"
 
 
@@ -56,7 +56,7 @@ def _check_identity(segment: Segment, expected: Expected) -> None:
 
 
 def load_index(fs: FileSystem, path: PurePath) -> tuple[SealedIndex | None, str]:
-    """Return the index beside a segment, or None and why there is no sound one."""
+    """Return the index of a segment, or None and the reason why there is no valid one."""
     beside = index_path(path)
     try:
         with fs.open(beside, writable=False) as file:
@@ -72,7 +72,7 @@ def load_index(fs: FileSystem, path: PurePath) -> tuple[SealedIndex | None, str]
 
 
 def _judge_index(survey: Survey, found: SegmentIndex) -> None:
-    """Compare the index with what the walk has found."""
+    """Compare the index with the result of the walk."""
     if survey.sealed is None:
         if survey.expected.closed and not survey.index_problem:
             survey.index_problem = "the index is missing"
@@ -85,7 +85,7 @@ def _judge_index(survey: Survey, found: SegmentIndex) -> None:
 
 
 def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str:
-    """Return in what an index is not that of its segment; nothing where it is."""
+    """Return the difference between an index and its segment, "" if there is none."""
     index = sealed.index
     left_out = max(found.next_serial, survey.reserved_serial())
     for name, same in (

@@ -1,8 +1,9 @@
 """Check every invariant of a database on the disk, offline, on any file system.
 
-Checking changes nothing and takes no lock: beside a process that writes it checks what readers may
-see. Repair needs the lock of the data directory, held by the caller, and the database closed; what
-it did is told with what it found, and everything is checked again behind it.
+A check changes nothing and takes no lock. While another process writes, it checks the data that
+readers may see. Repair needs the lock of the data directory, held by the caller, and the database
+must be closed. The report contains the repairs with the findings, and everything is checked again
+after the repair.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LEFT_BY_A_CRASH: Final = "a file that a crash left; the next start removes it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was found, and how much was looked at."""
+    """The findings, and how much was checked."""
 
     findings: tuple[Finding, ...]
     segments: int
@@ -52,7 +53,7 @@ class VerifyReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether anything was found that is not a mere note, be it repaired or not."""
+        """Whether there is a finding other than a note, repaired or not."""
         return any(finding.severity == "damage" for finding in self.findings)
 
 
@@ -64,10 +65,12 @@ def verify_database(
     quarantine: PurePath,
     progress: Callable[[int], None] = lambda _size_bytes: None,
 ) -> VerifyReport:
-    """Check the database in this directory; with repair, mend what can be mended first.
+    """Check the database in this directory; with `repair`, first repair as much as possible.
 
-    `progress` gets the size of each segment that was checked. What repair takes out of a segment is
-    kept in the quarantine directory. Raises: DiskError, StorageFullError.
+    `progress` is called with the size of each segment that was checked. Bytes that repair removes
+    from a segment are kept in the quarantine directory.
+
+    Raises: DiskError, StorageFullError.
     """
     mended = mend_database(fs, directory, quarantine) if repair else []
     check = _Check(fs, directory, progress)
@@ -82,7 +85,7 @@ def verify_database(
 
 
 def manifest_problems(manifest: Manifest, directory: PurePath) -> list[str]:
-    """Return what is wrong with the slabs that a manifest names."""
+    """Return the problems of the slabs that a manifest names."""
     problems: list[str] = []
     if manifest.database != directory.name:
         problems.append(f"the manifest belongs to database {manifest.database!r}")
@@ -105,7 +108,7 @@ def manifest_problems(manifest: Manifest, directory: PurePath) -> list[str]:
 
 
 def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
-    """Yield what is wrong with the slabs of a shard, given in order of their generations."""
+    """Yield the problems of the slabs of a shard, which are in order of their generations."""
     current = [record.id for record in records if record.state is SlabState.CURRENT]
     if not records or current != [records[-1].id]:
         yield f"shard {shard} must have one current slab, the newest"
@@ -115,10 +118,10 @@ def shard_problems(shard: int, records: list[SlabRecord]) -> Iterator[str]:
         if record.until_us is not None and record.until_us < record.since_us:
             yield f"slab {record.id} ends before it begins"
     for before, after in pairwise(records):
-        # Between two that do not adjoin there was one that was dropped.
+        # If two slabs do not adjoin, the slab between them was dropped.
         adjoin = after.generation == before.generation + 1
         until_us = after.since_us if before.until_us is None else before.until_us
-        # Behind one that is stamped ahead of the clock, times begin anew.
+        # After a slab with timestamps ahead of the clock, times may go back.
         if before.closed_us is None and (
             until_us > after.since_us or (adjoin and until_us != after.since_us)
         ):
@@ -143,7 +146,7 @@ class _Check:
         self.bytes = 0
 
     def run(self) -> None:
-        """Check the manifest, then every slab that it names, then what it does not name."""
+        """Check the manifest, then every slab that it names, then all other files."""
         path = self._directory / MANIFEST
         try:
             manifest = read_manifest(self._fs, self._directory)
@@ -169,12 +172,12 @@ class _Check:
         self.findings.append(Finding(path=path, offset=0, problem=problem, severity=severity))
 
     def _slab(self, manifest: Manifest, record: SlabRecord, next_base: int | None) -> None:
-        """Check the segments of a slab, which must reach to the serial where the next begins."""
+        """Check the segments of a slab, which must reach the serial where the next slab begins."""
         found = len(self.findings)
         try:
             self._segments(manifest, record, next_base)
         except NotFoundError:
-            # Another process may have dropped it while we looked.
+            # Another process may have dropped it during the check.
             if record.id not in (slab.id for slab in self._manifest_now().slabs):
                 del self.findings[found:]
             else:
@@ -232,7 +235,7 @@ class _Check:
             self._find(place, problem)
 
     def _strangers(self, manifest: Manifest) -> None:
-        """Tell of names that the manifest does not account for."""
+        """Report files and directories that the manifest does not name."""
         named: dict[str, set[str]] = {}
         for record in manifest.slabs:
             named.setdefault(str(record.shard), set()).add(str(record.generation))

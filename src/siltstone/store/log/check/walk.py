@@ -1,8 +1,8 @@
-"""The way through the frames of one segment, from end to end.
+"""The walk through the frames of one segment, from the first to the last.
 
-It goes on behind damage at the next frame that is whole, or where the index says that one begins,
-so that all damage is known at once. What is torn and what is damaged is told apart by the rule of
-`store/segment/recovery.py`.
+After damage the walk continues at the next valid frame, or where the index says that one begins, so
+that all damage is found at once. The rule of `store/segment/recovery.py` distinguishes torn frames
+from damaged ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class Walk:
-    """The way through the frames of one segment."""
+    """The walk through the frames of one segment."""
 
     def __init__(self, survey: Survey, segment: Segment, rules: TopicRules, data_end: int) -> None:
         self._survey = survey
@@ -52,7 +52,7 @@ class Walk:
         self._rooms_from: int | None = None
 
     def run(self) -> None:
-        """Enter every frame and every damage, then judge what stands behind them."""
+        """Record every frame and every damage, then check the bytes behind them."""
         while True:
             position = self._index.end_position
             header = self._frame_at(position)
@@ -80,8 +80,10 @@ class Walk:
         self._index.end_position = position + header.length
 
     def _leave_rooms(self) -> None:
-        """Judge the tail. Rooms that no frame follows were being filled when the process ended, or
-        when the segment was sealed: then they may stay.
+        """Check the tail.
+
+        Rooms that no frame follows were being filled when the process ended, or when the segment
+        was sealed. In a sealed segment they may stay.
         """
         if self._rooms_from is None:
             self._judge_tail()
@@ -119,12 +121,12 @@ class Walk:
     def _note_hole(self, position: int, header: FrameHeader) -> None:
         lost = lost_serials(header.first_serial, header.row_count)
         if header.row_count == 0 and self._index.frame_count == 2:
-            # Right behind the state it stands for a whole file.
+            # Directly after the state frame it stands for a whole file.
             lost = "an unknown number of rows is lost"
         self._survey.note(position, f"hole: {lost}")
 
     def _check_place(self, position: int, header: FrameHeader) -> None:
-        """Check what a frame says against those before it."""
+        """Check the header of a frame against the frames before it."""
         survey, record = self._survey, self._survey.expected.record
         first = position == SEGMENT_HEADER_BYTES
         rows = header.kind == ROWS
@@ -151,7 +153,7 @@ class Walk:
                 survey.damage(position, problem)
 
     def _learn(self, frame: FrameView) -> None:
-        """Take over edges and producers, and check the rows against them. Raises: UnsoundError."""
+        """Apply edges and producers, and check the rows against them. Raises: UnsoundError."""
         survey = self._survey
         edges, producers = frame.section(EDGES), frame.section(PRODUCERS)
         if frame.header.kind == STATE:
@@ -161,7 +163,7 @@ class Walk:
                 survey.structure.apply(edges)
             strangers = self._rules.strangers(frame, survey.structure)
         except ValueError as exc:
-            # What a damaged frame taught is missing here: it is told there, not of this one.
+            # Edges of a damaged frame are missing here. That damage is reported, not this frame.
             if not survey.damages:
                 raise UnsoundError(str(exc)) from exc
             strangers = []
@@ -183,7 +185,7 @@ class Walk:
             survey.damage(position, "the state does not match the frames before it")
 
     def _pass_damage(self, position: int) -> bool:
-        """Enter the damage that begins here; False where the frames end instead."""
+        """Record the damage that begins here; return False if the frames end here instead."""
         if position + HEADER_BYTES > self._segment.header.file_bytes:
             return False
         sealed = self._survey.sealed
@@ -192,7 +194,7 @@ class Walk:
             return True
         stands_to = self._stands_to(position)
         proven, following = self._look_behind(position, proven=position < stands_to)
-        # A writer may have finished this frame while we looked behind it.
+        # A writer may have finished this frame during the search.
         if self._frame_at(position) is not None:
             return True
         if not proven:
@@ -210,8 +212,8 @@ class Walk:
     def _look_behind(
         self, position: int, *, proven: bool
     ) -> tuple[bool, tuple[int, FrameHeader] | None]:
-        """Look for the next frame that is whole, and for proof that what stands here is damaged and
-        not torn.
+        """Search for the next valid frame, and for proof that the bytes here are damaged and not
+        torn.
         """
         following: tuple[int, FrameHeader] | None = None
         view, seed = self._segment.view, self._segment.header.seed
@@ -225,7 +227,7 @@ class Walk:
         return proven, following
 
     def _stands_to(self, position: int) -> int:
-        """Return up to where nothing may be missing."""
+        """Return the position up to which no frame may be missing."""
         sealed, next_base = self._survey.sealed, self._survey.expected.next_base
         if sealed is not None:
             return sealed.index.end_position
@@ -237,8 +239,10 @@ class Walk:
         return max(self._synced, self._visible)
 
     def _rows_to_end(self, position: int, stop: int) -> tuple[int, bool]:
-        """Return how many rows stood in the last, damaged part, and whether that is only a bound;
-        never too few, for a serial is not used twice.
+        """Return the number of rows in the last, damaged part, and whether it is only an upper
+        bound.
+
+        The number is never too small, because a serial must not be used twice.
         """
         sealed, next_base = self._survey.sealed, self._survey.expected.next_base
         if sealed is not None:
@@ -288,7 +292,7 @@ class Walk:
         self._survey.damage(end, f"{used - end} bytes follow the last frame")
 
     def _used_from(self, position: int) -> int:
-        """Return the position behind the last byte that is set, this one where none is."""
+        """Return the position after the last nonzero byte; `position` if there is none."""
         used = position
         for start in range(position, self._bound, _CHUNK_BYTES):
             piece = bytes(self._segment.view[start : min(self._bound, start + _CHUNK_BYTES)])
@@ -318,14 +322,14 @@ class Walk:
 
 
 def _position(segment: Segment, value: int) -> int:
-    """Return a position that the header holds, 0 where it cannot be one."""
+    """Return a position from the header, 0 if it is impossible."""
     sane = SEGMENT_HEADER_BYTES <= value <= segment.header.file_bytes and value % 8 == 0
     return value if sane else 0
 
 
 def _indexed(index: SegmentIndex, position: int, found: SegmentIndex) -> tuple[int, int] | None:
-    """Return where the frame at position ends and how many rows it has, as the index says; None
-    where it does not know such a frame.
+    """Return the end and the number of rows of the frame at `position` from the index; None if the
+    index has no such frame.
     """
     number = bisect_right(index.positions, position, 0, index.frame_count) - 1
     if number < 0 or index.positions[number] != position:

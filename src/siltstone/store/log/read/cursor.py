@@ -1,8 +1,9 @@
-"""Rows of many streams in order of time, for people.
+"""Read the rows of many streams in order of time.
 
-Within a slab the frames follow each other in time and the rows of one frame are sorted by it; so do
-the slabs of a shard, unless the clock was ahead and times began anew. Across shards, and behind
-where times began anew, the rows that no other can precede are merged, many at a time.
+Within a slab the frames follow each other in time, and the rows of one frame are sorted by time.
+The slabs of a shard follow each other in time too, unless the clock was ahead and was set back. The
+rows of several shards, and of the parts of a shard before and after the clock was set back, are
+merged, many rows at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.topic.structure import Match
 
-# Pieces are gathered up to this many rows before they are turned into Arrow and sorted.
+# Pieces are collected up to this many rows before they are converted to Arrow and sorted.
 _GATHER_ROWS: Final = 16_384
 _GATHER_BYTES: Final = 64 * 1024 * 1024
 
@@ -29,7 +30,7 @@ ShardPlan = list[tuple[Slab, list[Match], int]]
 def read_in_time_order(
     shards: Sequence[ShardPlan], span: Span, columns: Sequence[str], rows_max: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield record batches with these columns, rows rising in time."""
+    """Yield record batches with these columns, in rising order of time."""
     wanted = list(columns)
     carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
     sources = [_shard_tables(part, span, carried) for plan in shards for part in _rising(plan)]
@@ -45,7 +46,7 @@ def read_in_time_order(
 
 
 def _rising(plan: ShardPlan) -> list[ShardPlan]:
-    """Cut the slabs of a shard, given in order of their generations, where times begin anew."""
+    """Split the slabs of a shard, in order of their generations, where the clock was set back."""
     parts: list[ShardPlan] = []
     until_us: int | None = None
     for each in plan:
@@ -69,7 +70,7 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
             try:
                 pieces = next(found, None)
             except CorruptionError as exc:
-                # What stands before the damage comes first.
+                # First return the rows before the damage.
                 damage, pieces = exc, None
             if pieces is None:
                 break
@@ -87,9 +88,9 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
 
 
 def _held_bytes(pieces: Sequence[Piece]) -> int:
-    """Estimate what keeping these pieces of one frame costs.
+    """Estimate the memory in bytes that these pieces of one frame keep in use.
 
-    A compressed frame was expanded for its rows, however few they are.
+    A compressed frame was decompressed as a whole, even for few rows.
     """
     header = pieces[0].frame.header
     if header.compression:
@@ -101,7 +102,7 @@ def _gathered(pieces: Sequence[Piece], rows: int, columns: Sequence[str], stream
     batch = Batch(pieces, rows)
     if streams < 2:
         return batch.table(columns)
-    # Picking rows out of many small chunks costs many times what joining them first does.
+    # Selecting rows from many small chunks costs many times more than joining the chunks first.
     return _sorted(pa.Table.from_batches([batch.arrow(columns)]), streams)
 
 
@@ -112,7 +113,7 @@ def _sorted(table: pa.Table, streams: int) -> pa.Table:
 
 
 def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Merge ordered tables: of what each source shows, emit all that none can still precede."""
+    """Merge sorted tables: yield the rows that no later row of any source can precede."""
     heads = [(table, source) for source in sources if (table := next(source, None)) is not None]
     while heads:
         bound = min(_last(table) for table, _ in heads)
@@ -123,7 +124,7 @@ def _merge(sources: Sequence[Iterator[pa.Table]]) -> Iterator[pa.Table]:
             ready.append(table.slice(0, count))
             rest.append((table.slice(count) if count < table.num_rows else None, source))
         yield _sorted(pa.concat_tables(ready).combine_chunks(), len(ready))
-        # Only now: a source that ends in damage must not take what stands before it along.
+        # Read the next tables only now: if a source raises an error, the rows before it are out.
         heads = [
             (table, source)
             for left, source in rest

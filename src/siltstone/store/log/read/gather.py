@@ -1,7 +1,7 @@
-"""Few rows of each of many frames, as columns: sliced by hand and joined once for all of them.
+"""Collect few rows of each of many frames as columns: sliced in Python and joined once.
 
-A call of Arrow costs as much as dozens of values do here, and each column of each frame needs more
-than one of them. Columns are those of SCHEMA, as `Piece.column` makes them.
+One Arrow call costs as much as dozens of values here, and each column of each frame needs several
+calls. The columns are those of SCHEMA, with the same values as `Piece.column`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import pyarrow as pa
 
 from siltstone.store.log.read.pieces import SCHEMA, Piece, integers, qos_of, retain_of
 
-# From so many rows a frame on, Arrow is faster.
+# From this number of rows in a frame on, Arrow is faster.
 ROWS_FEW: Final = 64
 
 
 def are_few(pieces: Sequence[Piece]) -> bool:
-    """Say whether pieces have so few rows each that they are better gathered."""
+    """Return whether the pieces have few rows each, so that gathering them is faster."""
     return len(pieces) > 1 and sum(map(_count, pieces)) <= ROWS_FEW * len(pieces)
 
 
 class GatheredRows:
-    """The rows of pieces, in order. Columns raise OverflowError where they are too large for one
-    array.
+    """The rows of pieces, in order.
+
+    The methods for columns raise OverflowError if a column is too large for one array.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -35,7 +36,7 @@ class GatheredRows:
         self.num_rows = sum(len(rows) for _, rows in self._parts)
 
     def has_properties(self) -> bool:
-        """Say whether any row may have MQTT properties."""
+        """Return whether any row may have MQTT properties."""
         return any(piece.frame.has_properties() for piece, _ in self._parts)
 
     def column(self, name: str) -> pa.Array:
@@ -50,7 +51,7 @@ class GatheredRows:
         return _texts(found, pa.string())
 
     def publishers(self) -> pa.Array:
-        """Return who published each row."""
+        """Return the publisher of each row."""
         found: list[bytes | memoryview] = []
         for piece, rows in self._parts:
             publisher = piece.frame.publisher()
@@ -75,7 +76,7 @@ class GatheredRows:
         return _texts(found, pa.binary())
 
     def timestamps(self) -> pa.Array:
-        """Return when the store took each row."""
+        """Return the time at which the store accepted each row."""
         found = array("q")
         for piece, rows in self._parts:
             found.extend(piece.frame.times_at(rows))
@@ -106,7 +107,7 @@ class GatheredRows:
         return _numbers(found, pa.uint64())
 
     def slabs(self, number: Callable[[Piece], int]) -> pa.Array:
-        """Return a number of the slab of each row."""
+        """Return for each row the number that `number` gives for its piece."""
         found = array("I")
         for piece, rows in self._parts:
             found.extend([number(piece)] * len(rows))

@@ -1,7 +1,7 @@
-"""Rows as people and Arrow see them: columns of a frame, without a copy.
+"""Rows as users and Arrow see them: columns of a frame, without a copy.
 
-A Batch is a list of pieces, each a range of rows of one stream in one frame, perhaps with some rows
-picked out. Nothing is copied before somebody asks for Arrow or for Python rows.
+A Batch is a list of pieces. Each piece is a range of rows of one stream in one frame, or a
+selection of such a range. Nothing is copied before the caller asks for Arrow or for Python rows.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
 class Row(NamedTuple):
-    """One message. To append one only topic and value are needed; the store sets the last five,
-    and refuses to append a row that has them.
+    """One message. To append a row, only topic and value are needed.
+
+    The store sets the last five fields, and refuses to append a row that has them.
     """
 
     topic: str
@@ -63,17 +64,17 @@ class Row(NamedTuple):
     serial: int = 0
 
 
-# Columns of one value repeated so many times are slices of one that is kept.
+# A column of one repeated value with a number of rows in this range is a slice of a cached one.
 _SHARED_MIN: Final = 1 << 12
 _SHARED_MAX: Final = 1 << 16
-# Row._make checks the number of fields of every row; here zip has the right number of columns.
+# Row._make checks the number of fields of every row; here zip has the correct number of columns.
 _make_row: Final = partial(tuple.__new__, Row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Rows start to stop of a frame, all of one stream; picked are some of them, counted from
-    start.
+    """Rows from start to stop of a frame, all of one stream; `picked` selects some of them, counted
+    from start.
     """
 
     slab: SlabId
@@ -85,7 +86,7 @@ class Piece:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the piece holds."""
+        """The number of rows in the piece."""
         return self.stop - self.start if self.picked is None else len(self.picked)
 
     def column(self, name: str) -> pa.Array:
@@ -93,7 +94,7 @@ class Piece:
         return _READERS[name](self)
 
     def chosen(self, array: pa.Array) -> pa.Array:
-        """Return the picked rows of a column that has them all."""
+        """Return the picked rows of a column that has all rows."""
         return array if self.picked is None else array.take(self.picked)
 
 
@@ -109,8 +110,9 @@ class Batch:
         return self.num_rows
 
     def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
-        """Return the rows as a table with a chunk a piece. Raises: UsageError for an unknown
-        column.
+        """Return the rows as a table with one chunk for each piece.
+
+        Raises: UsageError for an unknown column.
         """
         schema = schema_of(columns)
         batches = [
@@ -177,12 +179,12 @@ def _retain(piece: Piece) -> pa.Array:
 
 
 def qos_of(flags: pa.Array) -> pa.Array:
-    """Return the QoS in each row's flags."""
+    """Return the QoS from each row's flags."""
     return pc.bit_wise_and(flags, scalar(QOS_MASK, pa.uint8()))
 
 
 def retain_of(flags: pa.Array) -> pa.Array:
-    """Return whether each row's flags say that it is retained."""
+    """Return the retain flag from each row's flags."""
     return pc.not_equal(pc.bit_wise_and(flags, scalar(RETAIN, pa.uint8())), scalar(0, pa.uint8()))
 
 
@@ -209,13 +211,13 @@ _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
 
 
 def make_rows(fields: Iterable[tuple[object, ...]]) -> list[Row]:
-    """Return rows with these fields, which must be all that Row has, in its order.
+    """Return rows with these fields, which must be all fields of Row, in order.
 
-    Python's collector rests meanwhile: rows are no part of a cycle, and it would look through all
-    objects of the process again and again because there are more of them.
+    Python's garbage collector is off meanwhile. Rows are never part of a cycle, but the many new
+    objects would make the collector scan all objects of the process again and again.
     """
     if not gc.isenabled():
-        # Who switched it off, another thread here or the program itself, switches it on again.
+        # The code that disabled it, another thread here or the program itself, enables it again.
         return list(map(_make_row, fields))
     try:
         gc.disable()
@@ -225,7 +227,7 @@ def make_rows(fields: Iterable[tuple[object, ...]]) -> list[Row]:
 
 
 def _piece_rows(piece: Piece) -> list[Row]:
-    """Make Python rows; what rows share is made once, and numbers come straight from the map."""
+    """Create Python rows; shared values are created once, numbers are read from the map."""
     frame, count = piece.frame, piece.num_rows
     flags = frame.flags(piece.start, piece.stop)
     shared = isinstance(flags, int)
@@ -269,7 +271,7 @@ def _publishers(piece: Piece) -> Iterable[str]:
 
 
 def integers(array: pa.Array) -> list[int]:
-    """Return the numbers of an array without nulls; many times faster than Arrow's own way."""
+    """Return the numbers of an array without nulls; many times faster than `to_pylist`."""
     width = array.type.bit_width // 8
     view = memoryview(array.buffers()[1])
     part = view[array.offset * width : (array.offset + len(array)) * width]
@@ -294,7 +296,7 @@ def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
 
 
 def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
-    # A slice keeps the whole: where there are many values with few rows each, that is too much.
+    # A slice keeps the whole column alive: too much for many values with few rows each.
     if _SHARED_MIN <= count <= _SHARED_MAX:
         return _repeated(value, kind).slice(0, count)
     return pa.repeat(scalar(value, kind), count)

@@ -1,7 +1,7 @@
 """Read rows: one stream from a serial on, or many streams in order of time.
 
-Frames are chosen by the index, rows of a stream by the frame's directory, rows of a filter by
-comparing the topics of the frame, each once.
+The index selects the frames, and the directory of a frame the rows of a stream. For a filter the
+topics of the frame are compared, each once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from siltstone.store.segment.segment import Segment
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match
 
-# Not by pa.array: it would load pandas, where there is one, with every import of this module.
+# `pa.array` would load pandas, if it is installed, with every import of this module.
 _NONE: Final = pa.nulls(0, pa.uint64())
 
 
 class Status(Enum):
-    """Why a read ended where it did.
+    """The reason why a read ended.
 
-    MORE       as many rows as rows_max allows, or all before damage: read on
-    LIMIT      everything before until_us, the limit of time; it says nothing of rows_max
-    CAUGHT_UP  everything there is so far
-    END        everything there will ever be in this stream
+    MORE       rows_max rows were read, or all rows before damage: read again
+    LIMIT      all rows before until_us were read; rows_max does not matter
+    CAUGHT_UP  all rows so far were read
+    END        all rows were read, and this stream gets no more
     """
 
     MORE = "more"
@@ -53,12 +53,12 @@ class Span:
 
 
 class Selector:
-    """Picks the rows of a stream whose topics are what a filter asks for.
+    """Picks the rows of a stream whose topics match a filter.
 
-    The levels that the stream has fixed match already; only topics of a stream that varies where
-    the filter does not are looked at, each once a frame. All of them have the same number of
-    levels, so what stands before the first free level and behind the last is compared as text;
-    a pattern is needed only for words between two free levels.
+    The fixed levels of the stream match already. Topics are compared only if the filter has a word
+    at a level that varies, each topic once for each frame. All topics of a stream have the same
+    number of levels, so the text before the first free level and after the last is compared as a
+    prefix and a suffix. A regular expression is needed only for words between two free levels.
     """
 
     def __init__(self, match: Match) -> None:
@@ -84,17 +84,17 @@ class Selector:
             self._tests.append(lambda topics: pc.ends_with(topics, end))
         asked = [number for number in range(free[0], free[-1]) if levels[number] is not None]
         if asked:
-            # RE2 reads what re.escape writes. It bears no more levels than a filter may have, and
-            # those behind the last that is asked for may be many more.
+            # RE2 accepts the output of re.escape. It cannot take more levels than a filter may
+            # have, and there may be many more levels behind the last required one.
             needed = levels[: asked[-1] + 1]
             parts = ["[^/]*" if word is None else re.escape(word.decode()) for word in needed]
             pattern = f"^{'/'.join(parts)}/"
             self._tests.append(lambda topics: pc.match_substring_regex(topics, pattern))
 
     def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
-        """Return which of the rows match, counted from the first; None when all do.
+        """Return the indices of the matching rows, counted from the first; None if all match.
 
-        The topics are the numbers of those that the stream has in this frame.
+        `topics` are the numbers of the topics that the stream has in this frame.
         """
         if not self._tests:
             return None
@@ -104,8 +104,9 @@ class Selector:
         return rows_with_topics(frame, rows, topics, self.matching(words))
 
     def matching(self, words: pa.Array) -> pa.Array:
-        """Return which of these topics match, counted from the first; for a filter that asks for a
-        word where the stream varies.
+        """Return the indices of the matching topics, counted from the first.
+
+        Only for a filter with a word at a level that varies.
         """
         found = pc.indices_nonzero(self._tests[0](words))
         for test in self._tests[1:]:
@@ -117,8 +118,10 @@ class Selector:
 def rows_with_topics(
     frame: FrameView, rows: range, topics: range, found: pa.Array
 ) -> pa.Array | None:
-    """Return which of the rows have one of the topics found, counted from the first; None when all
-    have. The topics are numbers in the frame, those found are counted from the first of them.
+    """Return the indices of the rows that have one of the topics in `found`; None if all have.
+
+    Rows are counted from the first of `rows`. `topics` are numbers in the frame; `found` is counted
+    from the first of them.
     """
     if len(found) == 0:
         return _NONE
@@ -132,7 +135,7 @@ def rows_with_topics(
 
 
 def _rows_with_topic(frame: FrameView, rows: range, topics: range, topic: bytes) -> pa.Array | None:
-    """Return which of the rows have this topic; None when all do."""
+    """Return the indices of the rows that have this topic; None if all have."""
     found = frame.find_topic(topic, topics)
     if not found:
         return _NONE
@@ -149,13 +152,13 @@ def _joined(levels: Sequence[bytes | None]) -> str:
 
 
 def is_bound(match: Match) -> bool:
-    """Say whether a filter asks for a word where the stream varies; the empty word is one."""
+    """Return whether the filter has a word, possibly empty, at a level that varies."""
     return any(word is not None for word in match.constraints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRead:
-    """What was read of a stream, and where to go on."""
+    """The rows that were read from a stream, and the serial to continue with."""
 
     pieces: list[Piece]
     num_rows: int
@@ -166,8 +169,9 @@ class StreamRead:
 def read_stream(
     slab: Slab, match: Match, serial: int, span: Span, rows_max: int, *, ended: bool
 ) -> StreamRead:
-    """Read up to rows_max matching rows from a serial on; ended says that the slab takes no more
-    rows.
+    """Read up to rows_max matching rows from a serial on.
+
+    `ended` means that the slab accepts no more rows.
     """
     selector = Selector(match)
     pieces: list[Piece] = []
@@ -175,7 +179,8 @@ def read_stream(
     handles = slab.handles()
     number = slab.chain.handle_at_serial(serial)
     for handle in handles[number:]:
-        # What becomes visible behind this while the frames are listed is left to the next read.
+        # Rows that become visible after this, while the frames are listed, are left to the next
+        # read.
         end_serial = handle.next_serial
         if handle.sealed and end_serial <= serial:
             continue
@@ -195,7 +200,7 @@ def read_stream(
                     return _result(pieces, taken, serial, Status.LIMIT)
             check_behind(segment, span)
         except CorruptionError:
-            # What stands before the damage is read; the next read begins with it.
+            # Return the rows before the damage. The next read begins with the damage.
             if not taken:
                 raise
             return _result(pieces, taken, serial, Status.MORE)
@@ -212,12 +217,13 @@ def _result(pieces: list[Piece], taken: int, serial: int, status: Status) -> Str
 def _stream_pieces(
     slab: Slab, segment: Segment, stream_id: int, serial: int, span: Span, selector: Selector
 ) -> Iterator[Piece | None]:
-    """Yield the rows of one stream in one segment from a serial and a time on, a piece a frame;
-    None where a frame follows that lies behind the span.
+    """Yield the rows of one stream in one segment from a serial and a time on, one piece a frame.
+
+    Yield None if the next frame begins after the span.
     """
     index = segment.index
     frames = index.frames_of(stream_id)
-    # The list may grow while it is read; what counts is what it held when the read began.
+    # The list may grow meanwhile. Only the entries at the start of the read count.
     first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
     for place in range(bisect_left(frames, first), len(frames)):
         if _is_behind(index, frames[place], span):
@@ -243,7 +249,7 @@ def _cut_to(
     span: Span,
     serials: range,
 ) -> Piece:
-    """Cut the rows of a stream in a frame to a span and serials; pick what the filter asks for."""
+    """Cut the rows of a stream in a frame to a span and to serials, and apply the filter."""
     _, first, count, first_topic, topics = entry
     header = frame.header
     start = max(first, serials.start - header.first_serial)
@@ -261,8 +267,8 @@ def _cut_to(
 
 
 def check_behind(segment: Segment, span: Span) -> None:
-    """Raise CorruptionError where the frames of a segment end at a damaged one, unless all before
-    the end of the span are known.
+    """Raise CorruptionError if the frames of a segment end at a damaged one, unless all frames
+    before the end of the span are known.
     """
     index, until_us = segment.index, span.until_us
     frames = index.frame_count
@@ -271,17 +277,17 @@ def check_behind(segment: Segment, span: Span) -> None:
 
 
 def _is_behind(index: SegmentIndex, number: int, span: Span) -> bool:
-    """Say whether a frame lies behind the span, so that it need not be opened."""
+    """Return whether a frame begins after the span, so that it need not be opened."""
     return span.until_us is not None and index.first_times[number] >= span.until_us
 
 
 def _reached(piece: Piece, span: Span) -> bool:
-    """Say whether the frame of a piece has rows at or behind the end of the span."""
+    """Return whether the frame of a piece has rows at or after the end of the span."""
     return span.until_us is not None and piece.frame.header.last_timestamp_us >= span.until_us
 
 
 def _cut(piece: Piece, rows_max: int) -> Piece:
-    """Cut a piece behind its first rows_max matching rows."""
+    """Cut a piece after its first rows_max matching rows."""
     if piece.num_rows <= rows_max:
         return piece
     if piece.picked is None:
@@ -293,8 +299,8 @@ def _cut(piece: Piece, rows_max: int) -> Piece:
 def read_slab(
     slab: Slab, matches: Sequence[Match], span: Span, *, serials: range | None = None
 ) -> Iterator[list[Piece]]:
-    """Yield the matching rows of a slab, the pieces of one frame at a time; frames follow each
-    other in time.
+    """Yield the matching rows of a slab, the pieces of one frame at a time; frames are in order of
+    time.
     """
     selectors = {match.stream.id: Selector(match) for match in matches}
     for handle in slab.handles():
@@ -317,7 +323,7 @@ def read_slab(
 
 
 def candidate_frames(segment: Segment, streams: Collection[int], span: Span) -> Sequence[int]:
-    """Return the frames that may hold rows of these streams, rising."""
+    """Return the numbers of the frames that may hold rows of these streams, in rising order."""
     index = segment.index
     first, count = index.frame_at_time(span.since_us), index.frame_count
     held = [stream_id for stream_id in streams if stream_id in index.stream_rows]
@@ -348,8 +354,9 @@ def _frame_pieces(
 
 
 def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
-    """Count the matching rows of a slab; segments that lie in the span whole are counted by their
-    index.
+    """Count the matching rows of a slab.
+
+    For segments that are fully in the span, the counts of the index are used where possible.
     """
     bound = [match for match in matches if is_bound(match)]
     free = [match for match in matches if not is_bound(match)]
@@ -372,8 +379,10 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
 
 
 def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
-    """Count the rows of streams in a span; of frames that lie in it whole the index knows them,
-    where all streams are counted and none of the rows is lost.
+    """Count the rows of streams in a span.
+
+    The index counts the rows of frames that are fully in the span, if all streams of the segment
+    are counted and no row is lost.
     """
     index = segment.index
     frames = index.frame_count

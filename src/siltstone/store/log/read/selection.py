@@ -1,8 +1,9 @@
-"""Rows in bulk: frames chosen by the index, and what a frame has of many streams and filters.
+"""Select rows in bulk: frames from the index, and the rows of many streams and filters in a frame.
 
-Choosing and reading are apart. A Run names frames by their place in a segment, so that whoever
-reads it, in another process maybe, opens that one file and neither manifest nor index; what it
-wants of the streams it is told, as values. A row that several filters match is selected once.
+Selecting and reading are separate. A FrameRun names frames by their position in a segment. Its
+reader, which may be another process, opens only that one file, and neither manifest nor index. The
+wanted streams are passed to the reader as values. A row that several filters match is selected
+once.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream
 
-# What a piece with rows of many streams names as its own; the frame's directory tells them apart.
+# The stream of a piece with rows of many streams; the directory of the frame distinguishes them.
 MANY: Final = Stream(0, [], special=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundStream:
-    """A stream of which some topics are wanted: those that fit any of the constraints, each of
-    which has a word, or None for any, for each varying level.
+    """A stream of which some topics are wanted: those that match at least one constraint.
+
+    A constraint has a word, or None for any word, for each varying level.
     """
 
     stream_id: int
@@ -54,19 +56,21 @@ class BoundStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The streams of a slab that filters ask for: all rows of some, some topics of others."""
+    """The streams of a slab that filters select: all rows of some, some topics of others."""
 
     whole: frozenset[int]
     bound: tuple[BoundStream, ...]
 
     def streams(self) -> list[int]:
-        """Return the ids of all of them."""
+        """Return the ids of all wanted streams."""
         return [*self.whole, *(stream.stream_id for stream in self.bound)]
 
 
 class FramePlace(NamedTuple):
-    """Where a frame stands and what the index knows of it; `complete` says that every stream of its
-    segment is wanted whole, so that its directory need not be looked at.
+    """The position of a frame, and its entry in the index.
+
+    `complete` means that every stream of its segment is wanted as a whole, so that the directory of
+    the frame need not be read.
     """
 
     slab: SlabId
@@ -80,9 +84,9 @@ class FramePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabExtent:
-    """Which serials and times a slab covers; until is None for the current one.
+    """The serials and times that a slab covers; until is None for the current slab.
 
-    A dropped slab leaves a gap between the serials of those before and behind it.
+    A dropped slab leaves a gap between the serials of the slabs before and after it.
     """
 
     slab: SlabId
@@ -93,11 +97,11 @@ class SlabExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What filters ask of a slab, the frames that may hold it, and how much there is in all.
+    """The streams of a slab that filters select, the frames that may hold their rows, and totals.
 
-    The frames are listed as they are asked for, from the index alone; `find` returns the serials of
-    one of them that are wanted, within a range. `whole_share` is the part of the slab's rows that
-    are in streams wanted whole.
+    The frames are listed lazily, from the index alone. `find` returns the wanted serials of a frame
+    within a range. `whole_share` is the fraction of the slab's rows in streams that are wanted as a
+    whole.
     """
 
     wanted: Wanted
@@ -111,7 +115,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRun:
-    """Frames that follow each other in a segment, and the serials that are wanted of them."""
+    """Consecutive frames of a segment, and the serials that are wanted from them."""
 
     slab: SlabId
     base_serial: int
@@ -124,7 +128,7 @@ class FrameRun:
 
 
 def run_of(place: FramePlace, serials: range) -> FrameRun:
-    """Return a run of one frame, of which these serials are wanted."""
+    """Return a run of one frame with these wanted serials."""
     return FrameRun(
         slab=place.slab,
         base_serial=place.base_serial,
@@ -138,7 +142,7 @@ def run_of(place: FramePlace, serials: range) -> FrameRun:
 
 
 def extent_of(slab: Slab) -> SlabExtent:
-    """Return what a slab covers as of now. Raises: CorruptionError where nobody can tell."""
+    """Return the extent of a slab at this moment. Raises: CorruptionError if it is damaged."""
     record = slab.record
     slab.check_whole()
     stop = slab.next_serial() if record.until_serial is None else record.until_serial
@@ -151,7 +155,7 @@ def extent_of(slab: Slab) -> SlabExtent:
 
 
 def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serials: range) -> Choice:
-    """Choose the frames of a slab that may hold rows of any of the filters."""
+    """Select the frames of a slab that may hold rows of any of the filters."""
     wanted = want(slab, filters)
     frame_count = size_bytes = 0
     for handle in slab.handles():
@@ -172,8 +176,9 @@ def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serial
 
 
 def want(slab: Slab, filters: Sequence[TopicFilter]) -> Wanted:
-    """Return what filters ask of the streams of a slab; none of them ask for all there is, topics
-    that begin with $ too, which no filter could.
+    """Return the rows of a slab that filters select.
+
+    An empty list selects all rows, including topics that begin with $, which no filter matches.
     """
     if not filters:
         return Wanted(whole=frozenset(slab.stream_rows()), bound=())
@@ -181,7 +186,7 @@ def want(slab: Slab, filters: Sequence[TopicFilter]) -> Wanted:
 
 
 def wanted_of(found: Iterable[Match]) -> Wanted:
-    """Return what matches ask of their streams."""
+    """Return the wanted streams for these matches."""
     whole: set[int] = set()
     bound: dict[int, list[Match]] = {}
     for match in found:
@@ -204,7 +209,7 @@ def wanted_of(found: Iterable[Match]) -> Wanted:
 
 
 def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Iterator[FramePlace]:
-    """Yield the frames of a slab that may hold what is wanted, in order; no frame is opened."""
+    """Yield the frames of a slab that may hold wanted rows, in order; no frame is opened."""
     streams = wanted.streams()
     for handle in slab.handles():
         if handle.base_serial >= serials.stop:
@@ -236,20 +241,20 @@ def _length(segment: Segment, number: int, position: int) -> int:
     index = segment.index
     if number + 1 < index.frame_count:
         return index.positions[number + 1] - position
-    # The index may grow at this moment, so where the last frame ends only the frame itself knows.
+    # The index may grow at this moment, so the end of the last frame is read from its header.
     header = segment.header_at(position, segment.header.file_bytes)
     return 0 if header is None else header.length
 
 
 class _Picker:
-    """Picks the rows of one stream whose topics fit any of its constraints."""
+    """Picks the rows of one stream whose topics match at least one of its constraints."""
 
     def __init__(self, bound: BoundStream) -> None:
         stream = Stream(bound.stream_id, list(bound.levels), special=False)
         exact = [words for words in bound.constraints if None not in words]
         self._topics: pa.Array | None = None
         if len(exact) > 1:
-            # Thousands of topics by name are looked up at once, not one after the other.
+            # Thousands of exact topics are looked up at once, not one after the other.
             self._topics = pa.array([_topic(bound.levels, words) for words in exact], pa.string())
             open_ended = [words for words in bound.constraints if None in words]
         else:
@@ -257,7 +262,7 @@ class _Picker:
         self._selectors = [Selector(Match(stream, list(words))) for words in open_ended]
 
     def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
-        """Return which of the rows match, counted from the first; None when all do."""
+        """Return the indices of the matching rows, counted from the first; None if all match."""
         if self._topics is None and len(self._selectors) == 1:
             return self._selectors[0].pick(frame, rows, topics)
         words = frame.topic_words(topics.start, topics.stop)
@@ -286,7 +291,7 @@ class PieceReader:
         }
 
     def piece(self, run: FrameRun, frame: FrameView) -> Piece | None:
-        """Return what one frame of a run has of the wanted rows, None of none."""
+        """Return the wanted rows in one frame of a run, or None if there are none."""
         header, span = frame.header, self._span
         if header.kind != ROWS:
             return None
@@ -317,14 +322,14 @@ class PieceReader:
 
 
 class _Finder:
-    """Finds the serials of a slab's frames that are wanted."""
+    """Finds the wanted serials in a slab's frames."""
 
     def __init__(self, slab: Slab, pieces: PieceReader) -> None:
         self._slab = slab
         self._pieces = pieces
 
     def find(self, place: FramePlace, within: range) -> Sequence[int]:
-        """Return the serials of a frame that are wanted, in order. Raises: CorruptionError."""
+        """Return the wanted serials of a frame, in order. Raises: CorruptionError."""
         if place.complete:
             return within
         handles = self._slab.handles()
@@ -337,7 +342,7 @@ class _Finder:
         first = place.first_serial + piece.start
         if piece.picked is None:
             return range(first, first + piece.num_rows)
-        # Streams stand one after the other, each in its own order.
+        # The streams follow one another in the frame, each in its own order.
         return sorted(first + number for number in integers(piece.picked))
 
 
@@ -351,7 +356,7 @@ class RunReader:
         self._open: tuple[PurePath, Segment] | None = None
 
     def read(self, run: FrameRun) -> Iterator[Piece]:
-        """Yield what each frame of a run has of the wanted rows, in order.
+        """Yield the wanted rows of each frame of a run, in order.
 
         Raises: NotFoundError when the segment is gone, CorruptionError.
         """
@@ -369,7 +374,7 @@ class RunReader:
 
 
 def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, int]:
-    """Cut rows of one stream, which rise in time, to a span."""
+    """Cut rows of one stream, which are in order of time, to a span."""
     times = frame.times()
     start = bisect_left(times, span.since_us, start, stop)
     if span.until_us is not None:
@@ -378,7 +383,7 @@ def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, 
 
 
 def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
-    """Yield the frames of a run, each of them checked."""
+    """Yield the frames of a run; each is checked."""
     position, serial = run.position, run.first_serial
     while position < run.end:
         header = segment.header_at(position, segment.header.file_bytes)
@@ -400,7 +405,7 @@ def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
 def _joined(
     slab: SlabId, frame: FrameView, parts: Sequence[tuple[int, int, pa.Array | None]]
 ) -> Piece | None:
-    """Make one piece of ranges of rows, some of them with rows picked out; None of no rows."""
+    """Join ranges of rows, some with picked rows, to one piece; return None if it is empty."""
     held = [part for part in parts if part[0] < part[1] and (part[2] is None or len(part[2]))]
     if not held:
         return None
@@ -421,14 +426,14 @@ def _numbers(part: tuple[int, int, pa.Array | None], start: int) -> pa.Array:
 
 
 def stream_ids(piece: Piece) -> pa.Array:
-    """Return the stream of each row of a piece, as the same 64 bits with a sign."""
+    """Return the stream of each row of a piece, as signed 64-bit integers with the same bits."""
     held = [
         (stream_id.to_bytes(8, "little"), min(first + count, piece.stop) - max(first, piece.start))
         for stream_id, first, count, _, _ in piece.frame.directory()
         if first < piece.stop and first + count > piece.start
     ]
     if len(held) == 1:
-        # None need to be picked out.
+        # All rows have the same stream, so none need to be picked.
         return _ids(held[0][0] * piece.num_rows)
     return piece.chosen(_ids(b"".join(word * rows for word, rows in held)))
 
