@@ -3,12 +3,13 @@ Compiled.
 
 A layout prepares a change as a record and gives it to the log. The log lets a replica store the
 record. When `commit` returns, the record survives what was promised: with `LocalLog` and `sync` it
-is on the disk of this machine. Then the layout publishes it to readers, and the writer tells the
-callers.
+is on the disk of this machine. Then the layout publishes it to readers, and the writer notifies
+the callers.
 
 Invariants:
 - the log commits one record of a shard at a time, in order;
-- if `commit` raises RetryError, the record was not stored, and the layout forgets what it learned;
+- if `commit` raises RetryError, the record was not stored, and the layout forgets the structure
+  that it learned for the record;
 - no reader sees a record before it is committed.
 """
 
@@ -29,7 +30,7 @@ class RecordKind(IntEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Record:
-    """One change of a shard, as a layout prepared it."""
+    """One change of a shard, prepared by a layout."""
 
     def __init__(self, kind: RecordKind) -> None:
         self.kind = kind
@@ -39,7 +40,7 @@ class Replica(Protocol):
     """The files of one shard on this machine."""
 
     def store(self, record: Record) -> None:
-        """Write a record. No reader sees it.
+        """Write a record; readers do not see it yet.
 
         Raises: StorageFullError and OverloadedError, with nothing stored; PoisonedError.
         """
@@ -48,21 +49,21 @@ class Replica(Protocol):
         """Make all stored records durable. Raises: PoisonedError."""
 
     def publish(self) -> None:
-        """Let readers see all stored records."""
+        """Make all stored records visible to readers."""
 
 
 class CommitLog(Protocol):
     """Decides when a record is committed."""
 
     def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
-        """Store a record, durably if asked. Raises: what the replica raises."""
+        """Store a record; make it durable if `sync` is set. Raises: the errors of the replica."""
 
 
 class LocalLog:
-    """The commit log of a shard that one machine keeps: its own files are the log."""
+    """The commit log of a shard that is stored on one machine only: its files are the log."""
 
     def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
-        """Store a record in the files of this machine, and sync them if asked."""
+        """Store a record in the files of this machine; sync them if `sync` is set."""
         replica.store(record)
         if sync:
             replica.sync()

@@ -1,8 +1,9 @@
-"""Which sequence each idempotent producer has reached.
+"""The last stored sequence of each idempotent producer.
 
-A producer numbers its calls upwards; a number that was stored already is acknowledged and not
-stored again. The table travels with the segments: a state frame holds all of it, each rows frame
-what it added. The least recently used producers are forgotten beyond a limit.
+A producer numbers its calls upwards. A call whose number is not above the last stored one is
+acknowledged and not stored again. The table is stored in the segments: a state frame holds the
+whole table, and each rows frame holds the entries that it adds. If there are too many producers,
+the least recently used ones are forgotten.
 """
 
 from __future__ import annotations
@@ -18,37 +19,40 @@ PRODUCERS_MAX: Final = 100_000
 
 
 def producer_key(name: str) -> bytes:
-    """Return the 16 bytes that stand for a producer's name."""
+    """Return the 16-byte key of a producer's name."""
     return blake2b(name.encode(), digest_size=16).digest()
 
 
 class ProducerTable:
-    """Last sequence by producer; belongs to the shard's committer. `holds` is for any thread."""
+    """The last sequence by producer. It belongs to the committer of the shard.
+
+    Any thread may call `holds`.
+    """
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         self._producers_max = producers_max
         self._sequences: OrderedDict[bytes, int] = OrderedDict()
 
     def holds(self, producer: bytes, sequence: int) -> bool:
-        """Say whether this call was stored before."""
+        """Return whether this call was stored before."""
         return sequence <= self._sequences.get(producer, -1)
 
     def apply(self, encoded: bytes | memoryview) -> None:
-        """Take over what a frame carries."""
+        """Apply the entries of a frame."""
         for producer, sequence in PRODUCER.iter_unpack(encoded):
-            # It is never absent in between: other threads ask.
+            # Assign, then move: other threads must never see the producer absent.
             self._sequences[producer] = sequence
             self._sequences.move_to_end(producer)
         while len(self._sequences) > self._producers_max:
             self._sequences.popitem(last=False)
 
     def encode(self) -> bytes:
-        """Return the whole table, the least recently used first."""
+        """Return the whole table, the least recently used producer first."""
         return b"".join(PRODUCER.pack(*item) for item in self._sequences.items())
 
 
 def producer_of(producer: object) -> tuple[bytes, int]:
-    """Return the key and the sequence of a producer as it is given. Raises: UsageError."""
+    """Return the key and the sequence of a `producer` argument. Raises: UsageError."""
     match producer:
         case (str(name), int(sequence)) if not isinstance(sequence, bool):
             if not 0 <= sequence < 1 << 64:

@@ -1,12 +1,15 @@
-"""One thread for each shard: it gathers calls, decides when to flush, and obeys orders. Compiled.
+"""The writer of a shard: a queue, and one thread that commits calls and runs orders. Compiled.
+
+A call is data to store. The thread collects calls and decides when to flush them. An order is a
+function that the thread runs between two commits.
 
 Invariants:
-- calls are committed in the order in which they were submitted; an order is obeyed behind all calls
-  that were submitted before it;
-- every call and every order has an outcome, also if the thread ends by an error of ours;
-- the bytes of the calls that wait are bounded: a call waits for room, or is refused.
+- calls are committed in the order in which they were submitted; an order runs after all calls that
+  were submitted before it;
+- every call and every order gets an outcome, even if an internal error ends the thread;
+- the bytes of the waiting calls are bounded: a new call waits for room, or is refused.
 
-The queue is shared under one mutex. The layout, which stores the calls, belongs to the thread.
+One mutex protects the queue. The layout, which stores the calls, belongs to the thread.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ Order = tuple[Act, Ticket]
 
 
 class FlushSettings(Protocol):
-    """The settings that decide when a flush begins, and how much may wait for it."""
+    """The settings that decide when a flush begins, and how many bytes may wait for it."""
 
     @property
     def flush_interval(self) -> float:
-        """The seconds after which the first call that waits is flushed."""
+        """The maximum seconds that a call waits before a flush begins."""
 
     @property
     def idle_flush_interval(self) -> float:
@@ -46,7 +49,7 @@ class FlushSettings(Protocol):
 
     @property
     def pending_bytes_max(self) -> int:
-        """The bytes that may wait."""
+        """The maximum bytes of the waiting calls, unless one call alone is larger."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,12 +58,12 @@ class Queued:
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        # By which the caller learns the outcome, and the rows of the caller's call that this holds.
+        # The ticket that gets the outcome, and the row numbers in the caller's call (None for all).
         self.ticket: Ticket | None = None
         self.rows: list[int] | None = None
 
     def item_count(self) -> int:
-        """Return how many items the call has, as `max_items` counts them."""
+        """Return the number of items in the call, as `max_items` counts them."""
         return 1
 
 
@@ -68,51 +71,53 @@ C = TypeVar("C", bound=Queued)
 
 
 class Layout(Protocol[C]):
-    """Stores the calls of one shard. The writer's thread calls it, except where stated."""
+    """Stores the calls of one shard. Only the writer's thread calls it, except where stated."""
 
     @property
     def flush_settings(self) -> FlushSettings:
-        """The settings in force; asked from any thread."""
+        """The current settings. From any thread."""
 
     @property
     def batch_items_max(self) -> int:
-        """The number of items that one commit may hold, unless one call has more."""
+        """The maximum number of items in one commit, unless one call alone has more."""
 
     @property
     def batch_bytes_max(self) -> int:
-        """The bytes that one commit may hold, unless one call has more."""
+        """The maximum bytes of one commit, unless one call alone is larger."""
 
     def check(self) -> None:
-        """Raise PoisonedError if a write or sync has failed here. From any thread."""
+        """Raise PoisonedError if a write or sync of the shard failed. From any thread."""
 
     def is_poisoned(self) -> bool:
-        """Say whether a write or sync has failed here."""
+        """Return whether a write or sync of the shard failed."""
 
     def refused(self, call: C) -> None:
-        """Take note that a call found no room. From the caller's thread, under the mutex."""
+        """Record that a call found no room. From the caller's thread, which holds the mutex."""
 
     def commit(self, batch: list[C]) -> Sequence[Outcome | Exception | None]:
-        """Store calls; return what became of each. A failure is an outcome, too."""
+        """Store calls; return the outcome of each. An error is an outcome, too."""
 
     def idle_seconds(self) -> float | None:
-        """Return after how long without work `look_after` is due; None: never."""
+        """Return the seconds without work after which `look_after` is due; None means never."""
 
     def look_after(self) -> None:
-        """Do what is due after a commit, or without one: sync, turn over, drop."""
+        """Do the maintenance that is due, after a commit or without one: sync, turn over, drop."""
 
     def release(self) -> SiltstoneError | None:
-        """Release what the layout holds; return what prevented the last sync."""
+        """Release the resources of the layout; return the error that prevented the last sync."""
 
     def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
-        """Refuse everything, because the thread ends by an error of ours. Return the error for
-        calls that were being committed, and the error for all that wait.
+        """Refuse all writes after an internal error ended the thread.
+
+        Return two errors: one for the calls that were being committed, and one for the waiting
+        calls and the orders.
         """
 
 
 def flush_delay(
     settings: FlushSettings, *, now: float, first_at: float, last_at: float, items: int
 ) -> float:
-    """Return how long to wait before the flush of what is pending; 0 or less means now."""
+    """Return the seconds until the pending calls must be flushed; 0 or less means now."""
     if items >= settings.max_items:
         return 0.0
     return min(
@@ -128,7 +133,7 @@ class ShardWriter(Generic[C]):
         self._number = number
         self._layout = layout
         self._clock = clock
-        # Shared by the tickets of calls that have no lock of their own.
+        # Tickets that have no lock of their own share it.
         self.mutex = Lock()
         self._condition = Condition(self.mutex)
         self._pending: deque[C] = deque()
@@ -136,32 +141,32 @@ class ShardWriter(Generic[C]):
         self._pending_items = 0
         self._first_at = 0.0
         self._last_at = 0.0
-        # How many items must wait for the thread to be woken; 0 while it is awake.
+        # The number of pending items at which the thread is woken; 0 while it is awake.
         self._wakes_at = 0
-        # How many callers wait for room.
+        # The number of callers that wait for room.
         self._waits_for_room = 0
         self._orders: deque[Order] = deque()
         self._closing = False
-        # Whether a call must be refused: the queue is closing, or a write has failed.
+        # Whether new calls are refused: the queue is closing, or a write has failed.
         self._stopped = False
         self._close_error: SiltstoneError | None = None
         self._begun: list[C] = []
         self._obeyed: list[Ticket] = []
-        # Started by the first work: a database may have thousands of shards that rest.
+        # Started by the first call or order: a database may have thousands of idle shards.
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, where the layout has something to look after."""
+        """Start the thread before the first call, so that it does the maintenance of the layout."""
         with self.mutex:
             if self._thread is None and not self._closing:
                 self._start()
 
     def submit(self, call: C, ticket: Ticket, timeout: float | None) -> None:
-        """Queue a call; wait while too much is pending.
+        """Queue a call; wait while too many bytes are pending.
 
-        Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
+        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
         """
-        # The lock itself: entering by way of the condition takes twice as long.
+        # Take the lock directly: entering the condition takes twice as long.
         with self.mutex:
             if self._stopped:
                 self.check_open()
@@ -185,7 +190,7 @@ class ShardWriter(Generic[C]):
                 self._wake()
 
     def withdraw(self, call: C) -> bool:
-        """Take a call back; say whether it was still waiting, so that nothing happened."""
+        """Remove a waiting call from the queue; return False if it does not wait any more."""
         with self.mutex:
             if call not in self._pending:
                 return False
@@ -196,9 +201,9 @@ class ShardWriter(Generic[C]):
             return True
 
     def order(self, act: Act) -> Ticket:
-        """Let the thread do something behind everything queued so far.
+        """Make the thread call `act` after all calls that were queued so far.
 
-        Raises: PoisonedError, ClosedError. The ticket has what the act raises.
+        Raises: PoisonedError, ClosedError. An error of `act` becomes the error of the ticket.
         """
         ticket = Ticket(0, 1)
         with self.mutex:
@@ -211,7 +216,10 @@ class ShardWriter(Generic[C]):
         return ticket
 
     def close(self) -> SiltstoneError | None:
-        """Commit what is queued and end the thread; return what prevented the last sync."""
+        """Commit the queued calls, run the queued orders and end the thread.
+
+        Return the error that prevented the last sync, or None.
+        """
         with self.mutex:
             self._closing = self._stopped = True
             self._wake()
@@ -223,7 +231,7 @@ class ShardWriter(Generic[C]):
         return self._close_error
 
     def check_open(self) -> None:
-        """Raise PoisonedError or ClosedError where nothing more is taken."""
+        """Raise PoisonedError or ClosedError if the queue accepts no more calls."""
         self._layout.check()
         if self._closing:
             raise ClosedError("the database is closed")
@@ -239,7 +247,7 @@ class ShardWriter(Generic[C]):
         self._condition.notify_all()
 
     def _wait_for_room(self, call: C, size_bytes: int, timeout: float | None) -> None:
-        """Wait until no more than this is pending, or nothing; the flush comes at once."""
+        """Wait until at most `size_bytes` are pending, or none. The flush begins at once."""
         self._waits_for_room += 1
         self._wake()
         try:
@@ -264,7 +272,7 @@ class ShardWriter(Generic[C]):
                 batch, orders = self._take()
                 if batch:
                     outcomes = self._layout.commit(batch)
-                    # Before anybody hears of a failure: the next call is refused at once.
+                    # Set it before settling: after a failure the next call must be refused.
                     self._stopped = self._closing or self._layout.is_poisoned()
                     self._tell(batch, outcomes)
                 for act, ticket in orders:
@@ -278,8 +286,9 @@ class ShardWriter(Generic[C]):
             self._fail_all(exc)
 
     def _take(self) -> tuple[list[C], list[Order]]:
-        """Wait for work; return calls, and orders if no call precedes them; neither when there is
-        something to look after, and at the end.
+        """Wait for work; return the calls to commit, and the orders if no more calls wait.
+
+        Both are empty when maintenance is due, and at the end.
         """
         with self.mutex:
             while not self._closing and not self._orders:
@@ -348,7 +357,7 @@ class ShardWriter(Generic[C]):
         ticket.resolve(error, None)
 
     def _tell(self, batch: list[C], outcomes: Sequence[Outcome | Exception | None]) -> None:
-        """Settle the tickets, those that share the mutex all at once."""
+        """Settle the tickets. Those that share the mutex are all settled before any is told."""
         settled: list[Ticket] = []
         others: list[tuple[Ticket, Outcome | Exception | None, list[int] | None]] = []
         with self.mutex:
@@ -356,7 +365,7 @@ class ShardWriter(Generic[C]):
                 ticket = call.ticket
                 if ticket is None:
                     continue
-                # The ticket may refer to the call.
+                # Break the reference cycle: the ticket may refer to the call.
                 call.ticket = None
                 if ticket.mutex is not self.mutex:
                     others.append((ticket, outcome, call.rows))
@@ -369,7 +378,7 @@ class ShardWriter(Generic[C]):
             ticket.resolve(outcome, rows)
 
     def _fail_all(self, cause: Exception) -> None:
-        """Leave nobody waiting when the thread ends by an error of ours."""
+        """Settle all tickets with an error after an internal error ended the thread."""
         _LOG.error("shard_failed", exc_info=cause, extra={"facts": {"shard": self._number}})
         with self.mutex:
             self._closing = self._stopped = True

@@ -1,8 +1,9 @@
-"""Which calls of producers were refused and must come again before later ones are taken.
+"""The refused calls that a producer must repeat before its later calls are accepted.
 
-A producer's number counts as stored when one above it is. What was refused would so be taken for a
-repetition, and be lost without a word, if a later call were stored first. This is known for as long
-as the database is open: who opens it again has waited for the outcome of every call.
+A number of a producer counts as stored if a higher one is stored. If a later call were stored
+first, the repeated call would be taken for a duplicate, and its rows would be lost silently. The
+table is kept only while the database is open: a client that opens it again has waited for the
+outcome of every call.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Final
 
 from siltstone.store.writer.producers import PRODUCERS_MAX
 
-# A producer that sends on without a look at its errors is remembered by its lowest numbers.
+# If a producer ignores its errors and continues to send, only its lowest numbers are kept.
 NUMBERS_MAX: Final = 1024
 
 
 class RefusedSequences:
-    """The numbers that each producer owes; whoever shares it must hold a lock.
+    """The refused numbers of each producer. Not thread-safe: threads that share it need a lock.
 
-    Of too many producers those that were refused last are kept.
+    If there are too many producers, those with the most recent refusals are kept.
     """
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
@@ -29,7 +30,7 @@ class RefusedSequences:
         self._numbers: OrderedDict[bytes, list[int]] = OrderedDict()
 
     def add(self, producer: bytes, sequence: int) -> None:
-        """Take note of a call that was refused."""
+        """Record a refused call."""
         numbers = self._numbers.setdefault(producer, [])
         place = bisect_left(numbers, sequence)
         if numbers[place : place + 1] != [sequence]:
@@ -40,7 +41,7 @@ class RefusedSequences:
             self._numbers.popitem(last=False)
 
     def settle(self, producer: bytes, sequence: int) -> None:
-        """Take note of a call that is stored, or that will never be."""
+        """Remove a call that is stored now, or that will never be stored."""
         numbers = self._numbers.get(producer, [])
         place = bisect_left(numbers, sequence)
         if numbers[place : place + 1] == [sequence]:
@@ -51,7 +52,10 @@ class RefusedSequences:
     def first_before(
         self, producer: bytes, sequence: int, coming: Container[int] = ()
     ) -> int | None:
-        """Return the lowest number that must come before this one, but for those that do."""
+        """Return the lowest refused number below this one that is not in `coming`; None if none is.
+
+        `coming` has the numbers that will be stored before this one anyway.
+        """
         for number in self._numbers.get(producer, ()):
             if number >= sequence:
                 break

@@ -1,4 +1,4 @@
-"""What became of a call, and the ticket by which its caller learns it. Compiled."""
+"""The outcome of a call, and the ticket that reports it to the caller. Compiled."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 
 
 def seconds_to_wait(timeout: object) -> float | None:
-    """Return for how long to wait, None for ever. Raises: UsageError."""
+    """Return the seconds to wait; None means without limit. Raises: UsageError."""
     if timeout is None:
         return None
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
         raise UsageError(f"timeout must be a number of seconds: type={type(timeout).__name__}")
-    # Put so that what is not a number fails it too.
+    # Not `timeout < 0`: NaN must be refused, too.
     if not timeout >= 0:
         raise UsageError(f"timeout must be 0 seconds or more: timeout={timeout}")
     return timeout if timeout < TIMEOUT_MAX else None
 
 
 class RowPlaces:
-    """Where the rows of one frame stand, by their arrival; worked out once for all its calls, when
-    the first of them asks.
+    """The positions of rows in their frame, by order of arrival.
+
+    They are computed once for all calls of the frame, when the first caller asks.
     """
 
     def __init__(self, times: Callable[[], memoryview]) -> None:
@@ -35,11 +36,11 @@ class RowPlaces:
         self._places: array[int] | None = None
 
     def between(self, start: int, stop: int) -> array[int]:
-        """Return the places of rows by the order of their arrival."""
+        """Return the positions of the rows [start, stop), counted in order of arrival."""
         if self._places is None:
             times = self._times()
             first = min(times)
-            # Times rise by one a row in order of arrival.
+            # In order of arrival, each row has a time 1 µs after the row before it.
             places = array("I", bytes(4 * len(times)))
             for place, time in enumerate(times):
                 places[time - first] = place
@@ -49,7 +50,7 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A stored call. Its serials are worked out only when somebody asks."""
+    """The outcome of a stored call or a duplicate. Serials are computed only on request."""
 
     duplicate: bool
     count: int
@@ -68,10 +69,9 @@ class Outcome:
 
 
 class Ticket:
-    """A promise of an outcome: settled by the shards' threads, awaited by any.
+    """The result of a call. Shard threads set the outcome; any thread can wait for it.
 
-    A call to several shards has a part for each of them. Tickets of one writer may share its mutex,
-    so that the writer settles many at a time. A lock to wait on is made when somebody waits.
+    A call to several shards has one part for each shard.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Ticket:
         self._outcomes: list[tuple[Outcome, Sequence[int] | None]] | None = None
         self._error: Exception | None = None
         self._callbacks: list[Callable[[Self], None]] | None = None
+        # Tickets of one writer may share its mutex, so that the writer settles many at a time.
         self.mutex = Lock() if mutex is None else mutex
+        # Created by the first thread that waits.
         self._waiter: Lock | None = None
 
     @property
@@ -93,20 +95,19 @@ class Ticket:
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong, if something did."""
+        """The error of the call; None if it has none, or if the outcome is not known yet."""
         return self._error
 
     @property
     def duplicate(self) -> bool:
-        """Whether an idempotent producer had sent this before; then nothing was stored now."""
+        """Whether the call repeated a stored call of its producer; then it stored nothing."""
         outcomes = self._outcomes
         return outcomes is not None and all(outcome.duplicate for outcome, _ in outcomes)
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Wait for the outcome and return the ticket; at once where the caller chose durability
-        none.
+        """Wait for the outcome and return the ticket. With durability `none`, return at once.
 
-        Raises: OutcomeUnknownError when time runs out; the error that befell the call; UsageError.
+        Raises: OutcomeUnknownError when the timeout expires; the error of the call; UsageError.
         """
         seconds = None if timeout is None else seconds_to_wait(timeout)
         if self._waits:
@@ -114,7 +115,7 @@ class Ticket:
         return self
 
     def serials(self) -> list[int]:
-        """Return the serial of each row, waiting for them; 0 for a duplicate's."""
+        """Wait for the outcome; return the serial of each row, 0 for a row of a duplicate."""
         self._await(None)
         serials = [0] * self._count
         for outcome, rows in self._outcomes or ():
@@ -123,9 +124,11 @@ class Ticket:
         return serials
 
     def first_serial(self) -> int:
-        """Return the serial of the first row of a call to one shard and stream, waiting for it.
+        """Wait for the outcome; return the serial of the first row.
 
-        Raises: UsageError where the call had no row.
+        Only for a call to one shard and one stream.
+
+        Raises: UsageError if the call did not append a row.
         """
         self._await(None)
         if not self._outcomes:
@@ -134,7 +137,7 @@ class Ticket:
         return outcome.frame_serial + outcome.timestamp_us - outcome.frame_timestamp_us
 
     def timestamps(self) -> list[int]:
-        """Return the timestamp_us of each row, waiting for them; 0 for a duplicate's."""
+        """Wait for the outcome; return the timestamp_us of each row, 0 for a row of a duplicate."""
         self._await(None)
         timestamps = [0] * self._count
         for outcome, rows in self._outcomes or ():
@@ -143,8 +146,9 @@ class Ticket:
         return timestamps
 
     def on_done(self, callback: Callable[[Self], None]) -> None:
-        """Call back when the outcome is known, from whatever thread makes it known; at once if it
-        is.
+        """Call `callback` when the outcome is known; at once if it is known already.
+
+        If it is not, the thread that sets the outcome makes the call.
         """
         with self.mutex:
             if self._missing:
@@ -155,15 +159,20 @@ class Ticket:
         callback(self)
 
     def resolve(self, outcome: Outcome | Exception | None, rows: Sequence[int] | None) -> None:
-        """Tell the outcome of one part; rows says which rows of the call it held."""
+        """Set the outcome of one part; after the last part, notify.
+
+        `rows` has the numbers of the part's rows in the call, None for all rows.
+        """
         with self.mutex:
             is_last = self.settle(outcome, rows)
         if is_last:
             self.tell()
 
     def settle(self, outcome: Outcome | Exception | None, rows: Sequence[int] | None) -> bool:
-        """Set the outcome of one part, None for one that stores no row. The caller holds the mutex,
-        and tells the outcome if this says that all parts have theirs.
+        """Set the outcome of one part; return whether all parts have an outcome.
+
+        None is the outcome of a part that stores no row. The caller holds the mutex. If this
+        returns True, the caller must call `tell` after it released the mutex.
         """
         if isinstance(outcome, Exception):
             self._error = self._error or outcome
@@ -175,12 +184,12 @@ class Ticket:
         if self._missing:
             return False
         if self._error is not None and self._outcomes:
-            # A part that failed while another was stored leaves the whole in doubt.
+            # One part failed and another was stored: the outcome of the whole call is unknown.
             self._error = _partly_stored(self._error)
         return True
 
     def tell(self) -> None:
-        """Let those know who wait, once all parts are settled."""
+        """Wake the waiting threads and call the callbacks, after all parts are settled."""
         if self._waiter is not None:
             self._waiter.release()
         callbacks, self._callbacks = self._callbacks, None
@@ -192,7 +201,7 @@ class Ticket:
             raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
         error = self._error
         if error is not None:
-            # Without the traces of earlier calls, or each would keep its caller's frames alive.
+            # Drop the traceback of earlier raises: it would keep the frames of their callers alive.
             raise error.with_traceback(None)
 
     def _wait(self, timeout: float | None) -> bool:
@@ -205,7 +214,7 @@ class Ticket:
                 waiter.acquire()
         if not waiter.acquire(timeout=-1 if timeout is None else timeout):
             return False
-        # Passed on to the next who waits.
+        # Release the lock again for the next waiting thread.
         waiter.release()
         return True
 
@@ -217,10 +226,10 @@ def _partly_stored(error: Exception) -> SiltstoneError:
 
 
 def _call_back(callback: Callable[[Any], None], ticket: Ticket) -> None:
-    """Call back from a shard's thread, which must not die of a mistake that is not its own."""
+    """Call a callback on the thread of a shard, which must survive an error of the callback."""
     try:
         callback(ticket)
-    except Exception:  # noqa: BLE001 - told as the thread would tell it, and the thread goes on
+    except Exception:  # noqa: BLE001 - reported like an uncaught error; the thread continues
         threading.excepthook(
             threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
         )

@@ -7,7 +7,7 @@ from siltstone.store.writer.commit_log import LOCAL_LOG, Record, RecordKind
 
 
 class Steps:
-    """A replica that takes notes."""
+    """A replica that records its steps."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []

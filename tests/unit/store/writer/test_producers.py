@@ -15,7 +15,7 @@ from tests.support.builders import HELD, new_database, read_topics, rows_on
 ANN = producer_key("ann")
 BO = producer_key("bo")
 CY = producer_key("cy")
-# Publishers by the shard that they are stored in, of two.
+# One publisher for each of two shards, by the number of the shard.
 ON_SHARD = {shard_of(name.encode(), 2): name for name in ("a", "b", "c", "d")}
 
 

@@ -1,4 +1,4 @@
-"""The writer of a shard, over a layout that only takes notes."""
+"""Tests of the writer of a shard, with a layout that only records what it is asked to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Control:
 
 
 class Note(Queued):
-    """A call with a name and an outcome."""
+    """A call with a name and a ticket."""
 
     def __init__(self, name: str, size_bytes: int = 1, items: int = 1) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Note(Queued):
 
 @dataclass
 class Notes:
-    """A layout that keeps the names of each commit."""
+    """A layout that records the names of the calls in each commit."""
 
     flush_settings: Control = field(default_factory=Control)
     batch_items_max: int = 100
@@ -102,7 +102,7 @@ def writing(notes: Notes) -> Iterator[ShardWriter[Note]]:
 
 @contextmanager
 def held(writer: ShardWriter[Note]) -> Iterator[None]:
-    """Keep the thread busy, so that what is submitted meanwhile waits."""
+    """Keep the thread busy, so that calls submitted meanwhile have to wait."""
     began, go = Event(), Event()
 
     def hold() -> None:
@@ -124,7 +124,7 @@ def submit(writer: ShardWriter[Note], *calls: Note) -> None:
 
 
 def outcomes(*calls: Note) -> list[str]:
-    """Wait for the outcomes; return the names of the errors, or that the calls are stored."""
+    """Wait for the outcomes; return the name of each error, or "stored"."""
     found = []
     for call in calls:
         try:
@@ -203,7 +203,7 @@ def test_a_writer_that_has_something_to_look_after_does_so_without_a_call() -> N
     notes = Notes(idle=0.0)
     with writing(notes) as writer:
         writer.start()
-        # Behind the first look, which ends the idle time.
+        # The first look sets `idle` to None, so there is no second one.
         while not notes.looks:
             writer.order(lambda: None).wait(10)
     assert notes.looks == 1
@@ -283,7 +283,7 @@ def test_a_call_can_be_withdrawn_until_it_is_begun() -> None:
             submit(writer, first, second)
             assert writer.withdraw(second)
             assert not writer.withdraw(second)
-            # Its bytes are free again.
+            # The bytes of the withdrawn call are free again.
             writer.submit(third, third.promise, 0.0)
         assert outcomes(first, third) == ["stored"] * 2
         assert not writer.withdraw(first)

@@ -45,7 +45,7 @@ class TestSerials:
         assert call.serials() == [54, 55, 56]
 
     def test_in_a_frame_of_many_streams_a_time_tells_the_row(self) -> None:
-        # Rows 1000 to 1005 arrived in order and were grouped by stream: the call has 1002 to 1004.
+        # Rows 1000 to 1005 arrived in order and were grouped by stream. The call has 1002 to 1004.
         call = outcome(count=3, timestamp_us=1002, times=[1001, 1003, 1005, 1000, 1002, 1004])
         assert call.serials() == [54, 51, 55]
 
