@@ -1,4 +1,4 @@
-"""Blocks on their way into frames: laid out with their values, or apart from them."""
+"""Encode blocks as frames, with the values in the frame or apart from it, in a room."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from siltstone.store.segment.writer import SegmentWriter
 def encode_block(
     block: Block, active: SegmentWriter | None, stream_id: int, edges: bytes, timestamp_us: int
 ) -> tuple[bytes, int, int]:
-    """Return body, number of sections and kind of body of a block.
+    """Return the body of a block, its number of sections, and its kind: PLAIN or APART.
 
-    Its room is referred to where it is in the active segment; else what stands in it is copied.
+    If the room of the block is in the active segment, the body refers to it. Otherwise the contents
+    of the room are copied into the body.
     """
     room = block.room
     if room is None or active is None or room not in active:
@@ -45,13 +46,13 @@ def encode_block(
 
 
 def room_for_frame(topic: bytes, rows: int) -> int:
-    """Return what the frame of a room may take at most, its edges included."""
+    """Return the maximum bytes of the frame that refers to a room, edges included."""
     edges_bytes = 4 + len(topic) + 11 * (topic.count(b"/") + 2)
     return frame_bytes_max(topic_bytes=len(topic), edges_bytes=edges_bytes, rows=rows)
 
 
 def cooked_block(block: Block, stream_id: int, timestamp_us: int) -> Cooked:
-    """Return a block as the rows that others cook, for those who listen to what is stored."""
+    """Return the rows of a block in the form that `Cook.cook` returns, for listeners."""
     values = block.values if block.room is None else block.room.contents()
     offsets = array("i", block.offsets)
     rows = StreamRows(stream_id)

@@ -1,9 +1,10 @@
-"""Make calls durable: cook, write one frame, sync, announce. One per shard, driven by its thread.
+"""Make calls durable: cook them, write one frame, sync, publish. One committer for each shard.
 
 Invariants:
 - a row is visible only after its frame was written, and acknowledged as synced only after the sync;
-- the structure that readers know never holds an edge whose frame they cannot see;
-- a failure before the sync leaves nothing behind; a failed sync poisons the shard for good.
+- readers learn an edge only after its frame was written, and before they can see that frame;
+- a refused frame (RetryError) leaves nothing behind; after any other failed write or sync the shard
+  is poisoned until it is opened again.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from siltstone.store.writer.producers import ProducerTable
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 from siltstone.topic.structure import Structure
 
-# Hears of every frame that readers can see: its slab, its first serial, its rows.
+# Called for every frame that became visible, with its slab, its first serial and its rows.
 OnStored = Callable[[SlabId, int, Cooked], None]
 
 COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
-# How far ahead of the synced rows readers may be led; each such step costs one sync.
+# How many serials a reservation adds. Readers may see unsynced rows below the reserved serial.
+# Each reservation costs one sync.
 _RESERVE_ROWS: Final = 1 << 20
 
 
 class FrameRecord(Record):
-    """A frame that is encoded and has its place, with what readers must know of it."""
+    """An encoded frame whose place is claimed, with its directory, edges, producers and rows."""
 
     def __init__(
         self, header: FrameHeader, body: bytes, directory: Directory, edges: bytes
@@ -72,7 +74,7 @@ class FrameRecord(Record):
         return cooked_block(self.block, self.stream_id, self.header.first_timestamp_us)
 
     def outcome(self) -> Outcome:
-        """Return what the caller of a block learns."""
+        """Return the outcome of the call whose block this is."""
         return Outcome(
             duplicate=False,
             count=self.header.row_count,
@@ -109,27 +111,27 @@ class Committer:
         self._was_full = False
         self._poisoned_by: Exception | None = None
         self.unsynced = False
-        # Whether a file descriptor is held only while something is stored.
+        # Whether the file descriptor is closed while there is nothing to store.
         self.parks = False
-        # Frames that are written and that readers do not see yet.
+        # Frames that are written and not visible to readers yet.
         self._stored: list[FrameRecord] = []
-        # Is called for each frame that readers can see, if `is_heard` says that anybody listens.
+        # Called for each frame that became visible, unless `is_heard` returns False: no listener.
         self.on_stored: OnStored | None = None
         self.is_heard: Callable[[], bool] | None = None
 
     @property
     def poisoned_by(self) -> Exception | None:
-        """What failed, so that nothing more is stored here; None: nothing did."""
+        """The error that poisoned the shard; None if it is not poisoned."""
         return self._poisoned_by
 
     def check(self) -> None:
-        """Raise PoisonedError when a sync has failed here."""
+        """Raise PoisonedError if a write or sync of the shard failed."""
         if self._poisoned_by is not None:
-            # A new error each time: one that is raised again and again keeps every caller alive.
+            # Raise a new error each time: a shared one would keep the frames of all callers alive.
             raise self.poison(self._poisoned_by) from self._poisoned_by
 
     def commit(self, calls: list[Call]) -> list[Outcome | Exception]:
-        """Store the calls as one frame; return what became of each, in order.
+        """Store the calls as one frame; return the outcome of each, in order.
 
         Raises: PoisonedError; StorageFullError and OverloadedError, with nothing stored.
         """
@@ -137,11 +139,11 @@ class Committer:
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         fresh = without_repetitions(calls, self._producers)
         if self._was_full and self._writer.active is not None:
-            # What is learned for rows that are refused must be forgotten, which takes its time.
+            # Check the space before cooking: it is slow to forget the edges of refused rows.
             needed = sum(len(value) for call in fresh for value in call.values)
             self._writer.active.take_space(needed)
         cooked = self._cook.cook(fresh, timestamp_us)
-        # What a repeated call asks for is asked of the rows that were stored before.
+        # A repeated call counts, too: it asks for a sync of rows that were stored before.
         sync = any(call.wants_sync for call in calls if call.error is None)
         frame_serial = self.next_serial
         if cooked.row_count:
@@ -162,10 +164,11 @@ class Committer:
         return self._outcomes(calls, fresh, cooked, frame_serial)
 
     def commit_blocks(self, calls: list[Call]) -> list[Outcome | Exception]:
-        """Store each call's block as a frame of its own, all with one sync; return what became of
-        each, in order.
+        """Store the block of each call as its own frame; return the outcome of each, in order.
 
-        Raises: PoisonedError, and then nothing is known of any.
+        The frames usually share one sync; a new segment needs another one.
+
+        Raises: PoisonedError; then the outcome of every call is unknown.
         """
         self.check()
         outcomes: list[Outcome | Exception] = []
@@ -185,7 +188,7 @@ class Committer:
         return outcomes
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
-        """Take a place for values; None where the segment has none for them and their frame.
+        """Take a room for values; return None if the room and its frame do not fit the segment.
 
         From any thread. Raises: StorageFullError, PoisonedError.
         """
@@ -196,7 +199,7 @@ class Committer:
         return active.take_room(size, spare_bytes=room_for_frame(topic, rows))
 
     def make_room(self, size: int, *, rows: int, topic: bytes) -> Room:
-        """Take a place for values, in a new segment where need be."""
+        """Take a room for values; begin a new segment if necessary."""
         room = self.take_room(size, rows=rows, topic=topic)
         while room is None:
             self._roll(size + 128 + room_for_frame(topic, rows))
@@ -204,13 +207,13 @@ class Committer:
         return room
 
     def give_up_room(self, room: Room) -> None:
-        """Take back a place that nothing will stand in. From any thread."""
+        """Give up a room that no frame will refer to. From any thread."""
         active = self._writer.active
         if active is not None and room in active:
             active.give_up_room(room)
 
     def _prepare(self, cooked: Cooked, *, sync: bool) -> FrameRecord:
-        """Encode rows as a frame, and take its place in a segment."""
+        """Encode rows as a frame, and claim its place in a segment."""
         plain, sections = encode_rows(
             cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
         )
@@ -240,7 +243,7 @@ class Committer:
         return frame
 
     def _prepare_block(self, block: Block) -> FrameRecord:
-        """Encode a block as a frame, and take its place in a segment."""
+        """Encode a block as a frame, and claim its place in a segment."""
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         last_us = timestamp_us + block.count - 1
         stream_id, edges = self._cook.place(block.topic)
@@ -250,8 +253,8 @@ class Committer:
         if active is None or not active.claim(
             len(body), next_serial=after, last_timestamp_us=last_us
         ):
-            # What is written so far must be seen before the segment is sealed; and of the room,
-            # which stays behind, only a copy can follow.
+            # Written frames must be published before the segment is sealed. The room stays in the
+            # old segment, so its contents are copied into the body.
             self._settle()
             body, sections, compression = encode_block(block, None, stream_id, edges, timestamp_us)
             self._take_place(len(body), block.count, last_us)
@@ -265,7 +268,7 @@ class Committer:
         return frame
 
     def _forget(self, *, learned: bool) -> None:
-        """Take back the place of a frame that was not stored, and what was learned for it."""
+        """Give up the place of a frame that was not stored; forget the edges learned for it."""
         active = self._writer.active
         if active is not None:
             self._durably(partial(active.give_up_claim, self.next_serial))
@@ -273,7 +276,7 @@ class Committer:
             self._cook = self._new_cook()
 
     def _settle(self) -> None:
-        """Sync the blocks that are written, then let readers see them."""
+        """Sync the written blocks, then make them visible to readers."""
         if self._stored:
             self._durably(self._active().sync)
             self.unsynced = False
@@ -282,7 +285,7 @@ class Committer:
     # The replica, for the commit log.
 
     def store(self, record: Record) -> None:
-        """Write a frame at the place that was taken for it."""
+        """Write a frame at the place that was claimed for it."""
         assert isinstance(record, FrameRecord)
         header, writer = record.header, self._active()
         after = header.first_serial + header.row_count
@@ -295,9 +298,9 @@ class Committer:
         self.last_timestamp_us = header.last_timestamp_us
 
     def publish(self) -> None:
-        """Let readers see all frames that are written, and tell listeners of them."""
+        """Make all written frames visible to readers, and call the listeners."""
         frames, self._stored = self._stored, []
-        # Readers must know a stream before they can meet its rows.
+        # Readers must know a stream before its rows become visible, or they would miss them.
         self.slab.publish([frame.edges for frame in frames if frame.edges])
         self._active().publish()
         for frame in frames:
@@ -308,11 +311,11 @@ class Committer:
                 self.on_stored(self.slab.id, frame.header.first_serial, frame.rows())
 
     def has_stored(self, producer: bytes, sequence: int) -> bool:
-        """Tell whether a call of a producer was stored."""
+        """Return whether a call of a producer was stored. From any thread."""
         return self._producers.holds(producer, sequence)
 
     def sync(self) -> None:
-        """Make rows durable that were acknowledged as written only."""
+        """Sync the rows that were written without a sync."""
         self.check()
         if self.unsynced:
             self._durably(self._active().sync)
@@ -320,21 +323,21 @@ class Committer:
 
     @property
     def rows(self) -> int:
-        """How many serials the slab has used."""
+        """The number of serials that the slab has used."""
         return self.next_serial - self._writer.chain.handles[0].base_serial
 
     def size_bytes(self) -> int:
-        """Return the disk space that the slab takes."""
+        """Return the disk space of the slab in bytes."""
         return self._writer.size_bytes()
 
     def park(self) -> None:
-        """Hold no file descriptor until there is more to store, where that was asked for."""
+        """If `parks` is set, close the file descriptor until there is more to store."""
         active = self._writer.active
         if self.parks and active is not None and not self.unsynced and self._poisoned_by is None:
             active.park()
 
     def close(self) -> None:
-        """Sync what is not, and let go of the files."""
+        """Sync, unless the shard is poisoned, and close the files."""
         if self._writer.active is None:
             return
         if self._poisoned_by is None and self._gap_is_stored():
@@ -343,11 +346,11 @@ class Committer:
         self._writer.active = None
 
     def _gap_is_stored(self) -> bool:
-        """Say whether the frames tell which serials are used; if not the reservation must stay."""
+        """Return whether the frames record all used serials; if not, the reservation must stay."""
         return self._active().segment.index.next_serial >= self.next_serial
 
     def configure(self, settings: DatabaseSettings) -> None:
-        """Follow these settings from now on."""
+        """Apply these settings from now on."""
         learns_anew = (settings.thresholds, settings.topic_cache) != (
             self.settings.thresholds,
             self.settings.topic_cache,
@@ -357,17 +360,17 @@ class Committer:
             self._cook = self._new_cook()
 
     def seal(self) -> None:
-        """End the slab: no row goes into it any more. The caller replaces this committer."""
+        """Seal the slab: it accepts no more rows. The caller replaces this committer."""
         self.check()
         if self._writer.active is not None:
             self._seal_active()
 
     def state(self) -> tuple[bytes, bytes]:
-        """Return structure and producers, as the next segment begins with them."""
+        """Return the structure and the producers, encoded for the start or the end of a segment."""
         return self.slab.export(), self._producers.encode()
 
     def inherited(self) -> tuple[Structure, ProducerTable]:
-        """Return what the next generation begins with."""
+        """Return the structure and the producers with which the next generation begins."""
         published = Structure(list(self.settings.thresholds))
         published.apply(self.slab.export())
         return published.inherit(list(self.settings.thresholds)), self._producers
@@ -378,7 +381,7 @@ class Committer:
         return Cook(structure, self.settings.topic_cache)
 
     def _take_place(self, body_bytes: int, rows: int, last_us: int) -> None:
-        """Take the place of a frame in the active segment, or in a new one if it does not fit."""
+        """Claim the place of a frame in the active segment, or in a new one if it does not fit."""
         active = self._writer.active
         after = self.next_serial + rows
         if active is None or not active.claim(
@@ -387,13 +390,17 @@ class Committer:
             self._roll(body_bytes, claim=(rows, last_us))
 
     def _roll(self, room_bytes: int, *, claim: tuple[int, int] | None = None) -> None:
-        """Begin a segment with so much room, and if rows and a time are given a place for them."""
+        """Begin a segment with at least `room_bytes` of free space.
+
+        `claim` is the row count and the last time of a frame; its place is claimed at once.
+        """
         active = self._writer.active
         if active is not None and not self._is_bare(active):
             self._seal_active()
             active = None
         if active is None:
-            # The name of an empty segment is taken, so behind a sealed one a serial is left out.
+            # A segment is named after its first serial. If the sealed segment has no rows, its name
+            # is taken, so one serial is skipped.
             last = self._writer.chain.handles[-1]
             self.next_serial = max(self.next_serial, last.base_serial + 1)
         structure, producers = self.state()
@@ -409,7 +416,7 @@ class Committer:
         )
 
     def _is_bare(self, active: SegmentWriter) -> bool:
-        """Say whether a segment has no row and tells of none, so that another may take its name."""
+        """Return whether a segment has no rows and reserves none: a new one may take its name."""
         segment = active.segment
         base = segment.header.base_serial
         return segment.index.next_serial == self.next_serial == base and not segment.reserved_serial
@@ -418,7 +425,7 @@ class Committer:
         if self._gap_is_stored():
             self._durably(self._active().release)
         else:
-            # The index says where serials go on; until it stands, the reservation does.
+            # The index records the next serial. Until the index is written, the reservation does.
             self._durably(self._active().sync)
             self._active().segment.index.next_serial = self.next_serial
         self.unsynced = False
@@ -430,14 +437,14 @@ class Committer:
         return self._writer.active
 
     def _durably(self, act: Callable[[], None]) -> None:
-        """Do what syncs. When it fails, for whatever reason, nothing is known of the rows."""
+        """Run a function that syncs; poison the shard if it fails: the state of rows is unknown."""
         try:
             act()
         except SiltstoneError as exc:
             raise self.poison(exc) from exc
 
     def poison(self, cause: Exception) -> PoisonedError:
-        """Refuse everything from now on, because of this; return the refusal."""
+        """Refuse all writes from now on because of an error; return the error for callers."""
         self._poisoned_by = cause
         self.unsynced = False
         return PoisonedError(
@@ -453,7 +460,8 @@ class Committer:
         timestamp_us = cooked.timestamp_us
         places: RowPlaces | None = None
         if len(cooked.streams) > 1:
-            # Opened now, for the segment may be closed when somebody asks; read only then.
+            # The frame is opened now, because the segment may be closed when a caller asks for
+            # serials. It is read only then.
             segment = self._active().segment
             places = RowPlaces(segment.frame(segment.index.frame_count - 1).times)
         for call in calls:

@@ -1,14 +1,15 @@
 """Turn the calls of one flush into the rows of one frame, grouped by stream.
 
-Invariants: a call is in the frame whole or not at all; a bad topic fails its own call and teaches
-the structure nothing; rows keep their order of arrival within a stream. What was learned on the way
-stays pending in the structure until the frame is durable: after a failed flush the cook is thrown
-away and made anew from what was published.
+Invariants: all rows of a call are in the frame, or none; a bad topic fails only its own call and
+does not change the structure; rows keep their order of arrival within a stream.
 
-A topic that the frame has met is found in a dictionary of the frame; else its stream is found among
-common topics, or else by walking the structure. Where topics hardly ever return, a look among the
-common ones costs more than the walk, and is left out for some frames. Numbers stand in for objects
-here: thousands of short-lived objects a frame would call the garbage collector again and again.
+A cook has a structure of its own, apart from the published one that readers know. After a failed
+flush the cook is discarded, and a new one is made from the published structure.
+
+Topics of the current frame are in a dictionary. For another topic, the stream is looked up in a
+cache of common topics, then by walking the structure. If topics rarely repeat, the cache costs more
+than the walk, and some frames skip it. Places and streams are numbers, not objects: thousands of
+short-lived objects for each frame would trigger the garbage collector again and again.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Stream, Structure
 
 NO_PRODUCER: Final = b""
-# What a row takes beside its columns, about.
+# The approximate bytes of a row in memory besides its columns.
 ROW_OVERHEAD: Final = 16
-# The common topics are forgotten when so many times their number were met that are not among them.
+# The cache of common topics is cleared after this many misses for each topic of its capacity.
 _MISSES_A_TURN: Final = 4
-# For how many frames the common topics are not looked at when less than half was found there.
+# The number of frames that skip the cache after it had less than half of the topics of a frame.
 _FRAMES_UNAIDED: Final = 15
 _FEW_TOPICS: Final = 100
 _TOPIC_MASK: Final = (1 << 32) - 1
 
 
 class Block:
-    """Rows of one topic that come laid out: i32 offsets, one a row and one more, and the values; or
-    the room that these were put into.
+    """Rows of one topic as columns: i32 offsets, one for each row plus one, and the values.
+
+    If there is a room, the values are in the room instead.
     """
 
     def __init__(self, topic: bytes, offsets: bytes, values: bytes, room: Room | None) -> None:
@@ -70,7 +72,7 @@ class Call(Queued):
         self.sequence = 0
         self.wants_sync = True
         self.error: SiltstoneError | None = None
-        # In place of the lists.
+        # Used instead of the lists if it is set.
         self.block: Block | None = None
 
     @property
@@ -95,7 +97,7 @@ class Call(Queued):
 
 
 def has_sound_topics(call: Call) -> bool:
-    """Tell whether a cook will take this call."""
+    """Return whether all topics of a call are valid, so that a cook accepts it."""
     try:
         for topic in call.topics:
             check_topic(topic)
@@ -105,7 +107,7 @@ def has_sound_topics(call: Call) -> bool:
 
 
 def measure_column(column: Sequence[object], name: str, count: int, size_max: int) -> int:
-    """Check that a column has count byte strings of a bearable size; return their size in all.
+    """Check that a column has `count` byte strings of at most `size_max`; return their total size.
 
     Raises: UsageError, naming the row.
     """
@@ -131,7 +133,7 @@ def _refuse_item(column: Sequence[object], name: str, size_max: int) -> None:
 
 
 class Cooked:
-    """The rows of a frame, by stream, and what goes with them."""
+    """The rows of a frame by stream, with their publishers, flags, edges and producers."""
 
     def __init__(self, timestamp_us: int) -> None:
         self.timestamp_us = timestamp_us
@@ -141,7 +143,7 @@ class Cooked:
         self.flags = 0
         self.edges = b""
         self.producers = b""
-        # What the frame takes before compression; known when it is encoded.
+        # The bytes of the body before compression; set when it is encoded.
         self.size_bytes = 0
 
 
@@ -150,32 +152,33 @@ def _stream_id(rows: StreamRows) -> int:
 
 
 class Cook:
-    """Holds what cooking remembers from flush to flush; belongs to the shard's committer.
+    """Builds frames; keeps a structure and a cache of topics between flushes.
 
-    A place is a number: which of the frame's streams in order of their first rows, and in its lower
-    half which of the topics of that stream.
+    It belongs to the committer of the shard. A place is a number. Its upper half is the index of a
+    stream in the frame, in order of first rows. Its lower half, 32 bits, is the index of a topic in
+    that stream.
     """
 
     def __init__(self, structure: Structure, topics_max: int) -> None:
         self.structure = structure
         self._topics_max = topics_max
-        # The streams of common topics, by number.
+        # The cache: the stream numbers of common topics.
         self._common: dict[bytes, int] = {}
         self._misses = 0
         self._misses_max = _MISSES_A_TURN * topics_max
         self._unaided = 0
-        # How many rows of the frame were looked up among the common topics, and found there.
+        # The cache lookups for the current frame, and how many of them were hits.
         self._asked = 0
         self._found = 0
-        # What the frame in the making has so far. Streams have the numbers of the structure: those
-        # that were met, and where each is among the ones of the frame, or -1.
+        # The state of the current frame. `_met` has the numbers of its streams in the structure.
+        # `_at` maps these numbers to indexes in `_streams`, or to -1. `_places` maps topics.
         self._streams: list[StreamRows] = []
         self._met: list[int] = []
         self._at: list[int] = []
         self._places: dict[bytes, int] = {}
 
     def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
-        """Group the rows of all sound calls, the first row at this time, each later one a µs later.
+        """Group the rows of all valid calls; the first row gets this time, each next one 1 µs more.
 
         A call with a bad topic gets its error set and is left out.
         """
@@ -212,12 +215,12 @@ class Cook:
         cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
         cooked.producers = _producers(accepted)
         self._weigh_common()
-        # Its rows are many, and the next frame may be far away.
+        # Release the memory: a frame is large, and the next one may come much later.
         self._forget_frame()
         return cooked
 
     def place(self, topic: bytes) -> tuple[int, bytes]:
-        """Return the stream of a sound topic, and the edges that were learned for it."""
+        """Return the stream id of a valid topic, and the edges that were learned for it."""
         number = self._find_stream(topic)
         if number < 0:
             number = self._learn_stream(topic)
@@ -225,7 +228,7 @@ class Cook:
         return self.structure.numbered(number).id, edges
 
     def _weigh_common(self) -> None:
-        """Decide whether the common topics help, by how many of a frame were among them."""
+        """Skip the cache for some frames if it is full and had few of the topics of this frame."""
         if self._unaided:
             self._unaided -= 1
             return
@@ -243,12 +246,12 @@ class Cook:
         self._found = 0
 
     def _find_places(self, call: Call) -> list[int] | None:
-        """Find the place of each row; None, with the error set, when a topic is bad."""
+        """Return the place of each row; if a topic is bad, set the error and return None."""
         known = self._places
         topics = call.topics
         places: list[int] = []
         is_whole = True
-        # All are checked before any is placed: a refused call must leave and teach nothing.
+        # Check all topics first: a refused call must not change the frame or the structure.
         for i in range(len(topics)):
             place = known.get(topics[i], -1)
             if place < 0:
@@ -269,7 +272,7 @@ class Cook:
         return places
 
     def _is_sound(self, call: Call, row: int) -> bool:
-        """Check a topic by all rules; set the call's error where it breaks one."""
+        """Return whether a topic obeys all rules; if not, set the error of the call."""
         try:
             check_topic(call.topics[row])
         except InvalidTopicError as exc:
@@ -279,7 +282,7 @@ class Cook:
         return True
 
     def _place(self, topic: bytes, number: int) -> int:
-        """Give a topic of this stream its place in the frame, if it has none."""
+        """Return the place of a topic of this stream in the frame; assign one if it has none."""
         while len(self._at) <= number:
             self._at.append(-1)
         at: i64 = self._at[number]
@@ -296,7 +299,7 @@ class Cook:
         return place
 
     def _find_stream(self, topic: bytes) -> int:
-        """Return the number of the stream of a topic; -1 where it is new or must be looked at."""
+        """Return the number of the stream of a topic; -1 if it is new or needs a full check."""
         if self._unaided == 0:
             self._asked += 1
             number = self._common.get(topic, -1)
@@ -311,13 +314,13 @@ class Cook:
         return stream.number
 
     def _learn_stream(self, topic: bytes) -> int:
-        """Return the number of the stream of a sound topic, which is learned where it is new."""
+        """Return the number of the stream of a valid topic; learn the topic if it is new."""
         stream = self.structure.learn(topic).stream
         self._remember(topic, stream)
         return stream.number
 
     def _remember(self, topic: bytes, stream: Stream) -> None:
-        """Take a topic for a common one if there is room, or if it is time to make some."""
+        """Add a topic to the cache if it has room; after too many misses, clear it first."""
         self._misses += 1
         if len(self._common) < self._topics_max:
             self._common[topic] = stream.number
@@ -327,12 +330,12 @@ class Cook:
 
 
 def _of_stream(number: int) -> int:
-    """Tell a stream by a number below -1, which no place is; and the stream of such a number."""
+    """Convert a stream number to a number below -1, which is never a place, or back."""
     return -2 - number
 
 
 def _publisher_names(calls: list[Call]) -> dict[bytes, int]:
-    """Number the publishers of all calls; nothing is numbered where all are unknown."""
+    """Number the publishers of all calls; return an empty dictionary if all are unknown."""
     names: dict[bytes, int] = {}
     for call in calls:
         publishers = call.publishers
@@ -361,7 +364,7 @@ def _shared_flags(calls: list[Call]) -> int:
 def _place_rows(
     streams: list[StreamRows], call: Call, places: list[int], timestamp_us: int
 ) -> None:
-    """Hand each row's time, topic and value to its stream."""
+    """Add the time, topic and value of each row to its stream."""
     values = call.values
     timestamp: i64 = timestamp_us
     for i in range(len(places)):

@@ -1,5 +1,6 @@
-"""Which shard a row goes to: a stable hash of its publisher or topic, the same on every machine and
-for ever.
+"""Split calls by shard: the shard of a row is a stable hash of its publisher or topic.
+
+The hash is the same on every machine and must never change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 
 _QOS: Final = (0, 1, 2)
-# What follows the properties in a Row, and what it is before the row is stored.
+# The index of the first field of a Row that the store sets, and the initial values from there.
 _SET_BY_STORE: Final = 6
 _UNSET: Final = Row("", b"")[_SET_BY_STORE:]
 _FLAGS: Final = bytes([*_QOS, *(RETAIN | qos for qos in _QOS)])
@@ -25,10 +26,10 @@ _FLAGS: Final = bytes([*_QOS, *(RETAIN | qos for qos in _QOS)])
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows to append as parallel lists, for those who have many.
+    """Rows to append as parallel lists, for programs that append many rows.
 
-    A single publisher or flags value holds for all rows. Flags are QoS in bits 0 and 1, retain in
-    bit 2. The lists belong to the store once given: they must not change.
+    A single publisher or flags value applies to all rows. Flags are QoS in bits 0 and 1, retain in
+    bit 2. The program must not change the lists after it passed them to the store.
     """
 
     topics: list[bytes]
@@ -73,7 +74,7 @@ def columns_of(rows: Iterable[Row]) -> Columns:
 
 
 def _is_number(value: object) -> bool:
-    """Say whether a value is a whole number; to Python a bool is one too."""
+    """Return whether a value is an int, but not a bool, which is an int to Python."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -94,7 +95,7 @@ def _as_bytes(data: bytes, name: str, number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one shard gets of a call; rows are their numbers in it, None for all."""
+    """The part of a call for one shard; `rows` has the row numbers in the call, None for all."""
 
     shard: int
     call: Call
@@ -107,8 +108,9 @@ def shard_of(key: bytes, shards: int) -> int:
 
 
 def may_hold(shard: int, topic_filter: TopicFilter, settings: DatabaseSettings) -> bool:
-    """Say whether a shard may have rows of a filter: where rows go by their topics, all of a topic
-    by its name are in one.
+    """Return whether a shard may have rows of a filter.
+
+    If a database is sharded by topic, all rows of one topic are in one shard.
     """
     if settings.shards == 1 or settings.shard_by != "topic":
         return True
@@ -119,7 +121,7 @@ def may_hold(shard: int, topic_filter: TopicFilter, settings: DatabaseSettings) 
 
 
 def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
-    """Split a call by shard, in order; each part knows its size. Raises: UsageError."""
+    """Split a call into parts, in order of shards; set their sizes. Raises: UsageError."""
     size_bytes = _check(columns)
     if not columns.count:
         return []
@@ -147,8 +149,9 @@ def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
 
 
 def _check(columns: Columns) -> int:
-    """Refuse what the shards could not tell apart from a mistake of ours; return the size of the
-    columns. Raises: UsageError.
+    """Check the columns and return their size in bytes. Raises: UsageError.
+
+    A shard would treat invalid columns as an internal error.
     """
     size_bytes = 0
     publishers = columns.publisher
@@ -184,7 +187,7 @@ def _check(columns: Columns) -> int:
 
 
 def _check_flags(flags: object, count: int) -> None:
-    """Refuse flags that are more than a QoS and retain. Raises: UsageError."""
+    """Check that flags contain only a QoS and retain. Raises: UsageError."""
     if not isinstance(flags, list):
         if not _is_legal(flags):
             raise UsageError(
@@ -194,7 +197,7 @@ def _check_flags(flags: object, count: int) -> None:
     if len(flags) != count:
         raise UsageError(f"columns must have the same length: topics={count} flags={len(flags)}")
     with suppress(TypeError, ValueError):
-        # All at once: the rows are looked at one by one only to name the culprit.
+        # Check all rows at once; the loop below only finds the row to report.
         if not bytes(flags).translate(None, _FLAGS):
             return
     row = next(row for row, item in enumerate(flags) if not _is_legal(item))

@@ -1,7 +1,8 @@
-"""Which calls of a flush their producers have sent before.
+"""Find the calls of a flush that are repetitions.
 
-A flush keeps what the same calls would have left one by one: a call whose number was stored, or is
-below one that was, is a repetition; one that will be refused for a bad topic makes no other so.
+The result is the same as if the calls were committed one by one. A call is a repetition if its
+number or a higher one of its producer was stored. A call that will be refused for a bad topic does
+not make another call a repetition.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from siltstone.store.writer.producers import ProducerTable
 
 
 def without_repetitions(calls: Sequence[Call], stored: ProducerTable) -> list[Call]:
-    """Return the calls that are to be stored, in order, those with bad topics among them."""
+    """Return the calls to store, in order. Calls with bad topics are included."""
     fresh: list[Call] = []
     sent: dict[bytes, _Sent] = {}
     for call in calls:
@@ -35,20 +36,20 @@ class _Sent:
 
     def __init__(self) -> None:
         self._highest = -1
-        # The highest that will be stored, as far as that was looked for; and those it was not.
+        # The highest number that will be stored, of the checked calls; and the unchecked calls.
         self._stored = -1
         self._unchecked: list[Call] = []
 
     def add(self, call: Call) -> None:
-        """Take note of a call that is no repetition."""
+        """Add a call that is not a repetition."""
         self._highest = max(self._highest, call.sequence)
         self._unchecked.append(call)
 
     def makes_repetition(self, call: Call) -> bool:
-        """Tell whether a call before it will make this one a repetition."""
+        """Return whether an earlier call makes this one a repetition."""
         if call.sequence > self._highest:
             return False
-        # Few are not above what came before, and only for these all of it is looked at, once.
+        # Most numbers are above all earlier ones. Otherwise check the earlier topics, once each.
         for other in self._unchecked:
             if other.sequence > self._stored and has_sound_topics(other):
                 self._stored = other.sequence

@@ -1,7 +1,7 @@
-"""The log layout of one shard: calls become frames, and generations are turned over.
+"""The log layout of one shard: it stores calls as frames and turns generations over.
 
-The writer owns the queue and the thread. What producers must repeat is shared under a lock of its
-own; everything else belongs to the thread.
+The writer owns the queue and the thread. A lock protects the refused sequences, which threads
+share. Everything else belongs to the thread of the shard.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LogShard:
         self._refused = RefusedSequences()
         self._refused_lock = Lock()
         self._written_at = 0.0
-        # What kept the last housekeeping from its end.
+        # The type of the error that stopped the last maintenance; None if it succeeded.
         self._trouble: type[SiltstoneError] | None = None
         self._writer: ShardWriter[Call] = ShardWriter("shard", number, self, clock)
         if self.idle_seconds() is not None:
@@ -66,19 +66,20 @@ class LogShard:
 
     @property
     def flush_settings(self) -> DatabaseSettings:
-        """The settings in force."""
+        """The current settings."""
         return self.committer.settings
 
     def submit(self, call: Call, ticket: Ticket, timeout: float | None) -> None:
-        """Queue a call; wait while too much is pending.
+        """Queue a call; wait while too many bytes are pending.
 
-        Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
+        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
         """
         self._writer.submit(call, ticket, timeout)
 
     def refused(self, call: Call) -> None:
-        """Keep in mind that a producer must send this call again, unless it is stored already,
-        before any later one is taken. From any thread.
+        """Remember that a producer must repeat this call before a later one is accepted.
+
+        A call that was stored before is not remembered. From any thread.
         """
         if call.producer:
             with self._refused_lock:
@@ -86,7 +87,7 @@ class LogShard:
                     self._refused.add(call.producer, call.sequence)
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
-        """Take a place for values at once; None where the segment must be rolled for it.
+        """Take a room for values at once; return None if that needs a new segment.
 
         Raises: QuotaExceededError, StorageFullError, PoisonedError, ClosedError.
         """
@@ -99,8 +100,12 @@ class LogShard:
     def make_room(
         self, size: int, *, rows: int, topic: bytes, then: Callable[[Room | Exception], None]
     ) -> None:
-        """Take a place for values behind everything queued so far; `then` hears of it, from the
-        shard's thread. Raises: PoisonedError, ClosedError.
+        """Take a room for values after everything queued so far; begin a new segment if necessary.
+
+        `then` is called with the room or an error, on the thread of the shard; on the caller's
+        thread if the room was taken before this returns.
+
+        Raises: PoisonedError, ClosedError.
         """
         found: list[Room] = []
 
@@ -111,18 +116,21 @@ class LogShard:
         ticket.on_done(lambda ticket: then(ticket.error or found[0]))
 
     def give_up_room(self, room: Room) -> None:
-        """Take back a place that nothing will stand in."""
+        """Give up a room that no frame will refer to."""
         self.committer.give_up_room(room)
 
     def seal(self, turn_over: TurnOver | None = None) -> None:
-        """Turn the generation over behind everything queued so far, in another way than usual where
-        one is given; return when it is done.
+        """Turn the generation over after everything queued so far; return when it is done.
+
+        `turn_over` replaces the usual function if it is given.
         """
         self._order(partial(self.turn, turn_over)).wait()
 
     def seal_before(self, serial: int, size_bytes: int) -> bool:
-        """Turn the generation over behind everything queued so far if that ends before a serial,
-        and takes at least so much of the disk; say whether it did.
+        """Turn the generation over after everything queued so far; return whether it was done.
+
+        It is done only if the generation has rows, all of them before `serial`, and takes at least
+        `size_bytes` of disk space.
         """
         turned: list[bool] = []
 
@@ -140,13 +148,13 @@ class LogShard:
         """Make everything queued so far durable."""
 
         def act() -> None:
-            # The committer is looked up when the order is obeyed: the generation may turn before.
+            # Look up the committer when the order runs: a turnover before may replace it.
             self.committer.sync()
 
         self._order(act).wait()
 
     def configure(self, settings: DatabaseSettings) -> None:
-        """Put settings into force behind everything queued so far."""
+        """Apply settings after everything queued so far."""
 
         def change() -> None:
             self.committer.configure(settings)
@@ -154,11 +162,11 @@ class LogShard:
         self._order(change).wait()
 
     def turn(self, turn_over: TurnOver | None = None) -> None:
-        """Turn the generation over now; only for the shard's own thread."""
+        """Turn the generation over now. Only from the thread of the shard."""
         self.committer = (turn_over or self._turn_over)(self.committer)
 
     def close(self) -> SiltstoneError | None:
-        """Commit what is queued and end the thread; return what kept it from its last sync."""
+        """Commit the queued calls and end the thread; return the error of the last sync."""
         return self._writer.close()
 
     def _order(self, act: Callable[[], None]) -> Ticket:
@@ -173,18 +181,18 @@ class LogShard:
     # The layout, for the writer.
 
     def check(self) -> None:
-        """Raise PoisonedError when a sync has failed here."""
+        """Raise PoisonedError if a write or sync of the shard failed."""
         self.committer.check()
 
     def is_poisoned(self) -> bool:
-        """Say whether a sync has failed here."""
+        """Return whether a write or sync of the shard failed."""
         return self.committer.poisoned_by is not None
 
     def commit(self, batch: list[Call]) -> list[Outcome | Exception]:
-        """Store the calls that may be stored; keep in mind what producers must repeat."""
+        """Store the admitted calls; remember which calls a producer must repeat."""
         admitted: list[Call] = []
         size = 0
-        # What producers must repeat may stand before their later calls in this very flush.
+        # A repeated call may come before the later calls of its producer in the same flush.
         coming: defaultdict[bytes, set[int]] = defaultdict(set)
         refusals: list[SiltstoneError | None] = []
         for call in batch:
@@ -205,7 +213,7 @@ class LogShard:
         return outcomes
 
     def idle_seconds(self) -> float | None:
-        """Return after how long without work something is due; None: never."""
+        """Return the seconds without work after which `look_after` is due; None means never."""
         settings = self.committer.settings
         waits = [
             seconds
@@ -218,16 +226,17 @@ class LogShard:
         return min(waits) if waits else None
 
     def look_after(self) -> None:
-        """Sync what was only written, turn over or drop what is due, and hold no descriptor that is
-        not needed.
+        """Do the maintenance that is due: sync written rows, turn generations over, drop them.
+
+        Close the file descriptor if it is not needed.
         """
         try:
             self._sync_in_time()
             self._housekeeping()
             self._trouble = None
         except SiltstoneError as exc:
-            # What is due stays due. A full disk is told to whoever appends next, and poison is kept
-            # by the committer, which refuses the next call with it; people hear of it once.
+            # The work stays due. If the disk is full, the next append reports it. If the committer
+            # is poisoned, it refuses the next call. Each change of the error is logged once.
             if type(exc) is not self._trouble:
                 self._trouble = type(exc)
                 log(
@@ -240,7 +249,7 @@ class LogShard:
         self.committer.park()
 
     def _sync_in_time(self) -> None:
-        """Sync what was only written, when `sync_interval` has passed."""
+        """Sync rows that were written without a sync, when `sync_interval` has passed."""
         if not self.committer.unsynced:
             self._written_at = 0.0
             return
@@ -252,7 +261,7 @@ class LogShard:
             self._written_at = 0.0
 
     def release(self) -> SiltstoneError | None:
-        """Sync and close the files; return what kept that from its end."""
+        """Sync and close the files; return the error that prevented it."""
         try:
             self.committer.close()
         except SiltstoneError as exc:
@@ -260,7 +269,7 @@ class LogShard:
         return None
 
     def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
-        """Poison the shard."""
+        """Poison the shard after an internal error."""
         error = self.committer.poison(cause)
         return error, error
 
@@ -280,14 +289,16 @@ class LogShard:
     def _refusal(
         self, call: Call, size_bytes: int, coming: Container[int]
     ) -> SiltstoneError | None:
-        """Return why a call may not be stored behind so much else of its flush, and these calls of
-        its producer; None if it may.
+        """Return the error that refuses a call; None if the call may be stored.
+
+        `size_bytes` is the size of the calls before it in the flush. `coming` has the numbers of
+        those that have the same producer.
         """
         if call.producer:
             with self._refused_lock:
                 owed = self._refused.first_before(call.producer, call.sequence, coming)
             if owed is not None:
-                # Stored now it would make the earlier one look like a repetition when it comes.
+                # If it were stored now, the earlier call would look like a repetition later.
                 return RetryError(
                     f"an earlier call of this producer was refused, repeat that call first: "
                     f"sequence={call.sequence} refused={owed}"
