@@ -1,12 +1,13 @@
-"""Verify, cook and store transactions: one per shard, driven by the shard's thread.
+"""Validate transactions and store them in groups. Each shard has one committer, run by its thread.
 
 Invariants:
-- a transaction is refused before it has changed anything, or it is in the group whole;
-- requirements are held against the newest data, those before it in its group included; reads
-  against every write since the serial as of which they were made;
-- nothing of a group is seen or acknowledged before all of it is durable;
-- serials and timestamps rise for ever; each is stored with the first group that uses it;
-- a failed write poisons the shard: what was in it may have happened, nothing more will.
+- a transaction is refused before it changes anything, or all its changes are in the group;
+- requirements are checked against the newest data, including the earlier transactions of the group;
+  reads are checked against every write after the serial at which they were made;
+- no change of a group is visible or acknowledged before the whole group is durable;
+- serials and timestamps always rise; each is stored with the first group that uses it;
+- a failed write poisons the shard: the transactions of that write may be stored or not, and no
+  later transaction is stored.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.topic.structure import Structure
 
-# Says why so many bytes cannot be written now; None where they can. It is asked before anything is
-# written, for RocksDB does not get over a disk that was full once.
+# Returns the error if this many bytes cannot be written now, None if they can. It is called before
+# anything is written, because RocksDB does not recover after the disk was full once.
 Room = Callable[[int], SiltstoneError | None]
 
 _GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -83,11 +84,11 @@ class Committer:
     ) -> None:
         self._engine = engine
         self.log: CommitLog = LOCAL_LOG
-        # A group that is committed next; RocksDB makes it durable and visible in one act.
+        # The group to write next. RocksDB makes it durable and visible in one write.
         self._staged: KeyValueRecord | None = None
         self._database = database
         self._room = room
-        # Why nothing may be written now, if so.
+        # The error if the disk has no room for the current batch.
         self._is_full: SiltstoneError | None = None
         self._clock = clock
         self.settings = settings
@@ -98,28 +99,29 @@ class Committer:
         self._now_us = 0
         self._poisoned_by: Exception | None = None
         self._ids: dict[bytes, RememberedId] = {}
-        # No id is remembered from before this.
+        # No remembered id is older than this.
         self._oldest_id_us = 0
         self.slab, self._edges_number = catalog.open_slab(engine, record.id, settings)
         self._begin(self.slab)
 
     @property
     def poisoned_by(self) -> Exception | None:
-        """What failed, so that nothing more is stored here; None: nothing did."""
+        """The error that poisoned the shard; None if it is not poisoned."""
         return self._poisoned_by
 
     def is_poisoned(self) -> bool:
-        """Say whether a write has failed here."""
+        """Return whether a write of the shard failed."""
         return self._poisoned_by is not None
 
     def check(self) -> None:
-        """Raise PoisonedError when a write has failed here."""
+        """Raise PoisonedError if a write of the shard failed."""
         if self._poisoned_by is not None:
             raise self._poison(self._poisoned_by) from self._poisoned_by
 
     def commit(self, batch: Sequence[Operations]) -> list[SiltstoneError | None]:
-        """Store what may be stored, as one group or a few; return what became of each, None for
-        committed.
+        """Store the valid transactions in one or more groups; return the outcome of each.
+
+        None means that the transaction is committed.
 
         Raises: PoisonedError.
         """
@@ -152,17 +154,17 @@ class Committer:
             raise self._poison(exc) from exc
 
     def find_id(self, digest: bytes) -> int | None:
-        """Return the serial with which a transaction was committed under an id."""
+        """Return the serial of the transaction that was committed with an id; None if none was."""
         self.check()
         return catalog.find_id(self._engine, self.record.shard, digest)
 
     def configure(self, settings: KeyValueSettings) -> None:
-        """Follow these settings from now on; thresholds hold from the next generation on."""
+        """Apply these settings from now on; thresholds apply from the next generation on."""
         self.settings = settings
         self._recent.bound(settings.conflict_writes_max, settings.conflict_window)
 
     def _begin(self, slab: KeyValueSlab) -> None:
-        """Start on a slab with nothing pending."""
+        """Begin to write to a slab, with an empty group."""
         self.slab = slab
         self._structure = Structure(list(self.settings.thresholds))
         self._structure.apply(slab.export())
@@ -176,14 +178,14 @@ class Committer:
         self._stored_serial = self.serial
 
     def _must_store_before(self, operations: Operations) -> bool:
-        """Say whether the group must end before this transaction is looked at."""
+        """Return whether the group must be stored before this transaction is validated."""
         group = self._group
         if group.size_bytes >= _GROUP_BYTES:
             return True
         return operations.deletes_by_wildcard and group.is_crowded()
 
     def _accept(self, operations: Operations) -> SiltstoneError | None:
-        """Take a transaction into the group, or return why not."""
+        """Add a transaction to the group unless it is a duplicate; return the error if refused."""
         if operations.id_digest:
             serial = self._serial_of(operations.id_digest)
             if serial is not None:
@@ -226,7 +228,7 @@ class Committer:
         return self._uncountable(operations) if operations.adds else None
 
     def _uncountable(self, operations: Operations) -> SiltstoneError | None:
-        """Return why something cannot be added to, if so."""
+        """Return the error if an addition finds a value that is not a count, or overflows."""
         for (topic, _), value in operations.writes.items():
             if isinstance(value, Addition):
                 try:
@@ -299,7 +301,7 @@ class Committer:
         return FencedError(tuple(unmet)) if fenced else PreconditionError(tuple(unmet))
 
     def _apply(self, operations: Operations) -> None:
-        """Make the changes of a transaction part of the group."""
+        """Add the changes of a transaction to the group."""
         if operations.changes_nothing():
             operations.serial = self.serial
             return
@@ -307,7 +309,7 @@ class Committer:
         serial = operations.serial = self.serial
         group = self._group
         self._recent.begin(serial)
-        # Times are settled before anything is noted, or it would slip past every read.
+        # Assign times before changes are recorded: no read covers the placeholder MONOTONIC.
         next_us = max(self._timestamp_us + 1, self._now_us)
         if operations.deletions is not None:
             for deletion in operations.deletions:
@@ -328,13 +330,13 @@ class Committer:
             self._ids[digest] = RememberedId(digest=digest, serial=serial, at_us=next_us)
 
     def _store(self) -> None:
-        """Make the group durable and visible. Raises: what the engine raises."""
+        """Make the group durable and visible. Raises: the errors of the engine."""
         if self.serial != self._stored_serial:
             self.log.commit(self._prepare(), self, sync=True)
             self.publish()
 
     def _prepare(self) -> KeyValueRecord:
-        """Return the changes of the group, and of what is kept beside it."""
+        """Return the changes of the group, and of the state, edges and ids stored with it."""
         group, edges = self._group, b""
         slab = self.slab
         changes = Changes()
@@ -351,21 +353,21 @@ class Committer:
     # The replica, for the commit log.
 
     def store(self, record: Record) -> None:
-        """Stage a group."""
+        """Stage a group; `sync` writes it."""
         assert isinstance(record, KeyValueRecord)
         self._staged = record
 
     def sync(self) -> None:
-        """Write the staged group, durably. Raises: what the engine raises."""
+        """Write the staged group durably. Raises: the errors of the engine."""
         staged = self._staged
         assert staged is not None
-        # Readers must know a stream before they can meet its rows, or they would miss them. If the
-        # write fails they know one without rows, until the database is opened again.
+        # Readers must know a stream before its rows become visible, or they would miss them. If the
+        # write fails, readers know a stream without rows until the database is opened again.
         self.slab.publish(staged.edges, self._group.places)
         self._engine.write(staged.changes)
 
     def publish(self) -> None:
-        """Begin the next group behind the one that is written."""
+        """Begin the next group after the written one."""
         if self._staged is not None and self._staged.edges:
             self._edges_number += 1
         self._staged = None
@@ -376,7 +378,7 @@ class Committer:
         self._group = PendingGroup(self.slab, self._structure, self._recent, self.serial)
 
     def _put_ids(self, changes: Changes) -> None:
-        """Remember the ids of the group, and forget some that are past their time."""
+        """Store the ids of the group, and remove some expired ids."""
         shard = self.record.shard
         for remembered in self._ids.values():
             catalog.put_id(changes, shard, remembered)
@@ -390,7 +392,7 @@ class Committer:
                 self._oldest_id_us = remembered.at_us
                 return
             catalog.remove_id(changes, shard, remembered)
-        # None is left that is older than the clock, or there are more to look at next time.
+        # Either no id is left that is older than now, or the next group checks more of them.
         self._oldest_id_us = now_us if len(oldest) < _FORGET_A_GROUP else 0
 
     def _state(self) -> ShardState:
@@ -420,7 +422,7 @@ class Committer:
         heir = self._structure.inherit(list(self.settings.thresholds)).export()
         catalog.put_edges(changes, record.id, 0, heir)
         self._timestamp_us = since_us
-        # What is read in the new family has a serial from the start.
+        # A read of the new family must find a serial from the start.
         family = catalog.family_of(record.id)
         changes.put(family, STATE_KEY, encode_state(self.serial, since_us))
         catalog.put_state(changes, record.shard, self._state())
@@ -440,7 +442,7 @@ class Committer:
         storing: bool,
         cause: SiltstoneError,
     ) -> list[SiltstoneError | None]:
-        """Return what became of each when a group failed; those before it were stored."""
+        """Return the outcomes after a group failed. The groups before it were stored."""
         poison = self._poison(cause)
         self._group.release()
         for number in range(first, len(outcomes)):
@@ -448,12 +450,12 @@ class Committer:
             if outcome is None and storing:
                 outcomes[number] = _unknown(cause)
             elif outcome is None or isinstance(outcome, PreconditionError):
-                # What it found in the group is no more.
+                # It was checked against the group, which is not stored.
                 outcomes[number] = poison
         return outcomes + [poison] * (count - len(outcomes))
 
     def _poison(self, cause: Exception) -> PoisonedError:
-        """Refuse everything from now on, because of this; return the refusal."""
+        """Refuse all writes from now on because of an error; return the error for callers."""
         self._poisoned_by = cause
         return PoisonedError(
             f"a write failed, close the database and open it again: "

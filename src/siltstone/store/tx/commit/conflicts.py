@@ -1,16 +1,18 @@
-"""The recent writes of a shard, to tell whether what a transaction read still holds. Compiled.
+"""The recent writes of a shard, to find conflicts with the reads of a transaction. Compiled.
 
-Every write is noted with the serial of its commit and the half-open range of times that it changed.
-A read conflicts when a later commit changed a topic of its filter at a time of its range: exactly
-that, so disjoint times of one topic never conflict, and rows that appear do as rows that change.
+Every write is recorded with the serial of its commit and the half-open range of times that it
+changed. A read conflicts if a later commit changed a topic of its filter at a time in its range.
+The check is exact: disjoint times of one topic never conflict. A new row conflicts like a changed
+one.
 
-Bounded in memory and time by halves: when the newer is full or old enough it becomes the older, and
-the older is forgotten. Writes behind `floor` are all remembered; a transaction that began before it
-must be refused, for nothing is known of what it may have missed.
+Two halves limit the memory and the age of the writes. When the newer half is full or old enough, it
+becomes the older half, and the previous older half is forgotten. All writes after `floor` are
+remembered. A transaction that began before `floor` must be refused, because the writes that it may
+conflict with are unknown.
 
-Within a half the writes are numbered, and those of a topic chained, the last first. A read of one
-topic follows its chain back to the first number behind its serial, a read of a filter goes over all
-numbers from there.
+The writes of a half are numbered, and the writes of each topic form a chain, the last one first. A
+read of one topic follows the chain back to the first number after its serial. A read of a filter
+scans all numbers from there.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ NONE: Final = -1
 
 
 class ReadRange:
-    """What a transaction has read in [since, until): one topic, or the topics of a filter.
+    """A read of a transaction in [since, until), of one topic or of the topics of a filter.
 
-    `prefix` is what every topic of it begins with.
+    Every topic of the read begins with `prefix`.
     """
 
     def __init__(
@@ -39,12 +41,12 @@ class ReadRange:
         self.prefix = topic if topic_filter is None else literal_prefix(topic_filter)
 
     def __str__(self) -> str:
-        """Return what was asked for."""
+        """Return the topic or the filter."""
         return self.topic.decode() if self.filter is None else self.filter.text
 
 
 def exact_topic(topic_filter: TopicFilter) -> bytes:
-    """Return the one topic that a filter matches, b"" when it has wildcards."""
+    """Return the only topic that a filter matches; b"" if the filter has wildcards."""
     levels = topic_filter.levels
     if levels[-1] == b"#" or b"+" in levels:
         return b""
@@ -52,7 +54,7 @@ def exact_topic(topic_filter: TopicFilter) -> bytes:
 
 
 def literal_prefix(topic_filter: TopicFilter) -> bytes:
-    """Return what every topic of a filter with wildcards begins with."""
+    """Return the prefix that all topics of a filter with wildcards share."""
     words: list[bytes] = []
     for level in topic_filter.levels:
         if level in (b"+", b"#"):
@@ -62,17 +64,17 @@ def literal_prefix(topic_filter: TopicFilter) -> bytes:
 
 
 class _Half:
-    """The writes of some time, in order of their serials; a serial may have many."""
+    """The writes of one period, in order of serials; a serial may have many writes."""
 
     def __init__(self, base_serial: int, began_at: float) -> None:
-        # The last serial before those that are noted here.
+        # The last serial before the recorded ones.
         self.base_serial = base_serial
         self.began_at = began_at
         self.last: dict[bytes, int] = {}
         self.topics: list[bytes] = []
         self.times: list[int] = []
         self.earlier: list[int] = []
-        # Where the changes end that are more than one time, by the number of the write.
+        # The ends of the writes that changed a range of times, by the number of the write.
         self.ends: dict[int, int] = {}
         # Each serial, and the number of its first write.
         self.serials: list[int] = []
@@ -86,7 +88,7 @@ class _Half:
         return self.firsts[place] if place < len(self.firsts) else len(self.topics)
 
     def touches(self, number: int, since_us: int, until_us: int) -> bool:
-        """Say whether a write changed anything in [since, until)."""
+        """Return whether a write changed a time in [since, until)."""
         time_us = self.times[number]
         if time_us >= since_us:
             return time_us < until_us
@@ -94,7 +96,7 @@ class _Half:
 
 
 class RecentWrites:
-    """What was written lately, by topic and by serial; belongs to the committer of a shard."""
+    """The recent writes, by topic and by serial. It belongs to the committer of a shard."""
 
     def __init__(self, writes_max: int, window: float, serial: int, now: float) -> None:
         self._half_max = max(1, writes_max // 2)
@@ -103,27 +105,27 @@ class RecentWrites:
         self._older = _Half(serial, now)
 
     def bound(self, writes_max: int, window: float) -> None:
-        """Remember so many writes for so long from now on."""
+        """Set the limits: about `writes_max` writes in both halves, `window` seconds for each."""
         self._half_max = max(1, writes_max // 2)
         self._window = window
 
     @property
     def floor(self) -> int:
-        """The serial behind which every write is remembered."""
+        """The serial after which every write is remembered."""
         return self._older.base_serial
 
     def __len__(self) -> int:
-        """Return how many writes are remembered."""
+        """Return the number of remembered writes."""
         return len(self._newer.topics) + len(self._older.topics)
 
     def begin(self, serial: int) -> None:
-        """Note what follows under this serial; serials rise."""
+        """Begin to record writes with this serial, which must be above all earlier ones."""
         half = self._newer
         half.serials.append(serial)
         half.firsts.append(len(half.topics))
 
     def note(self, topic: bytes, time_us: int) -> None:
-        """Remember that a topic was changed at a time."""
+        """Record that a topic was changed at a time."""
         half = self._newer
         topics = half.topics
         number = len(topics)
@@ -133,28 +135,28 @@ class RecentWrites:
         half.last[topic] = number
 
     def note_range(self, topic: bytes, since_us: int, until_us: int) -> None:
-        """Remember that a topic was changed in [since, until)."""
+        """Record that a topic was changed in [since, until)."""
         self._newer.ends[len(self._newer.topics)] = until_us
         self.note(topic, since_us)
 
     def turn(self, serial: int, now: float) -> None:
-        """Forget what may be forgotten; nothing behind this serial was noted yet."""
+        """Forget the older half if the newer one is full or old; no later serial has writes yet."""
         newer = self._newer
         full = len(newer.topics) >= self._half_max
-        # With nothing to forget a turn only moves the floor, which is as well.
+        # If the older half is empty, this only raises the floor. That does no harm.
         if full or now - newer.began_at >= self._window:
             self._older = newer
             self._newer = _Half(serial, now)
 
     def conflicting(self, read: ReadRange, serial: int) -> bytes:
-        """Return a topic that was changed under a read behind a serial; b"" when none was."""
+        """Return a topic of a read that was changed after a serial; b"" if there is none."""
         topic = _changed(self._newer, read, serial)
         if not topic and serial < self._newer.base_serial:
             topic = _changed(self._older, read, serial)
         return topic
 
     def times_of(self, topic: bytes, serial: int) -> list[int]:
-        """Return the times at which a topic was changed behind a serial, of the newer half."""
+        """Return the times at which a topic was changed after a serial, from the newer half."""
         half = self._newer
         first = half.first_behind(serial)
         times: list[int] = []
@@ -165,7 +167,7 @@ class RecentWrites:
         return times
 
     def topics_of(self, topic_filter: TopicFilter, serial: int) -> list[bytes]:
-        """Return the topics of a filter that were changed behind a serial, of the newer half."""
+        """Return the topics of a filter that were changed after a serial, from the newer half."""
         half = self._newer
         prefix = literal_prefix(topic_filter)
         found: dict[bytes, None] = {}
@@ -177,7 +179,7 @@ class RecentWrites:
 
 
 def _changed(half: _Half, read: ReadRange, serial: int) -> bytes:
-    """Return a topic that was changed under a read behind a serial; b"" when none was."""
+    """Return a topic of a read that was changed after a serial; b"" if there is none."""
     first = half.first_behind(serial)
     topic_filter = read.filter
     if topic_filter is None:

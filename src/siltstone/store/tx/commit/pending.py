@@ -1,8 +1,8 @@
-"""What the group that is being built will change, over what is stored. Compiled.
+"""The pending changes of a group of transactions, on top of the stored data. Compiled.
 
-A transaction of the group sees here what those before it have done, so that all of them can be
-stored as one. Nothing of it is seen by anybody else: what is learned of topics on the way stays
-here, too, until the group is durable.
+A transaction sees the changes of the earlier transactions of its group here, so that all of them
+can be stored in one write. Readers do not see these changes. The places of new topics also stay
+here until the group is written.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from siltstone.store.tx.operations import COUNT_BYTES, count_in
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
 
-# More rows of one topic than this are deleted as one range, without being looked at.
+# More rows of one topic than this are deleted as one range, without reading the rest.
 _RUN_MAX: Final = 16
-# A deletion by wildcards looks at what is pending; beyond this it is better to store that first.
+# A deletion by wildcards scans the pending changes; with more than this, they are stored first.
 _CROWD: Final = 512
 
 
@@ -33,7 +33,7 @@ class PendingGroup:
         self._slab = slab
         self._structure = structure
         self._recent = recent
-        # Whatever is behind this serial is of this group.
+        # All later serials belong to this group.
         self._base_serial = serial
         self._view: View | None = None
         self._timed = slab.timed
@@ -44,17 +44,17 @@ class PendingGroup:
         self.size_bytes = 0
 
     def is_crowded(self) -> bool:
-        """Say whether so much is pending that looking through it would take too long."""
+        """Return whether a scan of the pending changes would take too long."""
         return len(self.values) > _CROWD
 
     def release(self) -> None:
-        """Let go of what the group has looked at."""
+        """Release the view of the stored data."""
         if self._view is not None:
             self._view.release()
             self._view = None
 
     def get(self, topic: bytes, time_us: int) -> bytes | None:
-        """Return the newest value of a row."""
+        """Return the newest value of a row, pending or stored; None if it does not exist."""
         place = self._known_place(topic)
         if place is None:
             return None
@@ -77,7 +77,7 @@ class PendingGroup:
         self._recent.note(topic, time_us)
 
     def add(self, topic: bytes, amount: int, note: bytes) -> None:
-        """Add to the number in a row of a plain map; one that comes to 0 goes."""
+        """Add to the number in a row of a plain map; delete the row if the result is 0."""
         found = self.get(topic, 0)
         count = count_in(found) + amount
         if count != 0:
@@ -86,7 +86,7 @@ class PendingGroup:
             self._delete_only(topic)
 
     def delete(self, topic_filter: TopicFilter, since_us: int, until_us: int) -> None:
-        """Delete the rows of a filter in [since, until), stored and pending ones."""
+        """Delete the rows of a filter in [since, until), both stored and pending."""
         topic = exact_topic(topic_filter)
         if topic and not self._timed:
             if since_us <= 0 < until_us and self.get(topic, 0) is not None:
@@ -106,15 +106,17 @@ class PendingGroup:
                 start = self._delete_run(rows, since_us, until_us)
 
     def _delete_only(self, topic: bytes) -> None:
-        """Delete the one row of a topic of a plain map, which is there."""
+        """Delete the only row of a topic of a plain map. The row must exist."""
         place = self._known_place(topic)
         assert place is not None
         self.values[row_key(place, 0, self._timed)] = None
         self._recent.note(topic, 0)
 
     def _delete_run(self, rows: Iterator[Found], since_us: int, until_us: int) -> bytes | None:
-        """Delete rows one by one; when one topic has many delete them as a range and return where
-        to go on behind it.
+        """Delete rows one by one; return None when all are deleted.
+
+        If a topic has many rows, delete them as a range and return the end of this range. The
+        caller continues its scan there.
         """
         topic, run = b"", 0
         for found in rows:

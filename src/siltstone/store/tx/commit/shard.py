@@ -1,6 +1,6 @@
-"""The key-value layout of one shard: transactions become groups. Compiled.
+"""The key-value layout of one shard: it stores transactions in groups. Compiled.
 
-The writer owns the queue and the thread; the committer belongs to the thread.
+The writer owns the queue and the thread. The committer belongs to the thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from siltstone.store.writer.queue import ShardWriter
 from siltstone.store.writer.ticket import Outcome
 
 _KEEP_SECONDS: Final = 1.0
-# A group is cut by the number of its transactions; the committer cuts it by its bytes.
+# The writer limits the transactions of a group; the committer limits its bytes.
 _NO_LIMIT: Final = 1 << 62
 
 
@@ -28,7 +28,7 @@ class KeyValueShard:
     def __init__(
         self, committer: Committer, clock: Clock, keep: Callable[[], None] | None = None
     ) -> None:
-        """Make the queue; its thread calls `keep` now and then where generations have limits."""
+        """Create the queue; its thread calls `keep` once a second if there are limits."""
         self.committer = committer
         self._clock = clock
         self._keep = keep
@@ -40,28 +40,28 @@ class KeyValueShard:
             self._writer.start()
 
     def submit(self, operations: Operations, timeout: float | None) -> CommitTicket:
-        """Queue a transaction; wait while too much is pending.
+        """Queue a transaction; wait while too many bytes are pending.
 
-        Raises: OverloadedError when there is no room in time, PoisonedError, ClosedError.
+        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
         """
         ticket = CommitTicket(operations, self._writer.mutex)
         self._writer.submit(operations, ticket, timeout)
         return ticket
 
     def settled(self, operations: Operations) -> CommitTicket:
-        """Return the ticket of a transaction that asks for nothing."""
+        """Return the settled ticket of a transaction that has nothing to commit."""
         ticket = CommitTicket(operations, self._writer.mutex)
         ticket.resolve(None, None)
         return ticket
 
     def withdraw(self, ticket: CommitTicket) -> bool:
-        """Take a transaction back; say whether it was still waiting, so that nothing happened."""
+        """Remove a waiting transaction from the queue; return False if it waits no more."""
         return self._writer.withdraw(ticket.operations)
 
     def order(self, act: Callable[[], None]) -> None:
-        """Let the thread act behind everything queued so far; return when it has.
+        """Make the thread call `act` after everything queued so far; return when it is done.
 
-        Raises: what act raises, PoisonedError, ClosedError.
+        Raises: the errors of `act`, PoisonedError, ClosedError.
         """
 
         def obey() -> None:
@@ -71,51 +71,51 @@ class KeyValueShard:
         self._writer.order(obey).wait()
 
     def close(self) -> None:
-        """Commit what is queued and end the thread."""
+        """Commit the queued transactions and end the thread."""
         self._writer.close()
 
     # The layout, for the writer.
 
     @property
     def flush_settings(self) -> KeyValueSettings:
-        """The settings in force."""
+        """The current settings."""
         return self.committer.settings
 
     @property
     def batch_items_max(self) -> int:
-        """The number of transactions of a group."""
+        """The maximum number of transactions in one commit."""
         return self.committer.settings.max_items
 
     @property
     def batch_bytes_max(self) -> int:
-        """The bytes of a group."""
+        """No limit: the committer limits the bytes of a group."""
         return _NO_LIMIT
 
     def check(self) -> None:
-        """Raise PoisonedError when a write has failed here."""
+        """Raise PoisonedError if a write of the shard failed."""
         self.committer.check()
 
     def is_poisoned(self) -> bool:
-        """Say whether a write has failed here."""
+        """Return whether a write of the shard failed."""
         return self.committer.is_poisoned()
 
     def refused(self, call: Operations) -> None:
         """Do nothing: a transaction that found no room leaves nothing behind."""
 
     def commit(self, batch: list[Operations]) -> Sequence[Outcome | Exception | None]:
-        """Store the transactions that may be stored."""
+        """Store the valid transactions; return the outcome of each."""
         try:
             return self.committer.commit(batch)
         except PoisonedError as exc:
             return [exc] * len(batch)
 
     def idle_seconds(self) -> float | None:
-        """Return after how long without work generations are looked after; None: never."""
+        """Return the seconds without work after which `look_after` is due; None means never."""
         has_limits = self._keep is not None and self.committer.settings.has_limits
         return _KEEP_SECONDS if has_limits else None
 
     def look_after(self) -> None:
-        """Let generations be turned over and dropped, at most once in a while."""
+        """Turn over and drop generations that are due, at most once a second."""
         if self._keep is None or not self.committer.settings.has_limits:
             return
         now = self._clock.monotonic()
@@ -125,8 +125,7 @@ class KeyValueShard:
         try:
             self._keep()
         except SiltstoneError:
-            # What is due stays due, and poison is kept by the committer, which refuses the next
-            # call with it.
+            # The work stays due. If the committer is poisoned, it refuses the next call.
             return
 
     def release(self) -> SiltstoneError | None:
@@ -134,7 +133,7 @@ class KeyValueShard:
         return None
 
     def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
-        """Say that the thread has ended."""
+        """Return the errors that report the end of the thread."""
         text = "the committing thread has ended, close the database and open it again"
         unknown, refused = OutcomeUnknownError(text), PoisonedError(text)
         unknown.__cause__ = refused.__cause__ = cause

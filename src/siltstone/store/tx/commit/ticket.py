@@ -1,4 +1,4 @@
-"""The ticket of a transaction that was submitted: how its client learns the outcome. Compiled."""
+"""The ticket of a submitted transaction: it reports the outcome to the caller. Compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from siltstone.store.writer.ticket import Ticket
 
 
 class CommitTicket(Ticket):
-    """A promise of an outcome: settled by the shard's thread, awaited by any."""
+    """The result of a commit. The shard thread sets the outcome; any thread can wait for it."""
 
     def __init__(self, operations: Operations, mutex: Lock) -> None:
         super().__init__(0, 1, mutex=mutex)
@@ -17,10 +17,10 @@ class CommitTicket(Ticket):
 
     @property
     def serial(self) -> int:
-        """The serial of the commit; -1 before it."""
+        """The serial of the commit; -1 before the commit."""
         return self.operations.serial
 
     @property
     def duplicate(self) -> bool:
-        """Whether a transaction with this id was committed before; then this one did nothing."""
+        """Whether a transaction with this id was committed before; then this one stored nothing."""
         return self.operations.duplicate
