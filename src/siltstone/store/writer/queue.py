@@ -52,7 +52,7 @@ class FlushSettings(Protocol):
         """The maximum bytes of the waiting calls, unless one call alone is larger."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
+@mypyc_attr(acyclic=True, allow_interpreted_subclasses=True)
 class Queued:
     """A call that waits for its flush."""
 
@@ -153,12 +153,12 @@ class ShardWriter(Generic[C]):
         self._begun: list[C] = []
         self._obeyed: list[Ticket] = []
         # Started by the first call or order: a database may have thousands of idle shards.
-        self._thread: Thread | None = None
+        self._worker: Thread | None = None
 
     def start(self) -> None:
         """Start the thread before the first call, so that it does the maintenance of the layout."""
         with self.mutex:
-            if self._thread is None and not self._closing:
+            if self._worker is None and not self._closing:
                 self._start()
 
     def submit(self, call: C, ticket: Ticket, timeout: float | None) -> None:
@@ -184,7 +184,7 @@ class ShardWriter(Generic[C]):
             pending.append(call)
             self._pending_bytes += size
             self._pending_items += call.item_count()
-            if self._thread is None:
+            if self._worker is None:
                 self._start()
             elif 0 < self._wakes_at <= self._pending_items:
                 self._wake()
@@ -209,7 +209,7 @@ class ShardWriter(Generic[C]):
         with self.mutex:
             self.check_open()
             self._orders.append((act, ticket))
-            if self._thread is None:
+            if self._worker is None:
                 self._start()
             else:
                 self._wake()
@@ -223,7 +223,7 @@ class ShardWriter(Generic[C]):
         with self.mutex:
             self._closing = self._stopped = True
             self._wake()
-            thread = self._thread
+            thread = self._worker
         if thread is None:
             self._run()
         else:
@@ -237,10 +237,10 @@ class ShardWriter(Generic[C]):
             raise ClosedError("the database is closed")
 
     def _start(self) -> None:
-        self._thread = Thread(
+        self._worker = Thread(
             target=self._run, name=f"siltstone-{self._kind}-{self._number}", daemon=True
         )
-        self._thread.start()
+        self._worker.start()
 
     def _wake(self) -> None:
         self._wakes_at = 0
