@@ -30,10 +30,11 @@ from siltstone.store.log.read.scan import (
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
-from siltstone.store.segment.frame import ROWS, crc_matches
+from siltstone.store.segment.frame import ROOM, ROWS
 from siltstone.store.segment.scalars import scalar
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
 from siltstone.store.segment.view import FrameView
+from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream
@@ -384,22 +385,23 @@ def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, 
 
 def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
     """Yield the frames of a run; each is checked."""
-    position, serial = run.position, run.first_serial
-    while position < run.end:
-        header = segment.header_at(position, segment.header.file_bytes)
-        if header is None or header.first_serial != serial:
-            raise CorruptionError(
-                "the segment changed after the read was planned",
-                path=segment.path,
-                offset=position,
-            )
-        if not crc_matches(segment.view, position, header, segment.header.seed):
-            raise CorruptionError(
-                "the frame does not match its checksum", path=segment.path, offset=position
-            )
+    walk = FrameWalk(
+        segment.view,
+        segment.header.seed,
+        position=run.position,
+        serial=run.first_serial,
+        limit=min(run.end, segment.header.file_bytes),
+    )
+    for position, header, _ in walk:
+        if header.kind == ROOM:
+            continue
+        if header.first_serial != walk.serial:
+            break
         yield segment.open_frame(position, header)
-        serial = header.first_serial + header.row_count
-        position += header.length
+    if walk.position < run.end:
+        changed = "the segment changed after the read was planned"
+        reason = changed if walk.problem in ("", MISSING, EARLIER) else walk.problem
+        raise CorruptionError(reason, path=segment.path, offset=walk.position)
 
 
 def _joined(
