@@ -3,8 +3,9 @@
 Invariants: synced data is never dropped; recovery can be repeated after a crash at any step; a
 damaged frame that was synced is corruption and is reported, never skipped.
 
-The walk of `walker.py` tells a torn tail from damage. The torn tail is overwritten with zeros, durably, before anything new is written. Otherwise an old
-frame of the tail could begin exactly where a new frame ends, and would become valid again.
+The rule of `walker.py` tells a torn tail from damage. The torn tail is overwritten with zeros,
+durably, before anything new is written. Otherwise an old frame of the tail could begin exactly
+where a new frame ends, and would become valid again.
 """
 
 from __future__ import annotations

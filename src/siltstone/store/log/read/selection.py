@@ -24,9 +24,9 @@ from siltstone.store.log.read.pieces import Piece, integers
 from siltstone.store.log.read.scan import (
     Selector,
     Span,
-    candidate_frames,
     check_behind,
     is_bound,
+    reaches_end,
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
@@ -219,23 +219,19 @@ def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Itera
             continue
         segment = handle.segment()
         index = segment.index
-        numbers = candidate_frames(segment, streams, span)
         complete = index.stream_rows.keys() <= wanted.whole
-        first = bisect_left(numbers, index.frame_at_serial(serials.start))
-        for place in range(first, len(numbers)):
-            number = numbers[place]
+        frames = index.frames_for(streams, serials, since_us=span.since_us, until_us=span.until_us)
+        for number in frames.numbers:
             start = index.serials[number]
             stop = start + index.row_counts[number]
-            if start >= serials.stop or (
-                span.until_us is not None and index.first_times[number] >= span.until_us
-            ):
-                return
             if max(start, serials.start) < min(stop, serials.stop):
                 position = index.positions[number]
                 end = position + _length(segment, number, position)
                 yield FramePlace(slab.id, handle.base_serial, position, end, start, stop, complete)
         if index.next_serial < serials.stop:
             check_behind(segment, span)
+        if reaches_end(index, span):
+            return
 
 
 def _length(segment: Segment, number: int, position: int) -> int:
@@ -296,8 +292,8 @@ class PieceReader:
         header, span = frame.header, self._span
         if header.kind != ROWS:
             return None
-        start = max(0, run.start_serial - header.first_serial)
-        stop = min(header.row_count, run.stop_serial - header.first_serial)
+        rows = frame.rows_in(range(run.start_serial, run.stop_serial))
+        start, stop = rows.start, rows.stop
         within = header.first_timestamp_us >= span.since_us and (
             span.until_us is None or header.last_timestamp_us < span.until_us
         )
@@ -340,7 +336,7 @@ class _Finder:
         piece = self._pieces.piece(run_of(place, within), frame)
         if piece is None:
             return range(0)
-        first = place.first_serial + piece.start
+        first = frame.serial_of(piece.start)
         if piece.picked is None:
             return range(first, first + piece.num_rows)
         # The streams follow one another in the frame, each in its own order.
