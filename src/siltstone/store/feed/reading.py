@@ -8,11 +8,10 @@ generation.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
 from siltstone.errors import CorruptionError
 from siltstone.store.feed.pool import Found
@@ -22,10 +21,9 @@ from siltstone.store.feed.rows.decode import load_pieces, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.scan import Span
-from siltstone.store.log.read.selection import FrameRun, PieceReader, Wanted, wanted_of
+from siltstone.store.log.read.selection import FrameRun, PieceReader, wanted_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.chain import SegmentHandle
-from siltstone.store.segment.index import SegmentIndex
 from siltstone.store.shard.readable_slabs import ReadableSlabs
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.writable_slabs import WritableSlabs
@@ -45,21 +43,15 @@ _ROW_BYTES: Final = 160
 class _Plan:
     """The streams of a slab that filters select, valid until the slab has new streams."""
 
-    __slots__ = ("reader", "version", "wanted")
+    __slots__ = ("reader", "streams", "version")
 
     def __init__(self, slab: Slab, filters: Sequence[TopicFilter]) -> None:
         slab.load()
         # Read the version first: if a stream is added in between, the plan only looks too old.
         self.version = slab.version
-        self.wanted = wanted_of(match for each in filters for match in slab.match_all(each))
-        self.reader = PieceReader(self.wanted, Span())
-
-
-class _Frames(NamedTuple):
-    """Frames to read, and the serial up to which there are no others."""
-
-    numbers: Sequence[int]
-    serial: int
+        wanted = wanted_of(match for each in filters for match in slab.match_all(each))
+        self.streams = wanted.streams()
+        self.reader = PieceReader(wanted, Span())
 
 
 class _Gathering:
@@ -189,7 +181,9 @@ class StoreSource:
             if damaged:
                 end = min(end, segment.index.next_serial)
             while serial < end:
-                frames = _frames_from(segment.index, plan.wanted, serial, end)
+                frames = segment.index.frames_for(
+                    plan.streams, range(serial, end), most=_LISTED_MAX
+                )
                 for number in frames.numbers:
                     run = _run_of(slab.id, handle, number, serial)
                     try:
@@ -202,7 +196,7 @@ class StoreSource:
                     self.frames_read += 1
                     if gathering.is_full:
                         return run.stop_serial
-                serial = frames.serial
+                serial = frames.next_serial
             if damaged:
                 if gathering.pieces:
                     # Return the rows before the damage. The next read begins with the damage.
@@ -221,25 +215,6 @@ class StoreSource:
                     self._plans.clear()
                 self._plans[key] = plan
         return plan
-
-
-def _frames_from(index: SegmentIndex, wanted: Wanted, serial: int, end: int) -> _Frames:
-    """List frames with wanted streams, from a serial on; if there are many, only the first ones."""
-    first = index.frame_at_serial(serial)
-    stop = bisect_left(index.serials, end, 0, index.frame_count)
-    held = [stream_id for stream_id in wanted.streams() if stream_id in index.stream_rows]
-    if 2 * len(held) > len(index.stream_rows):
-        return _Frames(range(first, stop), end)
-    numbers: set[int] = set()
-    listed = stop
-    for stream_id in held:
-        frames = index.frames_of(stream_id)
-        low = bisect_left(frames, first)
-        numbers.update(frames[low : low + _LISTED_MAX])
-        if low + _LISTED_MAX < len(frames):
-            listed = min(listed, frames[low + _LISTED_MAX])
-    serial = end if listed == stop else index.serials[listed]
-    return _Frames(sorted(number for number in numbers if number < listed), serial)
 
 
 def _run_of(slab: SlabId, handle: SegmentHandle, number: int, serial: int) -> FrameRun:

@@ -30,10 +30,10 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -58,6 +58,13 @@ class SegmentSummary:
     next_serial: int
     end_position: int
     frame_count: int
+
+
+class Frames(NamedTuple):
+    """Numbers of frames in rising order, and the serial up to which the list is complete."""
+
+    numbers: Sequence[int]
+    next_serial: int
 
 
 class SegmentIndex:
@@ -117,6 +124,43 @@ class SegmentIndex:
     def frame_at_time(self, timestamp_us: int) -> int:
         """Return the first frame that holds a row at or after the time."""
         return bisect_left(self.last_times, timestamp_us, 0, self.frame_count)
+
+    def frames_for(
+        self,
+        streams: Collection[int],
+        serials: range,
+        *,
+        since_us: int = 0,
+        until_us: int | None = None,
+        most: int | None = None,
+    ) -> Frames:
+        """Return the frames that may hold rows of these streams, with these serials and times.
+
+        The list ends early if a stream is in more than `most` frames.
+        """
+        count = self.frame_count
+        held = [stream_id for stream_id in streams if stream_id in self.stream_rows]
+        if not held:
+            return Frames((), serials.stop)
+        first = max(self.frame_at_serial(serials.start), self.frame_at_time(since_us))
+        stop = bisect_left(self.serials, serials.stop, first, count)
+        if until_us is not None:
+            stop = bisect_left(self.first_times, until_us, first, stop)
+        if 2 * len(held) > len(self.stream_rows):
+            return Frames(range(first, stop), serials.stop)
+        numbers: set[int] = set()
+        listed = stop
+        for stream_id in held:
+            frames = self.frames_of(stream_id)
+            low = bisect_left(frames, first)
+            high = bisect_left(frames, stop, low)
+            if most is not None and low + most < high:
+                high = low + most
+                listed = min(listed, frames[high])
+            numbers.update(frames[low:high])
+        if listed == stop:
+            return Frames(sorted(numbers), serials.stop)
+        return Frames(sorted(n for n in numbers if n < listed), self.serials[listed])
 
     def summary(self) -> SegmentSummary:
         """Return the totals."""

@@ -3,37 +3,24 @@
 Invariants: synced data is never dropped; recovery can be repeated after a crash at any step; a
 damaged frame that was synced is corruption and is reported, never skipped.
 
-Before the synced position every frame must be valid. Behind it an invalid frame is torn: this frame
-and everything after it were never acknowledged as synced. There is one exception: if a later valid
-frame was written when the invalid one was already synced, the invalid frame is damaged, not torn.
-The torn tail is overwritten with zeros, durably, before anything new is written. Otherwise an old
-frame of the tail could begin exactly where a new frame ends, and would become valid again.
+The rule of `walker.py` tells a torn tail from damage. The torn tail is overwritten with zeros,
+durably, before anything new is written. Otherwise an old frame of the tail could begin exactly
+where a new frame ends, and would become valid again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import File, FileSystem
-from siltstone.store.segment.frame import (
-    EDGES,
-    HEADER_BYTES,
-    MAGIC,
-    PRODUCERS,
-    ROOM,
-    FrameFormatError,
-    FrameHeader,
-    crc_matches,
-    decode_header,
-)
+from siltstone.store.segment.frame import EDGES, PRODUCERS, ROOM
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
+from siltstone.store.segment.walker import FrameWalk, Verdict, judge
 from siltstone.store.segment.writer import SegmentWriter
 
 _CHUNK_BYTES = 1 << 20
-_BUDGET_BYTES = 1 << 34
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +48,9 @@ def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recove
         if file.size() < SEGMENT_HEADER_BYTES:
             raise CorruptionError("the segment is too short", path=path)
         segment = Segment(path, file.map(writable=True))
-        edges, producers = _scan(segment)
+        edges, producers = _scan(file, segment)
         end = segment.index.end_position
         tail_end = file.data_end(end)
-        _refuse_damage(segment, end, tail_end)
         torn_bytes = _clear(file, end, tail_end)
         _write_again(file, segment.synced_position, end)
         allocated = _allocate_again(file, end, min(allocated, segment.header.file_bytes))
@@ -99,86 +85,43 @@ def _allocate_again(file: File, end: int, allocated: int) -> int:
     return allocated
 
 
-def _scan(segment: Segment) -> tuple[list[bytes], list[bytes]]:
-    """Index every frame up to the first invalid one; return their edges and producers.
+def _scan(file: File, segment: Segment) -> tuple[list[bytes], list[bytes]]:
+    """Index every frame up to the torn tail; return their edges and producers.
 
     Rooms are skipped. Rooms at the end were being filled when the process ended: no frame refers to
     them, and they are cut off.
     """
     edges: list[bytes] = []
     producers: list[bytes] = []
-    index = segment.index
-    position = index.end_position
-    while True:
-        must_stand = position < max(segment.synced_position, SEGMENT_HEADER_BYTES + 1)
-        header = whole_frame(segment.view, position, segment.header.seed)
-        if header is None or header.first_serial < index.next_serial:
-            if must_stand:
-                raise CorruptionError(
-                    "a synced frame is damaged", path=segment.path, offset=position
-                )
-            return edges, producers
-        start, position = position, position + header.length
+    index, view, seed = segment.index, segment.view, segment.header.seed
+    walk = FrameWalk(
+        view, seed, position=index.end_position, serial=index.next_serial, limit=len(view)
+    )
+    for position, header, _ in walk:
         if header.kind == ROOM:
             continue
-        frame = segment.add(start, header)
+        frame = segment.add(position, header)
         index.verified[index.frame_count - 1] = 1
         if (found := frame.section(EDGES)) is not None:
             edges.append(bytes(found))
         if (found := frame.section(PRODUCERS)) is not None:
             producers.append(bytes(found))
-
-
-def whole_frame(view: memoryview, position: int, seed: int) -> FrameHeader | None:
-    """Return the header of the frame at `position` of a mapped segment, or None if there is no
-    valid frame.
-    """
-    try:
-        header = decode_header(view, position, len(view))
-    except FrameFormatError:
-        return None
-    if header is None or not crc_matches(view, position, header, seed):
-        return None
-    return header
-
-
-def _refuse_damage(segment: Segment, end: int, tail_end: int) -> None:
-    """Raise CorruptionError if a valid frame behind the end proves that data there was synced."""
-    for _, header in whole_frames(segment.view, end, tail_end, segment.header.seed):
-        if header.synced_position > end:
-            raise CorruptionError(
-                "a synced frame is damaged before valid frames", path=segment.path, offset=end
-            )
-
-
-def whole_frames(
-    view: memoryview, start: int, stop: int, seed: int
-) -> Generator[tuple[int, FrameHeader], None, None]:
-    """Yield the valid frames that begin in a range of a mapped segment, at any multiple of 8."""
-    budget = _BUDGET_BYTES
-    for chunk in range(start, stop, _CHUNK_BYTES):
-        piece = bytes(view[chunk : min(stop, chunk + _CHUNK_BYTES)])
-        found = piece.find(MAGIC)
-        while found >= 0:
-            position = chunk + found
-            if position % 8 == 0:
-                # A payload may contain many byte strings that look like headers. The budget limits
-                # the work.
-                budget -= _claimed_bytes(view, position)
-                if budget < 0:
-                    return
-                if (header := whole_frame(view, position, seed)) is not None:
-                    yield position, header
-            found = piece.find(MAGIC, found + 1)
-
-
-def _claimed_bytes(view: memoryview, position: int) -> int:
-    """Return how many bytes must be read to check the possible frame at `position`."""
-    try:
-        header = decode_header(view, position, len(view))
-    except FrameFormatError:
-        return HEADER_BYTES
-    return HEADER_BYTES if header is None else header.length
+    # The state frame, which is the first, was synced when the segment was created.
+    stands_to = max(segment.synced_position, SEGMENT_HEADER_BYTES + 1)
+    judgement = judge(
+        view,
+        seed,
+        position=walk.position,
+        serial=walk.serial,
+        stands_to=stands_to,
+        bound=file.data_end(walk.position),
+    )
+    if judgement.verdict is Verdict.DAMAGED:
+        proof = "" if walk.position < stands_to else " before valid frames"
+        raise CorruptionError(
+            f"a synced frame is damaged{proof}", path=segment.path, offset=walk.position
+        )
+    return edges, producers
 
 
 def _write_again(file: File, start: int, end: int) -> None:

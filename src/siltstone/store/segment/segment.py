@@ -44,10 +44,10 @@ from siltstone.store.segment.frame import (
     crc_matches,
     decode_directory,
     decode_header,
-    head_matches,
 )
 from siltstone.store.segment.index import SegmentIndex
 from siltstone.store.segment.view import FrameView, open_frame
+from siltstone.store.segment.walker import CHECKSUM, FrameWalk
 
 MAGIC: Final = b"KASK"
 VERSION: Final = 1
@@ -201,9 +201,7 @@ class Segment:
             )
         if not index.verified[number]:
             if not crc_matches(self.view, position, header, self.header.seed):
-                raise CorruptionError(
-                    "the frame does not match its checksum", path=self.path, offset=position
-                )
+                raise CorruptionError(CHECKSUM, path=self.path, offset=position)
             if (header.first_serial, header.row_count) != (
                 index.serials[number],
                 index.row_counts[number],
@@ -230,25 +228,6 @@ class Segment:
         if damage is not None:
             raise CorruptionError(damage.reason, path=damage.path, offset=damage.offset)
 
-    def _next_header(self, position: int, limit: int, *, synced: bool) -> tuple[FrameHeader, bool]:
-        """Decode the header of the next frame to index; return also whether the whole frame was
-        checked.
-
-        From here on the streams and edges of the frame are trusted, so they must be valid. Its rows
-        are checked when they are read. A frame that may not be on the disk is trusted only after
-        all of it was checked.
-        """
-        header = self.header_at(position, limit)
-        if header is None:
-            raise CorruptionError("a frame is missing", path=self.path, offset=position)
-        if synced and head_matches(self.view, position, header, self.header.seed):
-            return header, False
-        if not crc_matches(self.view, position, header, self.header.seed):
-            raise CorruptionError(
-                "the frame does not match its checksum", path=self.path, offset=position
-            )
-        return header, True
-
     def open_frame(self, position: int, header: FrameHeader) -> FrameView:
         """Open the sections of a frame. Raises: CorruptionError."""
         try:
@@ -272,24 +251,33 @@ class Segment:
         the error.
         """
         edges: list[bytes] = []
+        index = self.index
         limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
         stands_to = max(self.synced_position, stands_to)
-        damage: CorruptionError | None = None
-        position = self.index.end_position
-        while position < limit:
-            try:
-                header, checked = self._next_header(position, limit, synced=position < stands_to)
+        walk = FrameWalk(
+            self.view,
+            self.header.seed,
+            position=index.end_position,
+            serial=index.next_serial,
+            limit=limit,
+            # Streams and edges of a frame are used from here on, so they must be valid. A frame
+            # that may not be on the disk is used only after all of it was checked.
+            trusted_to=stands_to,
+        )
+        problem = ""
+        try:
+            for position, header, checked in walk:
                 if header.kind != ROOM:
                     frame = self.add(position, header)
-                    self.index.verified[-1] = checked
+                    index.verified[-1] = checked
                     if (found := frame.section(EDGES)) is not None:
                         edges.append(bytes(found))
-            except CorruptionError as exc:
-                if position < stands_to:
-                    damage = exc
-                break
-            position += header.length
-        self.damage = damage
+            problem = walk.problem
+        except CorruptionError as exc:
+            problem = exc.reason
+        self.damage = None
+        if problem and walk.position < stands_to:
+            self.damage = CorruptionError(problem, path=self.path, offset=walk.position)
         return edges
 
 

@@ -23,13 +23,13 @@ from typing import Final
 from siltstone.errors import CorruptionError, NotFoundError, UsageError
 from siltstone.fs.api import Entry, EntryKind, FileSystem
 from siltstone.store.segment.index import SUMMARY_BYTES, SegmentSummary, decode_summary
-from siltstone.store.segment.recovery import whole_frames
 from siltstone.store.segment.segment import (
     MAGIC,
     SEGMENT_BYTES_MIN,
     SEGMENT_HEADER_BYTES,
     open_segment,
 )
+from siltstone.store.segment.walker import whole_frames
 
 _NAME: Final = re.compile(r"\d{20}\.seg")
 _PAGE_BYTES: Final = 4096

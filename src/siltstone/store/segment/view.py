@@ -90,6 +90,23 @@ class FrameView:
                 return entry
         return None
 
+    def serial_of(self, row: int) -> int:
+        """Return the serial of a row; for the number after the last row, the serial after it."""
+        return self.header.first_serial + row
+
+    def serials_at(self, rows: Sequence[int]) -> Sequence[int]:
+        """Return the serials of these rows."""
+        first = self.header.first_serial
+        if isinstance(rows, range):
+            return range(first + rows.start, first + rows.stop)
+        return [first + row for row in rows]
+
+    def rows_in(self, serials: range) -> range:
+        """Return the numbers of the rows with these serials."""
+        first = self.header.first_serial
+        start = max(0, serials.start - first)
+        return range(start, max(start, min(self.header.row_count, serials.stop - first)))
+
     def times(self) -> memoryview:
         """Return all timestamps as integers."""
         section = self.section(TIMESTAMPS)

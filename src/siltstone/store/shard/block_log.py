@@ -193,7 +193,7 @@ def _runs(slab: Slab, offset: int) -> list[BlockRun]:
             frame = segment.frame(number)
             if frame.header.kind != ROWS:
                 continue
-            first = max(0, offset - frame.header.first_serial)
+            first = frame.rows_in(range(offset, after)).start
             offsets, data = frame.section(VALUE_OFFSETS), frame.section(VALUES)
             if offsets is None or data is None:
                 raise CorruptionError(
@@ -204,7 +204,7 @@ def _runs(slab: Slab, offset: int) -> list[BlockRun]:
             ends = offsets.cast("i")[first:]
             runs.append(
                 BlockRun(
-                    first_offset=frame.header.first_serial + first,
+                    first_offset=frame.serial_of(first),
                     offsets=ends,
                     data=data[ends[0] : ends[len(ends) - 1]],
                 )

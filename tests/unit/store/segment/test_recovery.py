@@ -10,7 +10,7 @@ import pytest
 from siltstone.errors import ClosedError, CorruptionError, DiskError
 from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.segment.recovery import Recovered, recover_segment, whole_frame, whole_frames
+from siltstone.store.segment.recovery import Recovered, recover_segment
 from siltstone.store.segment.segment import segment_path
 from siltstone.store.segment.writer import SegmentWriter
 from tests.support.frames import (
@@ -297,38 +297,3 @@ class TestDamage:
         (file,) = opened
         with pytest.raises(ClosedError):
             file.size()
-
-
-class TestWholeFrames:
-    def test_they_are_found_wherever_they_stand(self) -> None:
-        fs = slab_fs()
-        writer, positions = filled(fs, 4)
-        patch(fs, positions[1], b"X")
-        view = writer.segment.view
-        found = whole_frames(view, positions[0] + 8, writer.end_position, SEED)
-        assert [(place, header.first_serial) for place, header in found] == [
-            (positions[2], 2),
-            (positions[3], 3),
-        ]
-
-    def test_those_of_another_seed_are_not(self) -> None:
-        writer, _ = filled(slab_fs(), 2)
-        view = writer.segment.view
-        assert list(whole_frames(view, 4096, writer.end_position, SEED + 1)) == []
-
-    def test_a_frame_that_begins_behind_the_range_is_not(self) -> None:
-        writer, positions = filled(slab_fs(), 2)
-        view = writer.segment.view
-        found = whole_frames(view, positions[0], positions[1], SEED)
-        assert [place for place, _ in found] == [positions[0]]
-
-    def test_one_frame_is_whole_or_it_is_none(self) -> None:
-        fs = slab_fs()
-        writer, positions = filled(fs, 1)
-        view = writer.segment.view
-        header = whole_frame(view, positions[0], SEED)
-        assert header is not None
-        assert (header.first_serial, header.row_count) == (0, 1)
-        patch(fs, writer.end_position - 1, b"!")
-        assert whole_frame(view, positions[0], SEED) is None
-        assert whole_frame(view, writer.end_position, SEED) is None

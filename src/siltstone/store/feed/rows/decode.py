@@ -46,11 +46,8 @@ def serials_of(pieces: list[Piece]) -> list[int]:
     """Return the serial of each row."""
     serials: list[int] = []
     for piece in pieces:
-        first: int = piece.frame.header.first_serial
-        if piece.picked is None:
-            serials.extend(range(first + piece.start, first + piece.stop))
-        else:
-            serials += [first + row for row in rows_in(piece)]
+        rows = range(piece.start, piece.stop) if piece.picked is None else rows_in(piece)
+        serials.extend(piece.frame.serials_at(rows))
     return serials
 
 

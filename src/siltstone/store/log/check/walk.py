@@ -1,8 +1,8 @@
-"""The walk through the frames of one segment, from the first to the last.
+"""The check of all frames of one segment, from the first to the last.
 
-After damage the walk continues at the next valid frame, or where the index says that one begins, so
-that all damage is found at once. The rule of `store/segment/recovery.py` distinguishes torn frames
-from damaged ones.
+After damage the check continues at the next valid frame, or where the index says that one begins,
+so that all damage is found at once. `store/segment/walker.py` walks, and tells torn frames from
+damaged ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final
 
-from siltstone.errors import CorruptionError
 from siltstone.store.log.check.findings import Damage, Survey, lost_serials
 from siltstone.store.log.check.soundness import TopicRules, UnsoundError, open_sound_frame
 from siltstone.store.segment.frame import (
@@ -26,9 +25,9 @@ from siltstone.store.segment.frame import (
     FrameHeader,
 )
 from siltstone.store.segment.index import SegmentIndex
-from siltstone.store.segment.recovery import whole_frame, whole_frames
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.store.segment.view import FrameView
+from siltstone.store.segment.walker import MISSING, FrameWalk, Step, Verdict, judge
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -48,36 +47,52 @@ class Walk:
         if survey.sealed is not None:
             reach = max(reach, survey.sealed.index.end_position)
         self._bound = min(reach, segment.header.file_bytes)
+        # Why there is no valid frame at the place that the check has reached.
+        self._problem = MISSING
         # Where rooms begin that no frame has followed so far.
         self._rooms_from: int | None = None
 
     def run(self) -> None:
         """Record every frame and every damage, then check the bytes behind them."""
-        while True:
-            position = self._index.end_position
-            header = self._frame_at(position)
-            if header is not None and header.kind == ROOM:
-                self._pass_room(position, header)
-                continue
-            sealed = self._survey.sealed
-            if sealed is not None and position >= sealed.index.end_position:
-                if header is None:
-                    break
-                self._survey.sealed = None
-                self._survey.index_problem = "index ends before the segment does"
-            if header is not None:
-                self._rooms_from = None
-                self._enter(position, header)
-            elif not self._pass_damage(position):
-                break
+        while self._follow_frames() and self._pass_damage(self._index.end_position):
+            pass
         self._leave_rooms()
         if not self._closed:
             self._judge_cells()
 
-    def _pass_room(self, position: int, header: FrameHeader) -> None:
+    def _walk(self) -> FrameWalk:
+        """Return a walk from the place that the check has reached."""
+        return FrameWalk(
+            self._segment.view,
+            self._segment.header.seed,
+            position=self._index.end_position,
+            serial=self._index.next_serial,
+            limit=self._segment.header.file_bytes,
+        )
+
+    def _follow_frames(self) -> bool:
+        """Record the valid frames up to the next invalid one; return whether frames may follow."""
+        walk = self._walk()
+        for step in walk:
+            if step.header.kind == ROOM:
+                self._pass_room(step)
+                continue
+            if self._is_behind_index(step.position):
+                self._survey.sealed = None
+                self._survey.index_problem = "index ends before the segment does"
+            self._rooms_from = None
+            self._enter(step.position, step.header)
+        self._problem = walk.problem or MISSING
+        return not self._is_behind_index(walk.position)
+
+    def _is_behind_index(self, position: int) -> bool:
+        sealed = self._survey.sealed
+        return sealed is not None and position >= sealed.index.end_position
+
+    def _pass_room(self, step: Step) -> None:
         if self._rooms_from is None:
-            self._rooms_from = position
-        self._index.end_position = position + header.length
+            self._rooms_from = step.position
+        self._index.end_position = step.position + step.header.length
 
     def _leave_rooms(self) -> None:
         """Check the tail.
@@ -93,12 +108,6 @@ class Walk:
         else:
             self._index.end_position = self._rooms_from
             self._judge_tail()
-
-    def _frame_at(self, position: int) -> FrameHeader | None:
-        header = whole_frame(self._segment.view, position, self._segment.header.seed)
-        if header is None or header.first_serial < self._index.next_serial:
-            return None
-        return header
 
     def _enter(self, position: int, header: FrameHeader) -> None:
         survey = self._survey
@@ -190,41 +199,32 @@ class Walk:
             return False
         sealed = self._survey.sealed
         if sealed is not None and (known := _indexed(sealed.index, position, self._index)):
-            self._add_damage(position, *known, self._reason(position))
+            self._add_damage(position, *known, self._problem)
             return True
         stands_to = self._stands_to(position)
-        proven, following = self._look_behind(position, proven=position < stands_to)
+        judgement = judge(
+            self._segment.view,
+            self._segment.header.seed,
+            position=position,
+            serial=self._index.next_serial,
+            stands_to=stands_to,
+            bound=self._bound,
+            closed=self._closed,
+        )
         # A writer may have finished this frame during the search.
-        if self._frame_at(position) is not None:
+        if next(iter(self._walk()), None) is not None:
             return True
-        if not proven:
+        if judgement.verdict is Verdict.TORN:
             return False
         at_most = False
-        if following is not None:
-            stop, header = following
+        if judgement.following is not None:
+            stop, header = judgement.following
             rows = header.first_serial - self._index.next_serial
         else:
             stop = min(self._segment.header.file_bytes, max(stands_to, position + HEADER_BYTES))
             rows, at_most = self._rows_to_end(position, stop)
-        self._add_damage(position, stop, rows, self._reason(position), at_most=at_most)
+        self._add_damage(position, stop, rows, self._problem, at_most=at_most)
         return True
-
-    def _look_behind(
-        self, position: int, *, proven: bool
-    ) -> tuple[bool, tuple[int, FrameHeader] | None]:
-        """Search for the next valid frame, and for proof that the bytes here are damaged and not
-        torn.
-        """
-        following: tuple[int, FrameHeader] | None = None
-        view, seed = self._segment.view, self._segment.header.seed
-        for place, header in whole_frames(view, position + 8, self._bound, seed):
-            if following is None and header.first_serial >= self._index.next_serial:
-                following = place, header
-                proven = proven or self._closed
-            proven = proven or header.synced_position > position
-            if proven and following is not None:
-                break
-        return proven, following
 
     def _stands_to(self, position: int) -> int:
         """Return the position up to which no frame may be missing."""
@@ -254,13 +254,6 @@ class Walk:
         if 0 < rows <= ROWS_MAX and last_us - first_us + 1 == rows:
             return rows, False
         return min(ROWS_MAX, stop - position), True
-
-    def _reason(self, position: int) -> str:
-        try:
-            header = self._segment.header_at(position, self._segment.header.file_bytes)
-        except CorruptionError as exc:
-            return exc.reason
-        return "a frame is missing" if header is None else "the frame does not match its checksum"
 
     def _add_damage(
         self, start: int, stop: int, rows: int, reason: str, *, at_most: bool = False

@@ -102,8 +102,7 @@ class GatheredRows:
         """Return the serial of each row."""
         found = array("Q")
         for piece, rows in self._parts:
-            first = piece.frame.header.first_serial
-            found.extend([first + row for row in rows])
+            found.extend(piece.frame.serials_at(rows))
         return _numbers(found, pa.uint64())
 
     def slabs(self, number: Callable[[Piece], int]) -> pa.Array:

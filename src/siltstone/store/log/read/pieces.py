@@ -189,7 +189,7 @@ def retain_of(flags: pa.Array) -> pa.Array:
 
 
 def _serial(piece: Piece) -> pa.Array:
-    first = piece.frame.header.first_serial + piece.start
+    first = piece.frame.serial_of(piece.start)
     if piece.picked is None:
         return _serials(first, piece.num_rows)
     return pc.add(piece.picked.cast(pa.uint64()), scalar(first, pa.uint64()))
@@ -232,7 +232,7 @@ def _piece_rows(piece: Piece) -> list[Row]:
     flags = frame.flags(piece.start, piece.stop)
     shared = isinstance(flags, int)
     times = piece.chosen(frame.timestamps(piece.start, piece.stop))
-    first = frame.header.first_serial + piece.start
+    first = frame.serial_of(piece.start)
     serials = range(first, first + count) if piece.picked is None else _serial(piece).to_pylist()
     return make_rows(
         zip(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -50,6 +50,9 @@ class Span:
 
     since_us: int = 0
     until_us: int | None = None
+
+
+ALL_SERIALS: Final = range(1 << 64)
 
 
 class Selector:
@@ -190,7 +193,7 @@ def read_stream(
                 if piece is None:
                     return _result(pieces, taken, serial, Status.LIMIT)
                 cut = _cut(piece, rows_max - taken)
-                serial = cut.frame.header.first_serial + cut.stop
+                serial = cut.frame.serial_of(cut.stop)
                 if cut.num_rows:
                     pieces.append(cut)
                     taken += cut.num_rows
@@ -237,7 +240,7 @@ def _stream_pieces(
                 path=segment.path,
                 offset=index.positions[frames[place]],
             )
-        serials = range(serial, frame.header.first_serial + frame.header.row_count)
+        serials = range(serial, frame.serial_of(frame.header.row_count))
         yield _cut_to(slab, selector, frame, entry, span, serials)
 
 
@@ -251,9 +254,9 @@ def _cut_to(
 ) -> Piece:
     """Cut the rows of a stream in a frame to a span and to serials, and apply the filter."""
     _, first, count, first_topic, topics = entry
-    header = frame.header
-    start = max(first, serials.start - header.first_serial)
-    stop = max(start, min(first + count, serials.stop - header.first_serial))
+    header, rows = frame.header, frame.rows_in(serials)
+    start = max(first, rows.start)
+    stop = max(start, min(first + count, rows.stop))
     if header.first_timestamp_us < span.since_us:
         start = bisect_left(frame.times(), span.since_us, start, stop)
     if span.until_us is not None and header.last_timestamp_us >= span.until_us:
@@ -274,6 +277,14 @@ def check_behind(segment: Segment, span: Span) -> None:
     frames = index.frame_count
     if until_us is None or not frames or index.last_times[frames - 1] < until_us:
         segment.check_whole()
+
+
+def reaches_end(index: SegmentIndex, span: Span) -> bool:
+    """Return whether a segment has frames after the span, so that later segments need not be
+    opened.
+    """
+    count = index.frame_count
+    return count > 0 and _is_behind(index, count - 1, span)
 
 
 def _is_behind(index: SegmentIndex, number: int, span: Span) -> bool:
@@ -310,31 +321,17 @@ def read_slab(
         ):
             continue
         segment = handle.segment()
-        index = segment.index
-        for number in candidate_frames(segment, selectors, span):
-            if _is_behind(index, number, span):
-                return
-            if serials is not None and index.serials[number] >= serials.stop:
-                return
+        frames = segment.index.frames_for(
+            selectors, serials or ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
+        )
+        for number in frames.numbers:
             pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
             if pieces:
                 yield pieces
-        check_behind(segment, span)
-
-
-def candidate_frames(segment: Segment, streams: Collection[int], span: Span) -> Sequence[int]:
-    """Return the numbers of the frames that may hold rows of these streams, in rising order."""
-    index = segment.index
-    first, count = index.frame_at_time(span.since_us), index.frame_count
-    held = [stream_id for stream_id in streams if stream_id in index.stream_rows]
-    if not held:
-        return ()
-    if 2 * len(held) > len(index.stream_rows):
-        return range(first, count)
-    numbers: set[int] = set()
-    for stream_id in held:
-        numbers.update(index.frames_of(stream_id))
-    return sorted(number for number in numbers if first <= number < count)
+        if serials is None or segment.index.next_serial < serials.stop:
+            check_behind(segment, span)
+        if reaches_end(segment.index, span):
+            return
 
 
 def _frame_pieces(
@@ -344,7 +341,7 @@ def _frame_pieces(
     span: Span,
     serials: range | None,
 ) -> Iterator[Piece]:
-    bounds = range(1 << 64) if serials is None else serials
+    bounds = ALL_SERIALS if serials is None else serials
     for entry in frame.directory():
         selector = selectors.get(entry[0])
         if selector is not None:
@@ -406,9 +403,10 @@ def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Sp
 def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
     selectors = {match.stream.id: Selector(match) for match in matches}
     total = 0
-    for number in candidate_frames(segment, selectors, span):
-        if _is_behind(segment.index, number, span):
-            break
+    frames = segment.index.frames_for(
+        selectors, ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
+    )
+    for number in frames.numbers:
         for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None):
             total += piece.num_rows
     return total

@@ -24,16 +24,17 @@ from siltstone.store.log.read.pieces import Piece, integers
 from siltstone.store.log.read.scan import (
     Selector,
     Span,
-    candidate_frames,
     check_behind,
     is_bound,
+    reaches_end,
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
-from siltstone.store.segment.frame import ROWS, crc_matches
+from siltstone.store.segment.frame import ROOM, ROWS
 from siltstone.store.segment.scalars import scalar
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
 from siltstone.store.segment.view import FrameView
+from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream
@@ -218,23 +219,19 @@ def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Itera
             continue
         segment = handle.segment()
         index = segment.index
-        numbers = candidate_frames(segment, streams, span)
         complete = index.stream_rows.keys() <= wanted.whole
-        first = bisect_left(numbers, index.frame_at_serial(serials.start))
-        for place in range(first, len(numbers)):
-            number = numbers[place]
+        frames = index.frames_for(streams, serials, since_us=span.since_us, until_us=span.until_us)
+        for number in frames.numbers:
             start = index.serials[number]
             stop = start + index.row_counts[number]
-            if start >= serials.stop or (
-                span.until_us is not None and index.first_times[number] >= span.until_us
-            ):
-                return
             if max(start, serials.start) < min(stop, serials.stop):
                 position = index.positions[number]
                 end = position + _length(segment, number, position)
                 yield FramePlace(slab.id, handle.base_serial, position, end, start, stop, complete)
         if index.next_serial < serials.stop:
             check_behind(segment, span)
+        if reaches_end(index, span):
+            return
 
 
 def _length(segment: Segment, number: int, position: int) -> int:
@@ -295,8 +292,8 @@ class PieceReader:
         header, span = frame.header, self._span
         if header.kind != ROWS:
             return None
-        start = max(0, run.start_serial - header.first_serial)
-        stop = min(header.row_count, run.stop_serial - header.first_serial)
+        rows = frame.rows_in(range(run.start_serial, run.stop_serial))
+        start, stop = rows.start, rows.stop
         within = header.first_timestamp_us >= span.since_us and (
             span.until_us is None or header.last_timestamp_us < span.until_us
         )
@@ -339,7 +336,7 @@ class _Finder:
         piece = self._pieces.piece(run_of(place, within), frame)
         if piece is None:
             return range(0)
-        first = place.first_serial + piece.start
+        first = frame.serial_of(piece.start)
         if piece.picked is None:
             return range(first, first + piece.num_rows)
         # The streams follow one another in the frame, each in its own order.
@@ -384,22 +381,23 @@ def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, 
 
 def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
     """Yield the frames of a run; each is checked."""
-    position, serial = run.position, run.first_serial
-    while position < run.end:
-        header = segment.header_at(position, segment.header.file_bytes)
-        if header is None or header.first_serial != serial:
-            raise CorruptionError(
-                "the segment changed after the read was planned",
-                path=segment.path,
-                offset=position,
-            )
-        if not crc_matches(segment.view, position, header, segment.header.seed):
-            raise CorruptionError(
-                "the frame does not match its checksum", path=segment.path, offset=position
-            )
+    walk = FrameWalk(
+        segment.view,
+        segment.header.seed,
+        position=run.position,
+        serial=run.first_serial,
+        limit=min(run.end, segment.header.file_bytes),
+    )
+    for position, header, _ in walk:
+        if header.kind == ROOM:
+            continue
+        if header.first_serial != walk.serial:
+            break
         yield segment.open_frame(position, header)
-        serial = header.first_serial + header.row_count
-        position += header.length
+    if walk.position < run.end:
+        changed = "the segment changed after the read was planned"
+        reason = changed if walk.problem in ("", MISSING, EARLIER) else walk.problem
+        raise CorruptionError(reason, path=segment.path, offset=walk.position)
 
 
 def _joined(
