@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import ProtocolError
-from siltstone.store.segment.scalars import scalar
+from siltstone.scalars import scalar
 
 # From this count on, a call of Arrow costs less than a loop over the numbers.
 _MANY: Final = 64

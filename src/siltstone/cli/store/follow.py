@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.scalars import scalar
 from siltstone.store.database import Database
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
@@ -19,7 +20,6 @@ from siltstone.store.feed.pool import ReadJob
 from siltstone.store.feed.rows.arrow import arrow_of
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import schema_of
-from siltstone.store.segment.scalars import scalar
 from siltstone.topic.grammar import TopicFilter
 
 _ROWS_MAX: Final = 8192

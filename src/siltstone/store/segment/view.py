@@ -15,6 +15,7 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.scalars import scalar
 from siltstone.store.segment.frame import (
     APART,
     BODY_BYTES_MAX,
@@ -42,7 +43,6 @@ from siltstone.store.segment.frame import (
     decode_sections,
     values_place,
 )
-from siltstone.store.segment.scalars import scalar
 
 CODECS: Final = {ZSTD: "zstd", LZ4: "lz4"}
 _INDEX_TYPES: Final = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}

@@ -25,7 +25,7 @@ from siltstone.fs.memory import MemoryFile, MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.log.write.shard import LogShard
+from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.shard.writable_slabs import Reclaimable, WritableSlabs
 from siltstone.store.slab.drops import Why
@@ -458,15 +458,15 @@ class TestSizes:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[SlabId]] = []
-        assign = LogShard.__setattr__
+        assign = LogLayout.__setattr__
         with opened(World()) as slabs:
 
-            def watched(shard: LogShard, name: str, value: object) -> None:
+            def watched(shard: LogLayout, name: str, value: object) -> None:
                 if name == "committer":
                     seen.append([slab.id for slab in slabs.all() if slabs.slab_bytes(slab.id)])
                 assign(shard, name, value)
 
-            monkeypatch.setattr(LogShard, "__setattr__", watched)
+            monkeypatch.setattr(LogLayout, "__setattr__", watched)
             slabs.seal()
             monkeypatch.undo()
         assert seen == [[SlabId(0, 1), SlabId(0, 2)]]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import UsageError
-from siltstone.store.segment.scalars import scalar
+from siltstone.scalars import scalar
 from siltstone.store.segment.view import FrameView
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.structure import Stream

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
+from siltstone.scalars import scalar
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.index import SegmentIndex
-from siltstone.store.segment.scalars import scalar
 from siltstone.store.segment.segment import Segment
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
+from siltstone.scalars import scalar
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.read.pieces import Piece, integers
 from siltstone.store.log.read.scan import (
@@ -31,7 +32,6 @@ from siltstone.store.log.read.scan import (
 )
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.frame import ROOM, ROWS
-from siltstone.store.segment.scalars import scalar
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
 from siltstone.store.segment.view import FrameView
 from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk

@@ -1,43 +1,23 @@
-"""The log layout of one shard: it stores calls as frames and turns generations over.
-
-The writer owns the queue and the thread. A lock protects the refused sequences, which threads
-share. Everything else belongs to the thread of the shard.
-"""
+"""One shard of a log that this process writes: calls and orders are queued for its thread."""
 
 from __future__ import annotations
 
-import logging
-from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
-from itertools import groupby
-from threading import Lock
-from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import RetryError, SiltstoneError
-from siltstone.logs import log
+from siltstone.errors import SiltstoneError
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.layout import Admit, LogLayout, TurnOver
 from siltstone.store.segment.room import Room
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.queue import ShardWriter
-from siltstone.store.writer.refused_sequences import RefusedSequences
-from siltstone.store.writer.ticket import Outcome, Ticket
-
-_LOG: Final = logging.getLogger("siltstone.store")
-# A frame holds at most this much, unless a single call is larger.
-_FRAME_BYTES: Final = 16 * 1024 * 1024
-_FRAME_ROWS: Final = 1 << 20
-
-TurnOver = Callable[[Committer], Committer]
+from siltstone.store.writer.ticket import Ticket
 
 
 class LogShard:
     """One shard of a log that this process writes."""
-
-    batch_items_max: Final = _FRAME_ROWS
-    batch_bytes_max: Final = _FRAME_BYTES
 
     def __init__(
         self,
@@ -46,28 +26,30 @@ class LogShard:
         clock: Clock,
         *,
         turn_over: TurnOver,
-        admit: Callable[[int], SiltstoneError | None],
+        admit: Admit,
         housekeeping: Callable[[], None],
     ) -> None:
         self.number = number
-        self.committer = committer
-        self._clock = clock
-        self._turn_over = turn_over
-        self._admit = admit
-        self._housekeeping = housekeeping
-        self._refused = RefusedSequences()
-        self._refused_lock = Lock()
-        self._written_at = 0.0
-        # The type of the error that stopped the last maintenance; None if it succeeded.
-        self._trouble: type[SiltstoneError] | None = None
-        self._writer: ShardWriter[Call] = ShardWriter("shard", number, self, clock)
-        if self.idle_seconds() is not None:
+        self._layout = LogLayout(
+            number,
+            committer,
+            clock,
+            turn_over=turn_over,
+            admit=admit,
+            housekeeping=housekeeping,
+        )
+        self._writer: ShardWriter[Call] = ShardWriter("shard", number, self._layout, clock)
+        if self._layout.idle_seconds() is not None:
             self._writer.start()
 
     @property
-    def flush_settings(self) -> DatabaseSettings:
-        """The current settings."""
-        return self.committer.settings
+    def committer(self) -> Committer:
+        """The committer of the current generation."""
+        return self._layout.committer
+
+    def turn(self, turn_over: TurnOver | None = None) -> None:
+        """Turn the generation over now. Only from the thread of the shard."""
+        self._layout.turn(turn_over)
 
     def submit(self, call: Call, ticket: Ticket, timeout: float | None) -> None:
         """Queue a call; wait while too many bytes are pending.
@@ -77,14 +59,8 @@ class LogShard:
         self._writer.submit(call, ticket, timeout)
 
     def refused(self, call: Call) -> None:
-        """Remember that a producer must repeat this call before a later one is accepted.
-
-        A call that was stored before is not remembered. From any thread.
-        """
-        if call.producer:
-            with self._refused_lock:
-                if not self.committer.has_stored(call.producer, call.sequence):
-                    self._refused.add(call.producer, call.sequence)
+        """Remember that a producer must repeat a call that another shard refused."""
+        self._layout.refused(call)
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
         """Take a room for values at once; return None if that needs a new segment.
@@ -92,7 +68,7 @@ class LogShard:
         Raises: QuotaExceededError, StorageFullError, PoisonedError, ClosedError.
         """
         self._writer.check_open()
-        refusal = self._admit(size)
+        refusal = self._layout.admit(size)
         if refusal is not None:
             raise refusal
         return self.committer.take_room(size, rows=rows, topic=topic)
@@ -161,10 +137,6 @@ class LogShard:
 
         self._order(change).wait()
 
-    def turn(self, turn_over: TurnOver | None = None) -> None:
-        """Turn the generation over now. Only from the thread of the shard."""
-        self.committer = (turn_over or self._turn_over)(self.committer)
-
     def close(self) -> SiltstoneError | None:
         """Commit the queued calls and end the thread; return the error of the last sync."""
         return self._writer.close()
@@ -177,137 +149,3 @@ class LogShard:
                 self.committer.park()
 
         return self._writer.order(obey)
-
-    # The layout, for the writer.
-
-    def check(self) -> None:
-        """Raise PoisonedError if a write or sync of the shard failed."""
-        self.committer.check()
-
-    def is_poisoned(self) -> bool:
-        """Return whether a write or sync of the shard failed."""
-        return self.committer.poisoned_by is not None
-
-    def commit(self, batch: list[Call]) -> list[Outcome | Exception]:
-        """Store the admitted calls; remember which calls a producer must repeat."""
-        admitted: list[Call] = []
-        size = 0
-        # A repeated call may come before the later calls of its producer in the same flush.
-        coming: defaultdict[bytes, set[int]] = defaultdict(set)
-        refusals: list[SiltstoneError | None] = []
-        for call in batch:
-            refusal = self._refusal(call, size, coming[call.producer])
-            refusals.append(refusal)
-            if refusal is None:
-                size += call.size_bytes
-                coming[call.producer].add(call.sequence)
-                admitted.append(call)
-        stored = iter(self._store(admitted))
-        outcomes = [next(stored) if refusal is None else refusal for refusal in refusals]
-        for call, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, RetryError):
-                self.refused(call)
-            elif call.producer:
-                with self._refused_lock:
-                    self._refused.settle(call.producer, call.sequence)
-        return outcomes
-
-    def idle_seconds(self) -> float | None:
-        """Return the seconds without work after which `look_after` is due; None means never."""
-        settings = self.committer.settings
-        waits = [
-            seconds
-            for seconds in (
-                settings.sync_interval if self.committer.unsynced else None,
-                1.0 if settings.rotate_seconds or settings.retain_seconds else None,
-            )
-            if seconds is not None
-        ]
-        return min(waits) if waits else None
-
-    def look_after(self) -> None:
-        """Do the maintenance that is due: sync written rows, turn generations over, drop them.
-
-        Close the file descriptor if it is not needed.
-        """
-        try:
-            self._sync_in_time()
-            self._housekeeping()
-            self._trouble = None
-        except SiltstoneError as exc:
-            # The work stays due. If the disk is full, the next append reports it. If the committer
-            # is poisoned, it refuses the next call. Each change of the error is logged once.
-            if type(exc) is not self._trouble:
-                self._trouble = type(exc)
-                log(
-                    _LOG,
-                    logging.WARNING,
-                    "shard_upkeep_failed",
-                    shard=self.number,
-                    error=str(exc),
-                )
-        self.committer.park()
-
-    def _sync_in_time(self) -> None:
-        """Sync rows that were written without a sync, when `sync_interval` has passed."""
-        if not self.committer.unsynced:
-            self._written_at = 0.0
-            return
-        now = self._clock.monotonic()
-        if self._written_at == 0.0:
-            self._written_at = now
-        if now - self._written_at >= self.committer.settings.sync_interval:
-            self.committer.sync()
-            self._written_at = 0.0
-
-    def release(self) -> SiltstoneError | None:
-        """Sync and close the files; return the error that prevented it."""
-        try:
-            self.committer.close()
-        except SiltstoneError as exc:
-            return exc
-        return None
-
-    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
-        """Poison the shard after an internal error."""
-        error = self.committer.poison(cause)
-        return error, error
-
-    def _store(self, calls: list[Call]) -> list[Outcome | Exception]:
-        stored: list[Outcome | Exception] = []
-        for has_block, group in groupby(calls, key=_has_block):
-            run = list(group)
-            try:
-                if has_block:
-                    stored += self.committer.commit_blocks(run)
-                else:
-                    stored += self.committer.commit(run)
-            except SiltstoneError as exc:
-                stored += [exc] * len(run)
-        return stored
-
-    def _refusal(
-        self, call: Call, size_bytes: int, coming: Container[int]
-    ) -> SiltstoneError | None:
-        """Return the error that refuses a call; None if the call may be stored.
-
-        `size_bytes` is the size of the calls before it in the flush. `coming` has the numbers of
-        those that have the same producer.
-        """
-        if call.producer:
-            with self._refused_lock:
-                owed = self._refused.first_before(call.producer, call.sequence, coming)
-            if owed is not None:
-                # If it were stored now, the earlier call would look like a repetition later.
-                return RetryError(
-                    f"an earlier call of this producer was refused, repeat that call first: "
-                    f"sequence={call.sequence} refused={owed}"
-                )
-        try:
-            return self._admit(size_bytes + call.size_bytes)
-        except SiltstoneError as exc:
-            return exc
-
-
-def _has_block(call: Call) -> bool:
-    return call.block is not None

@@ -1,25 +1,17 @@
-"""The key-value layout of one shard: it stores transactions in groups. Compiled.
-
-The writer owns the queue and the thread. The committer belongs to the thread.
+"""One shard of a key-value database that this process writes: transactions are queued for its
+thread. Compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
 
 from siltstone.clock import Clock
-from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
 from siltstone.store.tx.commit.committer import Committer
+from siltstone.store.tx.commit.layout import KeyValueLayout
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import Operations
-from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.queue import ShardWriter
-from siltstone.store.writer.ticket import Outcome
-
-_KEEP_SECONDS: Final = 1.0
-# The writer limits the transactions of a group; the committer limits its bytes.
-_NO_LIMIT: Final = 1 << 62
 
 
 class KeyValueShard:
@@ -29,15 +21,17 @@ class KeyValueShard:
         self, committer: Committer, clock: Clock, keep: Callable[[], None] | None = None
     ) -> None:
         """Create the queue; its thread calls `keep` once a second if there are limits."""
-        self.committer = committer
-        self._clock = clock
-        self._keep = keep
-        self._kept_at = clock.monotonic()
+        self._layout = KeyValueLayout(committer, clock, keep)
         self._writer: ShardWriter[Operations] = ShardWriter(
-            "tx", committer.record.shard, self, clock
+            "tx", committer.record.shard, self._layout, clock
         )
-        if self.idle_seconds() is not None:
+        if self._layout.idle_seconds() is not None:
             self._writer.start()
+
+    @property
+    def committer(self) -> Committer:
+        """The committer. It belongs to the thread of the shard."""
+        return self._layout.committer
 
     def submit(self, operations: Operations, timeout: float | None) -> CommitTicket:
         """Queue a transaction; wait while too many bytes are pending.
@@ -66,75 +60,10 @@ class KeyValueShard:
 
         def obey() -> None:
             act()
-            self.look_after()
+            self._layout.look_after()
 
         self._writer.order(obey).wait()
 
     def close(self) -> None:
         """Commit the queued transactions and end the thread."""
         self._writer.close()
-
-    # The layout, for the writer.
-
-    @property
-    def flush_settings(self) -> KeyValueSettings:
-        """The current settings."""
-        return self.committer.settings
-
-    @property
-    def batch_items_max(self) -> int:
-        """The maximum number of transactions in one commit."""
-        return self.committer.settings.max_items
-
-    @property
-    def batch_bytes_max(self) -> int:
-        """No limit: the committer limits the bytes of a group."""
-        return _NO_LIMIT
-
-    def check(self) -> None:
-        """Raise PoisonedError if a write of the shard failed."""
-        self.committer.check()
-
-    def is_poisoned(self) -> bool:
-        """Return whether a write of the shard failed."""
-        return self.committer.is_poisoned()
-
-    def refused(self, call: Operations) -> None:
-        """Do nothing: a transaction that found no room leaves nothing behind."""
-
-    def commit(self, batch: list[Operations]) -> Sequence[Outcome | Exception | None]:
-        """Store the valid transactions; return the outcome of each."""
-        try:
-            return self.committer.commit(batch)
-        except PoisonedError as exc:
-            return [exc] * len(batch)
-
-    def idle_seconds(self) -> float | None:
-        """Return the seconds without work after which `look_after` is due; None means never."""
-        has_limits = self._keep is not None and self.committer.settings.has_limits
-        return _KEEP_SECONDS if has_limits else None
-
-    def look_after(self) -> None:
-        """Turn over and drop generations that are due, at most once a second."""
-        if self._keep is None or not self.committer.settings.has_limits:
-            return
-        now = self._clock.monotonic()
-        if now - self._kept_at < _KEEP_SECONDS:
-            return
-        self._kept_at = now
-        try:
-            self._keep()
-        except SiltstoneError:
-            # The work stays due. If the committer is poisoned, it refuses the next call.
-            return
-
-    def release(self) -> SiltstoneError | None:
-        """Do nothing: the engine belongs to the database."""
-        return None
-
-    def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
-        """Return the errors that report the end of the thread."""
-        text = "the committing thread has ended, close the database and open it again"
-        unknown, refused = OutcomeUnknownError(text), PoisonedError(text)
-        unknown.__cause__ = refused.__cause__ = cause
-        return unknown, refused

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from siltstone.store.segment.scalars import scalar
+from siltstone.scalars import scalar
 
 
 @pytest.mark.parametrize(
