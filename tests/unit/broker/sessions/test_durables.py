@@ -515,6 +515,62 @@ class TestPassingBy:
             assert desk.saved().dropped == 1
 
 
+class TestAFullQueue:
+    """A client that acknowledges one message at a time, and whose queue holds two."""
+
+    @pytest.fixture
+    def desk(self) -> Iterator[DurableDesk]:
+        with durable_desk(queued_messages_max=2, queue_policy="drop-old") as made:
+            yield made
+
+    def test_qos_0_pushes_out_no_row_and_the_position_moves_on(self, desk: DurableDesk) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("t")
+        desk.publish("t", "1", "2", "3", "4")
+        desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages("1", "2", "3", "4")
+        desk.wait()
+        state = desk.saved()
+        assert (state.position, state.dropped) == ((ShardSerial(0, 5),), 1)
+
+    def test_nor_does_it_push_out_a_row_that_a_group_lent(self, desk: DurableDesk) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("$share/g/t")
+        desk.publish("t", "1", "2", "3", "4")
+        desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages("1", "2", "3", "4")
+        desk.wait()
+        group = desk.core.archive.peek_group("g", "t")
+        assert group is not None
+        assert group.position == (ShardSerial(0, 5),)
+
+    def test_neither_does_a_message_that_is_not_stored(self) -> None:
+        rules = (StoreRule(filter="live", store="never"),)
+        with durable_desk(queued_messages_max=2, rules=rules) as desk:
+            wire = desk.come(receive_maximum=1)
+            wire.subscribe("#")
+            desk.publish("t", "1", "2", "3")
+            desk.publish("live", "dropped")
+            assert consume(wire) == messages("1", "2", "3")
+            desk.wait()
+            assert desk.saved().position == (ShardSerial(0, 3),)
+
+    def test_rows_of_a_credit_and_more_come_though_the_queue_is_full_all_the_time(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("t")
+        lose(wire)
+        rows = [str(number) for number in range(600)]
+        desk.publish("t", *rows)
+        wire = desk.come(receive_maximum=1)
+        for _ in range(300):
+            desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages(*rows)
+        desk.wait()
+        assert desk.saved().position == (ShardSerial(0, 900),)
+
+
 def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once(
     desk: DurableDesk,
 ) -> None:
