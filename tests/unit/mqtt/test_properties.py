@@ -111,9 +111,7 @@ def test_the_limit_of_user_properties_is_not_for_subscription_identifiers() -> N
     reader = Reader(bytes(writer.data), bounds)
     assert decode_properties(reader, PacketType.PUBLISH) == properties
     writer = Writer()
-    encode_properties(
-        writer, Properties(user_properties=(("a", "1"),) * 3), PacketType.PUBLISH
-    )
+    encode_properties(writer, Properties(user_properties=(("a", "1"),) * 3), PacketType.PUBLISH)
     with pytest.raises(ProtocolError, match="too many user properties: max=2") as caught:
         decode_properties(Reader(bytes(writer.data), bounds), PacketType.PUBLISH)
     assert caught.value.reason is Reason.QUOTA_EXCEEDED

@@ -93,12 +93,12 @@ class Waiting:
         """Add a message if room can be made; return whether others were dropped for it."""
         size = delivery.size()
         freed = 0
-        has_acknowledgement = delivery.flags & 3 != 0
-        if not self._has_room(size, freed) and not self._can_make_room(size, has_acknowledgement):
+        qos = delivery.flags & 3
+        if not self._has_room(size, freed) and not self._can_make_room(size, qos):
             self.dropped += 1
             return False
         while not self._has_room(size, freed):
-            freed += self._remove_first(self._oldest(has_acknowledgement))
+            freed += self._remove_first(self._oldest(qos))
             self.dropped += 1
         self.add_row(delivery)
         return freed > 0
@@ -163,19 +163,13 @@ class Waiting:
 
     def _first(self) -> _Part:
         """Return the part that has the next message; the queue must not be empty."""
-        first = self._oldest(True)
-        rows = self._rows.messages
-        if rows and (not first.messages or rows[0].place < first.messages[0].place):
-            return self._rows
-        return first
+        return _older(self._rows, _older(self._acknowledged, self._unacknowledged))
 
-    def _oldest(self, has_acknowledgement: bool) -> _Part:
+    def _oldest(self, qos: int) -> _Part:
         """Return the part whose first message is the oldest that a new message may replace."""
-        older, newer = self._unacknowledged, self._acknowledged
-        if has_acknowledgement and newer.messages:
-            if not older.messages or newer.messages[0].place < older.messages[0].place:
-                return newer
-        return older
+        if qos == 0:
+            return self._unacknowledged
+        return _older(self._acknowledged, self._unacknowledged)
 
     def _has_room(self, size: int, freed: int) -> bool:
         return (
@@ -185,13 +179,13 @@ class Waiting:
             and (freed >= size or self._budget.used + size <= self._budget.bytes_max)
         )
 
-    def _can_make_room(self, size: int, has_acknowledgement: bool) -> bool:
+    def _can_make_room(self, size: int, qos: int) -> bool:
         """Tell whether dropping messages would make room; none is dropped without effect."""
         if not self._drop_old:
             return False
         count = len(self._unacknowledged.messages)
         waiting = self._unacknowledged.size_bytes
-        if has_acknowledgement:
+        if qos != 0:
             count += len(self._acknowledged.messages)
             waiting += self._acknowledged.size_bytes
         budget = self._budget
@@ -212,6 +206,15 @@ class Waiting:
     def _uncount(self, size: int) -> None:
         self._bytes -= size
         self._budget.used -= size
+
+
+def _older(one: _Part, other: _Part) -> _Part:
+    """Return the part whose first message is before that of the other one."""
+    if not one.messages:
+        return other
+    if not other.messages or one.messages[0].place < other.messages[0].place:
+        return one
+    return other
 
 
 def _place(delivery: Delivery) -> int:

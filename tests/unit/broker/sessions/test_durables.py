@@ -12,14 +12,35 @@ from siltstone.broker.sessions.durables import Durables
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import OverloadedError, PoisonedError
 from siltstone.guard import contain
-from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from siltstone.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Unsubscribe,
+)
+from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.records import SavedReceived, SerialRange, ShardSerial
 from siltstone.session.durable.session import Durable
 from siltstone.session.sending.outbox import Outbox
+from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
-from tests.support.durable_desk import DurableDesk, Got, consume, durable_desk, leave, lose, news
+from tests.support.durable_desk import (
+    DurableDesk,
+    Got,
+    consume,
+    durable_desk,
+    got,
+    leave,
+    lose,
+    news,
+)
 
 
 @pytest.fixture
@@ -513,6 +534,97 @@ class TestPassingBy:
             assert consume(wire) == messages("small")
             desk.wait()
             assert desk.saved().dropped == 1
+
+
+class TestManyFilters:
+    """Sessions whose filters are put into the hub in several turns of the loop."""
+
+    TEXTS = tuple(f"f/{number}/#" for number in range(250))
+
+    @pytest.fixture
+    def desk(self) -> Iterator[DurableDesk]:
+        with durable_desk() as made:
+            wire = made.come()
+            wire.subscribe(*self.TEXTS)
+            leave(wire)
+            yield made
+
+    def half_come(self, desk: DurableDesk) -> Wire:
+        """Connect, and stop before all filters are in the hub."""
+        core = desk.core
+        wire = core.wire()
+        wire.send(
+            Connect(
+                version=V5,
+                client_id="s",
+                clean_start=False,
+                properties=Properties(session_expiry_interval=100),
+            )
+        )
+        for _ in range(1000):
+            core.flush_commits()
+            if core.shell.works:
+                work, then = core.shell.works.popleft()
+                work()
+                then()
+            elif core.shell.acts:
+                core.shell.acts.popleft()()
+            session = core.durables.sessions.get("s")
+            if session is not None and len(session.subscriptions) == len(self.TEXTS):
+                break
+        assert session is not None
+        assert session.durable is not None
+        assert session.durable.feed is None
+        return wire
+
+    def filed(self, desk: DurableDesk) -> int:
+        """Return how many filters the hub has."""
+        desk.core.run()
+        return len(desk.core.durables.feeding.hub._groups._matcher)  # noqa: SLF001
+
+    def test_what_comes_meanwhile_is_delivered_once_and_in_order(self, desk: DurableDesk) -> None:
+        desk.publish("f/0/x", "1")
+        wire = self.half_come(desk)
+        desk.publish("f/249/x", "2")
+        desk.publish("f/0/x", "3")
+        connected, *rest = wire.take()
+        assert isinstance(connected, ConnAck)
+        wire.arrived.extend(rest)
+        assert consume(wire) == messages("1", "2", "3")
+        assert self.filed(desk) == len(self.TEXTS)
+
+    def test_a_client_that_goes_meanwhile_leaves_nothing_and_misses_nothing(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = self.half_come(desk)
+        lose(wire)
+        assert self.filed(desk) == 0
+        desk.publish("f/7/x", "1")
+        assert consume(desk.come()) == messages("1")
+        assert self.filed(desk) == len(self.TEXTS)
+
+    def test_one_that_unsubscribes_meanwhile_has_the_rest(self, desk: DurableDesk) -> None:
+        wire = self.half_come(desk)
+        filters = tuple(map(TopicFilter.parse, self.TEXTS))
+        wire.send(Unsubscribe(packet_id=1, filters=filters[1:]))
+        desk.core.run()
+        assert self.filed(desk) == 1
+        desk.publish("f/1/x", "no")
+        desk.publish("f/0/x", "yes")
+        assert got([each for each in wire.take() if isinstance(each, Publish)]) == messages("yes")
+        wire.send(Unsubscribe(packet_id=2, filters=filters[:1]))
+        assert self.filed(desk) == 0
+
+    def test_the_end_of_a_session_leaves_nothing_and_takes_several_turns(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = desk.come()
+        assert self.filed(desk) == len(self.TEXTS)
+        wire.send(Disconnect(properties=Properties(session_expiry_interval=0)))
+        hub = desk.core.durables.feeding.hub
+        assert len(hub) == 0
+        assert 0 < len(hub._groups._matcher) < len(self.TEXTS)  # noqa: SLF001
+        assert self.filed(desk) == 0
 
 
 class TestAFullQueue:
