@@ -571,11 +571,10 @@ class TestManyFilters:
                 core.shell.acts.popleft()()
             session = core.durables.sessions.get("s")
             if session is not None and len(session.subscriptions) == len(self.TEXTS):
-                break
-        assert session is not None
-        assert session.durable is not None
-        assert session.durable.feed is None
-        return wire
+                assert session.durable is not None
+                assert session.durable.feed is None
+                return wire
+        raise AssertionError("the session was not restored")
 
     def filed(self, desk: DurableDesk) -> int:
         """Return how many filters the hub has."""
