@@ -214,6 +214,16 @@ def test_a_full_queue_gives_up_the_oldest_or_the_newest(policy: str, seen: str) 
     assert not slow.is_closed
 
 
+def test_a_full_queue_gives_up_no_message_of_qos_1_for_one_of_qos_0() -> None:
+    core = Core(queue_policy="drop-old", queued_messages_max=3)
+    slow = paused(core, "slow")
+    publisher = core.connect("p")
+    for number, qos in enumerate((1, 0, 1, 0, 0), start=1):
+        publisher.publish("t", f"{number}", qos, number * qos)
+    slow.client.resume_writing()
+    assert payloads(slow) == [b"1", b"3", b"5"]
+
+
 def test_a_slow_subscriber_holds_up_nobody_else() -> None:
     core = Core(queued_messages_max=2)
     paused(core, "slow")

@@ -153,16 +153,16 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def queue(self, item: Item, lost: int) -> None:
         """Hold what was dropped against the limits, and take the rest over."""
-        most = len(self.waiting) if self.drop_old else 0
-        needed = [
-            drop
-            for drop in range(most + 1)
-            if self.has_room(item, self.waiting[drop:], self.waiting[:drop])
-        ]
-        if needed:
-            # No more is dropped than makes room.
-            assert lost == needed[0]
-            self.waiting = [*self.waiting[lost:], item]
+        # QoS 0 takes the place of QoS 0 only.
+        old = [other for other in self.waiting if item.qos or not other.qos]
+        old = old if self.drop_old else []
+        for drop in range(len(old) + 1):
+            kept = [other for other in self.waiting if other not in old[:drop]]
+            if self.has_room(item, kept, old[:drop]):
+                # No more is dropped than makes room.
+                assert lost == drop
+                self.waiting = [*kept, item]
+                break
         else:
             # The newest is refused, and nothing dropped for it in vain.
             assert lost == 1

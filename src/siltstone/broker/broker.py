@@ -128,9 +128,12 @@ class Broker:
         self.router = Router()
         self.unstored = Router()
         self.retained = retained
-        rules = NOTHING_STORED if database is None else settings.storage.rules
+        rules = () if database is None else settings.storage.rules
         self.interest = Interest(is_asked=asks_for_interest(rules))
-        self.rules = StoreRules(rules, self.interest)
+        if database is None:
+            self.rules = StoreRules((), self.interest, NOTHING_STORED)
+        else:
+            self.rules = StoreRules(rules, self.interest)
         self.bridge = AppendBatcher(
             database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max
         )

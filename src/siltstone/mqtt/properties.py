@@ -218,7 +218,9 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
         value = _decode_value(part, rule)
         if rule.repeats_in:
             known = values.setdefault(rule.name, [])
-            if 0 < bounds.user_properties_max <= len(known):
+            # Of the properties that repeat, the size of a packet alone limits subscription
+            # identifiers.
+            if rule.kind is Kind.PAIR and 0 < bounds.user_properties_max <= len(known):
                 raise ProtocolError(
                     f"too many user properties: max={bounds.user_properties_max}",
                     reason=Reason.QUOTA_EXCEEDED,

@@ -257,7 +257,7 @@ def _mended(properties: bytes) -> bytes:
 
 
 def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
-    """Return the end of a property of a message; 0 if it is cut short or unknown."""
+    """Return the end of a property of a message; 0 if it is cut short, unknown or not valid."""
     after: i64 = start
     if identifier == 0x01:
         after += 1
@@ -266,9 +266,7 @@ def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
     elif identifier == 0x23:
         after += 2
     elif identifier == 0x0B:
-        while after < end and after < start + 3 and data[after] >= 0x80:
-            after += 1
-        after += 1
+        return _identifier_end(data, start, end)
     elif identifier in (0x03, 0x08, 0x09):
         after = _sized_end(data, start, end)
     elif identifier == 0x26:
@@ -276,6 +274,20 @@ def _checked_end(data: bytes, identifier: i64, start: i64, end: i64) -> i64:
     else:
         return 0
     return after if after <= end else 0
+
+
+def _identifier_end(data: bytes, start: i64, end: i64) -> i64:
+    """Return the end of a subscription identifier; 0 if it is cut short or not valid."""
+    position: i64 = start
+    while position < end and position < start + 4:
+        byte: i64 = data[position]
+        position += 1
+        if byte < 0x80:
+            # A last byte of zero: the value is 0, or has more bytes than it needs [MQTT-1.5.5-1].
+            if byte == 0:
+                break
+            return position
+    return 0
 
 
 def _sized_end(data: bytes, start: i64, end: i64) -> i64:

@@ -13,7 +13,7 @@ from siltstone.mqtt.properties import (
     encode_properties,
 )
 from siltstone.mqtt.reason import Reason
-from siltstone.mqtt.wire import PacketType, Reader, Writer
+from siltstone.mqtt.wire import Bounds, PacketType, Reader, Writer
 
 # Table 2-4 of MQTT 5: identifier -> type of the value, and the packets that may have it.
 TABLE = {
@@ -99,6 +99,22 @@ def test_every_kind_of_value_goes_to_bytes_and_back() -> None:
     )
     assert encoded(PacketType.PUBLISH, properties) == text
     assert decoded(PacketType.PUBLISH, text) == properties
+
+
+def test_the_limit_of_user_properties_is_not_for_subscription_identifiers() -> None:
+    bounds = Bounds(user_properties_max=2)
+    properties = Properties(
+        user_properties=(("a", "1"), ("b", "2")), subscription_identifiers=(1, 2, 3)
+    )
+    writer = Writer()
+    encode_properties(writer, properties, PacketType.PUBLISH)
+    reader = Reader(bytes(writer.data), bounds)
+    assert decode_properties(reader, PacketType.PUBLISH) == properties
+    writer = Writer()
+    encode_properties(writer, Properties(user_properties=(("a", "1"),) * 3), PacketType.PUBLISH)
+    with pytest.raises(ProtocolError, match="too many user properties: max=2") as caught:
+        decode_properties(Reader(bytes(writer.data), bounds), PacketType.PUBLISH)
+    assert caught.value.reason is Reason.QUOTA_EXCEEDED
 
 
 def test_mqtt_3_3_2_18_user_properties_keep_their_order_and_may_repeat() -> None:

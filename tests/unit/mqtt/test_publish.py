@@ -11,6 +11,7 @@ from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from siltstone.mqtt.properties import Properties, decode_properties, encode_properties
 from siltstone.mqtt.publish import (
+    NO_EXPIRY,
     PUBACK,
     PUBCOMP,
     PUBREC,
@@ -19,6 +20,7 @@ from siltstone.mqtt.publish import (
     encode_acks,
     encode_publishes,
     encode_receipts,
+    expiry_of,
     publish_size,
     stored_properties,
     with_expiry,
@@ -312,6 +314,33 @@ class TestStoredProperties:
     @pytest.mark.parametrize("many", [b"\x26\0\1a\0\1b", b"\x0b\1", b"\x0b\xff\xff\xff\x7f"])
     def test_properties_that_may_repeat_do(self, many: bytes) -> None:
         assert stored_properties(many * 3) == many * 3
+
+    @pytest.mark.parametrize(
+        "identifier",
+        [
+            pytest.param(b"\xff\xff\xff\xff", id="no end"),
+            pytest.param(b"\x80\x80\x80\x80\1", id="five bytes"),
+            pytest.param(b"\x80\x80\x80\0", id="four bytes for 0"),
+            pytest.param(b"\x81\0", id="more bytes than it needs"),
+            pytest.param(b"\0", id="0"),
+            pytest.param(b"", id="nothing"),
+        ],
+    )
+    @pytest.mark.parametrize("after", [b"", CONTENT_TYPE, b"\x26\0\1a\0\1b"])
+    def test_bytes_of_a_subscription_identifier_that_is_none_are_none(
+        self, identifier: bytes, after: bytes
+    ) -> None:
+        stored = CONTENT_TYPE + b"\x0b" + identifier
+        assert stored_properties(stored + (after if identifier else b"")) == b""
+        assert expiry_of(stored_properties(stored)) == NO_EXPIRY
+
+    @pytest.mark.parametrize(
+        "identifier", [b"\1", b"\x80\1", b"\x80\x80\1", b"\x80\x80\x80\1", b"\xff\xff\xff\x7f"]
+    )
+    def test_a_subscription_identifier_of_any_length_is_kept(self, identifier: bytes) -> None:
+        stored = b"\x0b" + identifier + b"\2\0\0\0\7"
+        assert stored_properties(stored) is stored
+        assert expiry_of(stored) == 7
 
     def test_bytes_that_are_cut_short_are_none(self) -> None:
         whole = {len(properties) for properties in _prefixes(self.FULL)}

@@ -11,15 +11,16 @@
 The syntax is that of the acl_file of Mosquitto; `client` and `subscribe` are extensions.
 
 Invariants: everything that no line allows is refused. A deny line has precedence over all other
-lines, wherever it stands. The name of a user or client never widens a filter: a pattern that
-mentions a name is ignored for a name that contains a wildcard or a slash, or that would make the
-topic begin with $.
+lines, wherever it stands. A client gains nothing by its name. A pattern that allows is ignored for
+a name that contains a wildcard or a slash, or that would make the topic begin with $. A pattern
+that denies covers, for a name with a wildcard or a slash, all topics that begin with the levels
+before the name: it denies at least what it denies for any other name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
@@ -49,6 +50,7 @@ _ACCESS: Final[Mapping[str, frozenset[Action]]] = {
     "subscribe": frozenset({Action.SUBSCRIBE}),
     "deny": frozenset(),
 }
+_DENY: Final = _ACCESS["deny"]
 # Only space and tab separate words: other blanks may be part of a name.
 _FIRST_WORD: Final = re.compile(r"[ \t]*([^ \t]*)[ \t]*(.*?)[ \t]*", re.DOTALL)
 _PLACEHOLDER: Final = re.compile(rb"%[uc]")
@@ -208,17 +210,22 @@ class Acl:
         if known is None:
             if len(self._rights) >= RIGHTS_MAX:
                 del self._rights[next(iter(self._rights))]
-            known = self._rights[key] = Rights(list(self._sets_of(user, client_id)))
+            known = self._rights[key] = Rights(self._sets_of(user, client_id))
         return known
 
-    def _sets_of(self, user: str, client_id: str) -> Iterator[_RuleSet]:
-        yield self._for_all
+    def _sets_of(self, user: str, client_id: str) -> list[_RuleSet]:
+        """Return the rules of a client; none if a pattern denies everything."""
+        sets = [self._for_all]
         if user in self._users:
-            yield self._users[user]
+            sets.append(self._users[user])
         if client_id in self._clients:
-            yield self._clients[client_id]
+            sets.append(self._clients[client_id])
         if self._patterns:
-            yield _RuleSet(_filled(self._patterns, {b"%u": user, b"%c": client_id}))
+            rules = _filled(self._patterns, {b"%u": user, b"%c": client_id})
+            if Rule(_DENY, ()) in rules:
+                return []
+            sets.append(_RuleSet(rules))
+        return sets
 
 
 def _first_word(text: str) -> tuple[str, str]:
@@ -267,18 +274,42 @@ def _names_in(rule: Rule) -> set[bytes]:
 
 
 def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
-    """Return the patterns with %u and %c replaced, without those that a name cannot fill."""
+    """Return the patterns with %u and %c replaced.
+
+    If a name cannot fill a pattern, one that allows is left out, and one that denies becomes wider.
+    A rule without levels denies everything.
+    """
     encoded = {key: name.encode(errors="surrogatepass") for key, name in names.items()}
-    usable = {key: name for key, name in encoded.items() if name and not _WIDENING.search(name)}
+    given = {key: name for key, name in encoded.items() if name}
+    usable = {key: name for key, name in given.items() if not _WIDENING.search(name)}
     rules = []
     for rule in patterns:
-        if _names_in(rule) - usable.keys():
+        mentioned = _names_in(rule)
+        if mentioned - given.keys():
+            continue
+        if mentioned - usable.keys():
+            if rule.actions == _DENY:
+                rules.append(Rule(_DENY, _widened(rule.levels, usable)))
             continue
         levels = tuple(
             _PLACEHOLDER.sub(lambda found: usable[found[0]], level) for level in rule.levels
         )
         # A client named $SYS must not get the topics of the broker from `pattern read %c/#`.
-        if levels[0][:1] == b"$" != rule.levels[0][:1]:
+        if levels[0][:1] == b"$" != rule.levels[0][:1] and rule.actions != _DENY:
             continue
         rules.append(Rule(rule.actions, levels))
     return rules
+
+
+def _widened(levels: Levels, usable: Mapping[bytes, bytes]) -> Levels:
+    """Return the levels of a pattern before the first name that cannot be filled in, and #.
+
+    Empty if there are none before it: no filter matches all topics, because # does not match those
+    that begin with $.
+    """
+    before: list[bytes] = []
+    for level in levels:
+        if set(_PLACEHOLDER.findall(level)) - usable.keys():
+            break
+        before.append(_PLACEHOLDER.sub(lambda found: usable[found[0]], level))
+    return (*before, b"#") if before else ()

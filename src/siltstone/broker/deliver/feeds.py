@@ -15,7 +15,7 @@ from siltstone.errors import OutcomeUnknownError
 from siltstone.guard import contain, contain_with
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
-from siltstone.store.feed.pool import Feed, ReadJob, Source
+from siltstone.store.feed.pool import Feed, ReadJob, Source, StagedFilters
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
@@ -29,6 +29,9 @@ class Shell(Protocol):
 
     def now(self) -> float:
         """Return the loop's time."""
+
+    def soon(self, act: Act) -> None:
+        """Run `act` when the current work is done."""
 
     def soon_from_thread(self, act: Act) -> None:
         """Run `act` on the loop; may be called from any thread."""
@@ -63,6 +66,7 @@ class SessionFeeds:
         self._clock = clock
         self.source = source
         self.hub = FeedHub(source, self._deliver, self._read, FeedSettings())
+        self._is_clearing = False
 
     def ends(self) -> dict[int, int]:
         """Return for each shard the serial after the last announced row."""
@@ -78,9 +82,22 @@ class SessionFeeds:
         filters: Iterable[TopicFilter],
         position: Mapping[int, int],
         credit: int,
+        staged: StagedFilters | None = None,
     ) -> None:
         """Start the feed of a consumer at a position, with credit for a number of rows."""
-        consumer.feed = self.hub.add(filters, FeedPosition(position), credit, consumer)
+        consumer.feed = self.hub.add(filters, FeedPosition(position), credit, consumer, staged)
+        self._clear_soon()
+
+    def filter(self, consumer: Consumer, filters: Iterable[TopicFilter]) -> None:
+        """Replace the filters of the feed of a consumer."""
+        assert consumer.feed is not None
+        self.hub.filter(consumer.feed, filters)
+        self._clear_soon()
+
+    def unstage(self, staged: StagedFilters) -> None:
+        """Give up a feed whose filters were staged."""
+        self.hub.unstage(staged)
+        self._clear_soon()
 
     def end(self, consumer: Consumer) -> None:
         """End the feed of a consumer."""
@@ -89,6 +106,17 @@ class SessionFeeds:
             # Break the reference cycle. The consumer keeps its feed, because it still needs the
             # position of the feed.
             consumer.feed.tag = None
+            self._clear_soon()
+
+    def _clear_soon(self) -> None:
+        """Forget the filters of feeds that have ended, some in each turn of the loop."""
+        if not self._is_clearing and self.hub.clear():
+            self._is_clearing = True
+            self._shell.soon(self._clear_more)
+
+    def _clear_more(self) -> None:
+        self._is_clearing = False
+        self._clear_soon()
 
     def replenish(self, consumer: Consumer) -> None:
         """Give the feed of a consumer more credit, if the consumer has room."""
@@ -109,6 +137,7 @@ class SessionFeeds:
             if consumer is None:
                 continue
             if dispatch.error is not None:
+                self._clear_soon()
                 contain_with(consumer.broken, dispatch.error)
             elif not feed.removed:
                 contain(
@@ -138,6 +167,7 @@ class SessionFeeds:
         The feed is set back to the first of these rows, so they come again when it restarts.
         """
         self.hub.remove(feed)
+        self._clear_soon()
         feed.places[batch.shard] = batch.serials[rows[0] if rows else 0]
         mistake = OutcomeUnknownError("internal error: see the log of the broker")
         contain_with(consumer.broken, mistake)

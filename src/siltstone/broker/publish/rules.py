@@ -16,35 +16,38 @@ from siltstone.topic.grammar import TopicFilter
 
 _REMEMBERED_MAX: Final = 100_000
 _ALWAYS: Final = StoreRule(filter="#")
-# For a broker without a store. "#" does not match topics that begin with $. Of these, clients may
-# publish only the state topics of bridges, under $SYS.
-NOTHING_STORED: Final = (
-    StoreRule(filter="#", store="never"),
-    StoreRule(filter="$SYS/#", store="never"),
-)
+# The default of a broker without a store. It is not a filter that topics are compared with: no
+# filter matches all topics, because "#" does not match those that begin with $.
+NOTHING_STORED: Final = StoreRule(filter="#", store="never")
 
 
 class StoreRules:
-    """Decides the durability of each message; None means that it is not stored."""
+    """Decides the durability of each message; None means that it is not stored.
 
-    def __init__(self, rules: Sequence[StoreRule], interest: Interest) -> None:
+    `default` applies to topics that no rule matches.
+    """
+
+    def __init__(
+        self, rules: Sequence[StoreRule], interest: Interest, default: StoreRule = _ALWAYS
+    ) -> None:
         self._rules = [(TopicFilter.parse(rule.filter), rule) for rule in rules]
         self._interest = interest
         self._known: dict[bytes, StoreRule] = {}
         # Whether there are messages that the rules may not store.
-        self.leaves_out = any(rule.store != "always" for rule in rules)
+        self.leaves_out = any(rule.store != "always" for rule in (*rules, default))
+        self._default = default
 
     def rule(self, topic: bytes) -> StoreRule:
-        """Return the first rule that matches; a topic without one is stored and synced."""
+        """Return the first rule that matches, or the default."""
         for topic_filter, rule in self._rules:
             if topic_filter.matches(topic):
                 return rule
-        return _ALWAYS
+        return self._default
 
     def split(self, batch: PublishBatch) -> dict[Durability | None, PublishBatch]:
         """Return the stored part of a batch, by its durability, and the other part, by None.
 
-        Each part is in order. Empty parts are left out. Without rules, the whole batch is stored.
+        Each part is in order. Empty parts are left out. Without rules, the default decides for all.
 
         All stored messages have one durability, the strongest that any of them requires: with
         separate appends, messages of one publisher would change their order.
@@ -52,7 +55,7 @@ class StoreRules:
         if not batch.topics:
             return {}
         if not self._rules:
-            return {"synced": batch}
+            return {None if self._default.store == "never" else self._default.durability: batch}
         stored: list[int] = []
         left_out: list[int] = []
         strongest: Durability = "none"

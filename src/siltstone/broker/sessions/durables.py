@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from siltstone.broker.deliver.feeds import SessionFeeds
+from siltstone.broker.deliver.slices import SLICE_LEVELS, slice_end
 from siltstone.broker.publish.interest import Interest
 from siltstone.broker.sessions.batched_calls import BatchedCalls
 from siltstone.broker.sessions.timers import Timers
@@ -35,6 +36,7 @@ from siltstone.session.durable.lag import Lag, backlog_lag
 from siltstone.session.durable.saves import SaveScheduler, SaveTicket
 from siltstone.session.durable.session import Durable, new_session
 from siltstone.session.session import Session
+from siltstone.store.feed.pool import StagedFilters
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.topic.grammar import TopicFilter
 
@@ -222,19 +224,17 @@ class Durables:
         durable.moved = partial(part.append, session)
         return durable
 
-    def feed(self, session: Session) -> None:
+    def feed(self, session: Session, staged: StagedFilters | None = None) -> None:
         """Start, change or end the feed of a session, after its subscriptions have changed."""
         durable = _durable(session)
-        filters = [
-            subscribed.subscription.filter
-            for subscribed in session.subscriptions.values()
-            if subscribed.subscription.filter.group is None
-        ]
-        filters += durable.unfinished()
+        filters = _filters_to_read(session, durable)
+        if staged is not None and not filters:
+            self.feeding.unstage(staged)
         if durable.feed is None and filters:
-            self.feeding.begin(durable, filters, durable.next_rows(), durable.spare_credit())
+            position, credit = durable.next_rows(), durable.spare_credit()
+            self.feeding.begin(durable, filters, position, credit, staged)
         elif durable.feed is not None and filters:
-            self.feeding.hub.filter(durable.feed, filters)
+            self.feeding.filter(durable, filters)
         elif durable.feed is not None:
             self.feeding.end(durable)
             durable.leave_feed()
@@ -261,10 +261,10 @@ class Durables:
         durable.reader.age_max_us = int(limits.backlog_age_max * 1_000_000)
         messages_max, bytes_max = limits.backlog_messages_max, limits.backlog_bytes_max
         if not messages_max and not bytes_max:
-            self.feed(session)
+            self._feed_in_parts(session, _filters_to_read(session, durable))
         elif limits.backlog_policy == "drop-new":
             durable.reader.backlog = Backlog(messages_max, bytes_max)
-            self.feed(session)
+            self._feed_in_parts(session, _filters_to_read(session, durable))
         else:
             # The oldest rows are dropped, so all rows must be counted first.
             ends = {shard: lane.missed_until for shard, lane in durable.progress.lanes.items()}
@@ -297,7 +297,38 @@ class Durables:
             limits.backlog_bytes_max,
             (lag.messages, lag.size_bytes),
         )
-        self.feed(session)
+        self._feed_in_parts(session, _filters_to_read(session, _durable(session)))
+
+    def _feed_in_parts(
+        self,
+        session: Session,
+        filters: list[TopicFilter],
+        start: int = 0,
+        staged: StagedFilters | None = None,
+    ) -> None:
+        """Start the feed of a session; before that, put `filters` into the hub, some in each turn
+        of the loop, so that other clients do not wait for thousands of them.
+
+        The feed begins with the filters that the session has at that time. No row is lost before
+        it: rows of that time are read from the store.
+        """
+        if self.sessions.get(session.client_id) is not session or _durable(session).feed:
+            # The client has disconnected, or SUBSCRIBE has started the feed.
+            if staged is not None:
+                self.feeding.unstage(staged)
+            return
+        stop = start + slice_end(filters[start : start + SLICE_LEVELS])
+        if stop == len(filters) and staged is None:
+            self.feed(session)
+            return
+        staged = self.feeding.hub.stage(staged, filters[start:stop])
+        if stop == len(filters):
+            self.feed(session, staged)
+            return
+        following = partial(self._feed_in_parts, session, filters, stop, staged)
+        # After an error the session would wait forever for its feed, so it is ended.
+        mistake = OutcomeUnknownError(_MISTAKE)
+        self._shell.soon(partial(contain, following, partial(self._lost, session, mistake)))
 
     def narrow(self, session: Session) -> None:
         """Drop the waiting rows that no subscription matches any more, and narrow the feed."""
@@ -500,6 +531,16 @@ def _end(turn: Turn, durable: Durable) -> None:
     """End the last turn of a connection."""
     durable.end()
     turn.end()
+
+
+def _filters_to_read(session: Session, durable: Durable) -> list[TopicFilter]:
+    """Return the filters of the rows that the feed of a session delivers."""
+    filters = [
+        subscribed.subscription.filter
+        for subscribed in session.subscriptions.values()
+        if subscribed.subscription.filter.group is None
+    ]
+    return filters + durable.unfinished()
 
 
 def _filters_of(state: SavedSession) -> list[tuple[TopicFilter, int]]:

@@ -122,7 +122,8 @@ class Limits(Settings):
     queue_policy: Literal["drop-new", "drop-old"] = Field(
         default="drop-old",
         description="Which message the broker drops when a queue is full: the new one or the "
-        "oldest one.",
+        "oldest one. A QoS 0 message never replaces a message of QoS 1 or 2. Messages that a "
+        "durable session reads from the store are not dropped.",
     )
     refused_publish: Literal["acknowledge", "close"] = Field(
         default="acknowledge",

@@ -73,6 +73,8 @@ class Delivery:
         # store.
         self.lane: ShardProgress | None = None
         self.serial = 0
+        # Its place in the queue of the session, while it waits there.
+        self.place = 0
         self.loan: Loan | None = None
         self.packet_id = 0
         # Whether it has a packet id but was never sent.

@@ -1,7 +1,10 @@
 """Messages that wait to be sent: a queue with limits, a shared budget and a drop policy.
 
 If a message does not fit, it is dropped, or the oldest messages are; dropped messages are counted.
-Rows of the store are always added: their caller offers no more than may wait.
+
+Invariants: a row of the store is always added and never dropped. Its owner offers no more rows than
+may wait, and counts a row as open until its delivery is complete. A message of QoS 0 takes the
+place of other messages of QoS 0 only.
 """
 
 from __future__ import annotations
@@ -12,6 +15,24 @@ from siltstone.session.durable.progress import Progress
 from siltstone.session.sending.delivery import Budget, Delivery
 
 
+class _Part:
+    """The waiting messages of one kind, in order."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Delivery] = deque()
+        self.size_bytes = 0
+
+    def keep(self, kept: deque[Delivery]) -> int:
+        """Replace the messages by some of them; return how many bytes the others had."""
+        size = 0
+        for delivery in kept:
+            size += delivery.size()
+        freed = self.size_bytes - size
+        self.messages = kept
+        self.size_bytes = size
+        return freed
+
+
 class Waiting:
     """The queue of one session."""
 
@@ -20,33 +41,51 @@ class Waiting:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._drop_old = drop_old
-        self._queue: deque[Delivery] = deque()
+        # One queue in three parts, so that the oldest message of each kind is found at once. The
+        # order of two messages is the order of their places.
+        self._rows = _Part()
+        self._acknowledged = _Part()
+        self._unacknowledged = _Part()
+        self._next_place = 0
         self._bytes = 0
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return (
+            len(self._rows.messages)
+            + len(self._acknowledged.messages)
+            + len(self._unacknowledged.messages)
+        )
 
     def first_flags(self) -> int:
         """Return the flags of the next message; the queue must not be empty."""
-        return self._queue[0].flags
+        return self._first().messages[0].flags
 
     def pop(self) -> Delivery:
         """Remove and return the next message.
 
         Raises: the error that prevents reading its payload; the message then stays in the queue.
         """
-        delivery = self._queue[0]
+        part = self._first()
+        delivery = part.messages[0]
         payload = delivery.body()
-        self._queue.popleft()
-        self._uncount(delivery)
+        self._remove_first(part)
         delivery.have(payload)
         return delivery
 
     def add_row(self, delivery: Delivery) -> None:
         """Add a row of the store, whatever the limits are."""
+        if delivery.lane is not None:
+            part = self._rows
+        elif delivery.flags & 3 != 0:
+            part = self._acknowledged
+        else:
+            part = self._unacknowledged
         size = delivery.size()
-        self._queue.append(delivery)
+        delivery.place = self._next_place
+        self._next_place += 1
+        part.messages.append(delivery)
+        part.size_bytes += size
         self._bytes += size
         self._budget.used += size
 
@@ -54,47 +93,39 @@ class Waiting:
         """Add a message if room can be made; return whether others were dropped for it."""
         size = delivery.size()
         freed = 0
+        qos = delivery.flags & 3
+        if not self._has_room(size, freed) and not self._can_make_room(size, qos):
+            self.dropped += 1
+            return False
         while not self._has_room(size, freed):
-            if not self._drop_old or not self._could_have_room(size, freed):
-                self.dropped += 1
-                return freed > 0
-            dropped = self._queue.popleft()
-            self._uncount(dropped)
-            freed += dropped.size()
+            freed += self._remove_first(self._oldest(qos))
             self.dropped += 1
         self.add_row(delivery)
         return freed > 0
 
     def is_long(self) -> bool:
         """Tell whether the queue has more than half of its messages or bytes."""
-        return self._bytes * 2 > self._bytes_max or len(self._queue) * 2 > self._messages_max
+        return self._bytes * 2 > self._bytes_max or len(self) * 2 > self._messages_max
 
     def is_short(self) -> bool:
         """Tell whether the queue has at most a quarter of its messages and bytes."""
-        return len(self._queue) * 4 <= self._messages_max and self._bytes * 4 <= self._bytes_max
+        return len(self) * 4 <= self._messages_max and self._bytes * 4 <= self._bytes_max
 
     def keep_acknowledged(self) -> None:
         """Drop messages of QoS 0, because there is no connection any more."""
-        kept: deque[Delivery] = deque()
-        for delivery in self._queue:
-            if delivery.flags & 3 != 0:
-                kept.append(delivery)
-            else:
-                self._uncount(delivery)
-        self._queue = kept
+        self._uncount(self._unacknowledged.keep(deque()))
 
     def take_rows(self, owner: Progress) -> list[Delivery]:
         """Remove and return the rows of the store that belong to a session or group, in order."""
         kept: deque[Delivery] = deque()
         taken: list[Delivery] = []
-        for delivery in self._queue:
+        for delivery in self._rows.messages:
             lane = delivery.lane
             if lane is not None and lane.owner is owner:
                 taken.append(delivery)
-                self._uncount(delivery)
             else:
                 kept.append(delivery)
-        self._queue = kept
+        self._uncount(self._rows.keep(kept))
         return taken
 
     def take_others(self) -> list[Delivery]:
@@ -102,54 +133,92 @@ class Waiting:
 
         Raises: the error that prevents reading a payload; all messages then stay in the queue.
         """
-        taken = [delivery for delivery in self._queue if delivery.lane is None]
+        taken = [delivery for delivery in self.messages() if delivery.lane is None]
         payloads = [delivery.body() for delivery in taken]
-        self._queue = deque([delivery for delivery in self._queue if delivery.lane is not None])
+        self.remove(set(taken))
         for index in range(len(taken)):
-            self._uncount(taken[index])
             taken[index].have(payloads[index])
         return taken
 
     def remove(self, unwanted: set[Delivery]) -> None:
         """Remove the given messages."""
-        kept: deque[Delivery] = deque()
-        for delivery in self._queue:
-            if delivery in unwanted:
-                self._uncount(delivery)
-            else:
-                kept.append(delivery)
-        self._queue = kept
+        for part in (self._rows, self._acknowledged, self._unacknowledged):
+            kept = deque([each for each in part.messages if each not in unwanted])
+            self._uncount(part.keep(kept))
 
     def messages(self) -> list[Delivery]:
         """Return all messages, in order."""
-        return list(self._queue)
+        found = [
+            *self._rows.messages,
+            *self._acknowledged.messages,
+            *self._unacknowledged.messages,
+        ]
+        found.sort(key=_place)
+        return found
 
     def clear(self) -> None:
         """Forget everything."""
-        self._budget.used -= self._bytes
-        self._bytes = 0
-        self._queue.clear()
+        for part in (self._rows, self._acknowledged, self._unacknowledged):
+            self._uncount(part.keep(deque()))
+
+    def _first(self) -> _Part:
+        """Return the part that has the next message; the queue must not be empty."""
+        return _older(self._rows, _older(self._acknowledged, self._unacknowledged))
+
+    def _oldest(self, qos: int) -> _Part:
+        """Return the part whose first message is the oldest that a new message may replace."""
+        if qos == 0:
+            return self._unacknowledged
+        return _older(self._acknowledged, self._unacknowledged)
 
     def _has_room(self, size: int, freed: int) -> bool:
         return (
-            len(self._queue) < self._messages_max
+            len(self) < self._messages_max
             and self._bytes + size <= self._bytes_max
             # If all sessions together hold too much, each may still replace its own messages.
             and (freed >= size or self._budget.used + size <= self._budget.bytes_max)
         )
 
-    def _could_have_room(self, size: int, freed: int) -> bool:
+    def _can_make_room(self, size: int, qos: int) -> bool:
         """Tell whether dropping messages would make room; none is dropped without effect."""
-        if not self._queue or size > self._bytes_max:
+        if not self._drop_old:
             return False
-        waiting = self._bytes
+        count = len(self._unacknowledged.messages)
+        waiting = self._unacknowledged.size_bytes
+        if qos != 0:
+            count += len(self._acknowledged.messages)
+            waiting += self._acknowledged.size_bytes
         budget = self._budget
-        return freed + waiting >= size or budget.used - waiting + size <= budget.bytes_max
+        return (
+            count > 0
+            and len(self) - count < self._messages_max
+            and self._bytes - waiting + size <= self._bytes_max
+            and (waiting >= size or budget.used - waiting + size <= budget.bytes_max)
+        )
 
-    def _uncount(self, delivery: Delivery) -> None:
-        size = delivery.size()
+    def _remove_first(self, part: _Part) -> int:
+        """Remove the first message of a part; return its size."""
+        size = part.messages.popleft().size()
+        part.size_bytes -= size
+        self._uncount(size)
+        return size
+
+    def _uncount(self, size: int) -> None:
         self._bytes -= size
         self._budget.used -= size
+
+
+def _older(one: _Part, other: _Part) -> _Part:
+    """Return the part whose first message is before that of the other one."""
+    if not one.messages:
+        return other
+    if not other.messages or one.messages[0].place < other.messages[0].place:
+        return one
+    return other
+
+
+def _place(delivery: Delivery) -> int:
+    return delivery.place
 
 
 class Unsaved:

@@ -1,11 +1,16 @@
-"""The groups of a hub's feeds, found by filters and by topic. Compiled."""
+"""The groups of a hub's feeds, found by filters and by topic. Compiled.
+
+The filters of a feed are in one matcher with all others. Thousands of filters take long to put in
+and to remove, so both can be done in parts: before a feed begins, and after it has ended. A group
+without members is never found, whatever the matcher contains.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from siltstone.store.feed.pool import FilterGroup, Place
+from siltstone.store.feed.pool import FilterGroup, Place, StagedFilters
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
@@ -23,6 +28,8 @@ class FilterGroups:
         self._matcher = Matcher()
         self._wanting: dict[bytes, tuple[FilterGroup, ...]] = {}
         self._combinations: dict[tuple[FilterGroup, ...], tuple[FilterGroup, ...]] = {}
+        # The places of groups that are gone, each with filters to remove from the matcher.
+        self._left: list[tuple[Place, list[tuple[bytes, ...]]]] = []
 
     def all(self) -> list[FilterGroup]:
         """Return all groups."""
@@ -34,9 +41,32 @@ class FilterGroups:
         for group in self._groups.values():
             group.live.append({})
 
-    def join(self, filters: Iterable[TopicFilter]) -> FilterGroup:
-        """Return the group of these filters, with one more member."""
-        return self._join(self._group_of(filters), None)
+    def join(
+        self, filters: Iterable[TopicFilter], staged: StagedFilters | None = None
+    ) -> FilterGroup:
+        """Return the group of these filters, with one more member.
+
+        Filters that were staged cost little. Staged ones that it does not need are left behind.
+        """
+        group = self._group_of(filters)
+        if staged is not None and group.members == 0:
+            self._file(group, staged.place, frozenset(staged.levels))
+        elif staged is not None:
+            self.unstage(staged)
+        return self._join(group, None)
+
+    def stage(self, staged: StagedFilters | None, filters: list[TopicFilter]) -> StagedFilters:
+        """Put filters into the matcher for a feed that begins later; None: the first of them."""
+        if staged is None:
+            staged = StagedFilters(Place(FilterGroup({}, self._shards)))
+        for each in filters:
+            self._matcher.put(each.levels, staged.place, staged.place)
+            staged.levels.add(each.levels)
+        return staged
+
+    def unstage(self, staged: StagedFilters) -> None:
+        """Leave staged filters behind: their feed does not begin."""
+        self._left.append((staged.place, list(staged.levels)))
 
     def follow(self, former: FilterGroup, filters: Iterable[TopicFilter]) -> FilterGroup:
         """Return the group of new filters for a member of `former`; the caller then leaves
@@ -52,36 +82,53 @@ class FilterGroups:
 
     def _join(self, group: FilterGroup, former: FilterGroup | None) -> FilterGroup:
         """Add a member to a group; a new group takes the place of the former one."""
-        if group.members == 0:
-            place = Place(group)
-            filed: frozenset[tuple[bytes, ...]] = frozenset()
-            if former is not None:
-                filed = former.key
-                del self._groups[filed]
-                place = self._places.pop(former)
-                place.group = group
-            self._groups[group.key] = group
-            self._places[group] = place
-            for levels in group.key - filed:
-                self._matcher.put(levels, place, place)
-            for levels in filed - group.key:
-                self._matcher.remove(levels, place)
-            self._forget_topics()
+        if group.members == 0 and group not in self._places:
+            if former is None:
+                self._file(group, Place(group), frozenset())
+            else:
+                del self._groups[former.key]
+                self._file(group, self._places.pop(former), former.key)
         group.members += 1
         return group
 
+    def _file(self, group: FilterGroup, place: Place, filed: frozenset[tuple[bytes, ...]]) -> None:
+        """Put a new group into a place whose filters are `filed`."""
+        place.group = group
+        self._groups[group.key] = group
+        self._places[group] = place
+        for levels in group.key - filed:
+            self._matcher.put(levels, place, place)
+        for levels in filed - group.key:
+            self._matcher.remove(levels, place)
+        self._forget_topics()
+
     def leave(self, group: FilterGroup) -> None:
-        """Remove a member; with the last one the group is removed, unless another group has its
-        place.
+        """Remove a member; with the last one the group is gone, unless another group has its place.
+        Its filters are left behind.
         """
         group.members -= 1
         if group.members or group not in self._places:
             return
         place = self._places.pop(group)
         del self._groups[group.key]
-        for levels in group.key:
-            self._matcher.remove(levels, place)
+        self._left.append((place, list(group.key)))
         self._forget_topics()
+
+    def clear(self, levels_max: int) -> bool:
+        """Remove filters that were left behind, with this number of levels or a little more; return
+        whether there are others.
+        """
+        removed = 0
+        while self._left:
+            place, filters = self._left[-1]
+            while filters:
+                if removed >= levels_max:
+                    return True
+                levels = filters.pop()
+                self._matcher.remove(levels, place)
+                removed += 1 + len(levels)
+            self._left.pop()
+        return False
 
     def who_wants(self, topic: bytes) -> tuple[FilterGroup, ...]:
         """Return the groups that want a topic; topics with the same groups share one tuple."""
@@ -93,7 +140,8 @@ class FilterGroups:
         groups: dict[FilterGroup, None] = {}
         for value in self._matcher.match(topic):
             assert isinstance(value, Place)
-            groups[value.group] = None
+            if value.group.members:
+                groups[value.group] = None
         combination = tuple(groups)
         combination = self._combinations.setdefault(combination, combination)
         self._wanting[topic] = combination

@@ -22,15 +22,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.store.feed.dispatch import Dispatch, hand_over
 from siltstone.store.feed.groups import FilterGroups
-from siltstone.store.feed.pool import Feed, FilterGroup, Held, ReadJob, Rows, ShardFeeds, Source
+from siltstone.store.feed.pool import (
+    Feed,
+    FilterGroup,
+    Held,
+    ReadJob,
+    Rows,
+    ShardFeeds,
+    Source,
+    StagedFilters,
+)
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
+
+# The cost limit of one call of `clear`: each filter costs its number of levels, plus one.
+_CLEARED_LEVELS: Final = 400
 
 
 class FeedHub:
@@ -68,15 +81,31 @@ class FeedHub:
     def __len__(self) -> int:
         return len(self._feeds)
 
+    def stage(self, staged: StagedFilters | None, filters: list[TopicFilter]) -> StagedFilters:
+        """Prepare some filters of a feed with many, so that `add` takes less time; None: the first.
+
+        The owner passes the result to the next call, and at last to `add` or to `unstage`.
+        """
+        return self._groups.stage(staged, filters)
+
+    def unstage(self, staged: StagedFilters) -> None:
+        """Give up a feed whose filters were staged; they are left to `clear`."""
+        self._groups.unstage(staged)
+
     def add(
-        self, filters: Iterable[TopicFilter], position: FeedPosition, credit: int, tag: object
+        self,
+        filters: Iterable[TopicFilter],
+        position: FeedPosition,
+        credit: int,
+        tag: object,
+        staged: StagedFilters | None = None,
     ) -> Feed:
         """Begin a feed at a position; nothing is delivered before its first job is passed to
         `finish`.
         """
         if credit < 0:
             raise UsageError(f"credit must be 0 or more, got {credit}")
-        feed = Feed(self._groups.join(filters), position, credit, tag)
+        feed = Feed(self._groups.join(filters, staged), position, credit, tag)
         feed.ends = self.ends
         self._feeds[feed] = None
         for lane in self._lanes:
@@ -98,6 +127,7 @@ class FeedHub:
                 del former.live[shard][feed]
                 feed.group.live[shard][feed] = None
         self._groups.leave(former)
+        self.clear()
 
     def grant(self, feed: Feed, rows: int) -> None:
         """Give a feed credit for `rows` more rows."""
@@ -115,7 +145,7 @@ class FeedHub:
         self._run()
 
     def remove(self, feed: Feed) -> None:
-        """End a feed; its position stays unchanged."""
+        """End a feed; its position stays unchanged. Many filters are left to `clear`."""
         if feed.removed:
             return
         for lane in self._lanes:
@@ -123,6 +153,14 @@ class FeedHub:
         feed.removed = True
         del self._feeds[feed]
         self._groups.leave(feed.group)
+        self.clear()
+
+    def clear(self) -> bool:
+        """Forget some filters of feeds that have ended; return whether to call this again.
+
+        Nothing is found by these filters. They take memory, and many of them take long to remove.
+        """
+        return self._groups.clear(_CLEARED_LEVELS)
 
     def behind(self) -> dict[int, int]:
         """Return, for each shard that some feed has not read to its end, the lowest serial that a

@@ -55,6 +55,16 @@ class Place:
         self.group = group
 
 
+class StagedFilters:
+    """Filters that are in a matcher before their feed begins. Nothing is found by them until
+    then.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.levels: set[tuple[bytes, ...]] = set()
+
+
 class FilterGroup:
     """Feeds with the same filters: they are matched together."""
 

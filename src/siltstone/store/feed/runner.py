@@ -133,6 +133,8 @@ class FeedRunner:
         def remove() -> None:
             self._readers.pop(reader, None)
             self._hub.remove(begun[0])
+            while self._hub.clear():
+                pass
 
         def leave() -> None:
             self._owner.do(remove)

@@ -228,6 +228,38 @@ def test_a_name_that_would_widen_a_filter_is_matched_by_no_pattern(name: str) ->
         assert allowed(given, "all/x") == READ
 
 
+@pytest.mark.parametrize("name", ["+", "#", "a+", "a#b", "a/b", "/", "$a/b"])
+@pytest.mark.parametrize("mark", ["%u", "%c"])
+def test_a_name_that_cannot_fill_a_deny_pattern_is_denied_all_that_any_name_is(
+    name: str, mark: str
+) -> None:
+    text = f"pattern #\npattern $SYS/#\npattern deny keys/{mark}/private/#"
+    given = rights(text, user=name, client_id=name)
+    asked = ("keys", "keys/a", "keys/a/private", "keys/a/b/private/x", "keys/#", "keys/+/private")
+    assert [allowed(given, topic) for topic in asked] == [NONE] * 6
+    assert [allowed(given, topic) for topic in ("open/a", "$SYS/x")] == [ALL, ALL]
+
+
+@pytest.mark.parametrize("pattern", ["%c/#", "$%c/x", "id-%c", "%c"])
+def test_a_name_that_cannot_fill_the_first_level_of_a_deny_pattern_is_denied_everything(
+    pattern: str,
+) -> None:
+    text = f"pattern #\npattern $SYS/#\npattern deny {pattern}\nclient a/b\ntopic own"
+    asked = ("a", "a/b/x", "$SYS/x", "own", "#")
+    assert [allowed(rights(text, client_id="a/b"), topic) for topic in asked] == [NONE] * 5
+    assert allowed(rights(text, client_id="a"), "own") == ALL
+
+
+def test_a_deny_pattern_holds_for_a_name_that_begins_with_a_dollar() -> None:
+    given = rights("pattern $SYS/#\npattern a/#\npattern deny %c/#", client_id="$SYS")
+    assert [allowed(given, topic) for topic in ("$SYS/x", "$SYS/#", "a/x")] == [NONE, NONE, ALL]
+
+
+def test_a_deny_pattern_with_a_user_is_not_for_a_client_without_one() -> None:
+    given = rights("pattern #\npattern deny keys/%u/#\npattern deny %u-%c", client_id="a/b")
+    assert [allowed(given, topic) for topic in ("keys/a", "keys//x", "a")] == [ALL, ALL, ALL]
+
+
 def test_a_name_does_not_open_topics_that_begin_with_a_dollar() -> None:
     text = "pattern %c/#\npattern %u/#\npattern x/%c\npattern $%c/#"
     given = rights(text, user="$SYS", client_id="$SYS")

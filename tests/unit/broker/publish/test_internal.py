@@ -5,8 +5,10 @@ from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import SiltstoneError
 from siltstone.mqtt.packets import Publish, Subscribe, Subscription
 from siltstone.topic.grammar import TopicFilter
-from tests.support.broker_core import Core, over_quota
+from tests.support.broker_core import Core, message, over_quota
+from tests.support.durable_core import DurableCore
 from tests.support.links import batch_of
+from tests.support.memory_core import MemoryCore
 
 
 def publish(core: Core, *messages: tuple[str, bytes, int]) -> list[Exception | None]:
@@ -52,3 +54,39 @@ def test_more_retained_messages_than_there_may_be_are_an_error() -> None:
     core = Core(retained_messages_max=0)
     [outcome] = publish(core, ("a", b"1", 5))
     assert isinstance(outcome, SiltstoneError)
+
+
+TOPICS = ("$remote/a", "$SYS/a", "$", "a")
+
+
+def test_topics_of_the_server_are_for_a_broker_without_a_store_as_all_others_are() -> None:
+    core = MemoryCore()
+    wire = core.connect("c", clean_start=False, session_expiry_interval=100)
+    wire.subscribe(*TOPICS)
+    for topic in TOPICS:
+        assert publish(core, (topic, b"1", 5)) == [None]
+    assert [packet.topic for packet in wire.take() if isinstance(packet, Publish)] == [
+        topic.encode() for topic in TOPICS
+    ]
+    # The state topics of bridges, and all others under $SYS, are told anew after a restart.
+    wire = core.restarted().connect("d")
+    assert wire.subscribe("$remote/a", "$", "a") == [
+        message(topic, "1", 1, number, retain=True)
+        for number, topic in enumerate(("$remote/a", "$", "a"), start=1)
+    ]
+
+
+def test_a_broker_with_durable_sessions_stores_them() -> None:
+    core = DurableCore()
+    try:
+        wire = core.connect("c", clean_start=False, session_expiry_interval=100)
+        wire.subscribe(*TOPICS)
+        wire.drop()
+        for topic in TOPICS:
+            assert publish(core, (topic, b"1", 1)) == [None]
+        wire = core.connect("c", clean_start=False, session_expiry_interval=100)
+        assert [packet.topic for packet in wire.take() if isinstance(packet, Publish)] == [
+            topic.encode() for topic in TOPICS
+        ]
+    finally:
+        core.close()

@@ -171,8 +171,10 @@ def test_only_rules_that_depend_on_sessions_ask_for_them() -> None:
 
 
 def test_a_broker_without_a_store_stores_nothing() -> None:
-    rules = rules_of(*NOTHING_STORED)
-    assert [durability(rules, topic) for topic in (b"a", b"$SYS/x")] == [None, None]
+    rules = StoreRules((), Interest(is_asked=False), NOTHING_STORED)
+    topics = (b"a", b"$SYS/x", b"$remote/a", b"$", b"/")
+    assert [durability(rules, topic) for topic in topics] == [None] * len(topics)
+    assert rules.leaves_out
 
 
 @pytest.mark.parametrize("rules", [(), (StoreRule(filter="a", durability="written"),)])

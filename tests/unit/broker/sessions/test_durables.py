@@ -12,14 +12,35 @@ from siltstone.broker.sessions.durables import Durables
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import OverloadedError, PoisonedError
 from siltstone.guard import contain
-from siltstone.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
+from siltstone.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Unsubscribe,
+)
+from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.records import SavedReceived, SerialRange, ShardSerial
 from siltstone.session.durable.session import Durable
 from siltstone.session.sending.outbox import Outbox
+from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
-from tests.support.durable_desk import DurableDesk, Got, consume, durable_desk, leave, lose, news
+from tests.support.durable_desk import (
+    DurableDesk,
+    Got,
+    consume,
+    durable_desk,
+    got,
+    leave,
+    lose,
+    news,
+)
 
 
 @pytest.fixture
@@ -513,6 +534,152 @@ class TestPassingBy:
             assert consume(wire) == messages("small")
             desk.wait()
             assert desk.saved().dropped == 1
+
+
+class TestManyFilters:
+    """Sessions whose filters are put into the hub in several turns of the loop."""
+
+    TEXTS = tuple(f"f/{number}/#" for number in range(250))
+
+    @pytest.fixture
+    def desk(self) -> Iterator[DurableDesk]:
+        with durable_desk() as made:
+            wire = made.come()
+            wire.subscribe(*self.TEXTS)
+            leave(wire)
+            yield made
+
+    def half_come(self, desk: DurableDesk) -> Wire:
+        """Connect, and stop before all filters are in the hub."""
+        core = desk.core
+        wire = core.wire()
+        wire.send(
+            Connect(
+                version=V5,
+                client_id="s",
+                clean_start=False,
+                properties=Properties(session_expiry_interval=100),
+            )
+        )
+        for _ in range(1000):
+            core.flush_commits()
+            if core.shell.works:
+                work, then = core.shell.works.popleft()
+                work()
+                then()
+            elif core.shell.acts:
+                core.shell.acts.popleft()()
+            session = core.durables.sessions.get("s")
+            if session is not None and len(session.subscriptions) == len(self.TEXTS):
+                assert session.durable is not None
+                assert session.durable.feed is None
+                return wire
+        raise AssertionError("the session was not restored")
+
+    def filed(self, desk: DurableDesk) -> int:
+        """Return how many filters the hub has."""
+        desk.core.run()
+        return len(desk.core.durables.feeding.hub._groups._matcher)  # noqa: SLF001
+
+    def test_what_comes_meanwhile_is_delivered_once_and_in_order(self, desk: DurableDesk) -> None:
+        desk.publish("f/0/x", "1")
+        wire = self.half_come(desk)
+        desk.publish("f/249/x", "2")
+        desk.publish("f/0/x", "3")
+        connected, *rest = wire.take()
+        assert isinstance(connected, ConnAck)
+        wire.arrived.extend(rest)
+        assert consume(wire) == messages("1", "2", "3")
+        assert self.filed(desk) == len(self.TEXTS)
+
+    def test_a_client_that_goes_meanwhile_leaves_nothing_and_misses_nothing(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = self.half_come(desk)
+        lose(wire)
+        assert self.filed(desk) == 0
+        desk.publish("f/7/x", "1")
+        assert consume(desk.come()) == messages("1")
+        assert self.filed(desk) == len(self.TEXTS)
+
+    def test_one_that_unsubscribes_meanwhile_has_the_rest(self, desk: DurableDesk) -> None:
+        wire = self.half_come(desk)
+        filters = tuple(map(TopicFilter.parse, self.TEXTS))
+        wire.send(Unsubscribe(packet_id=1, filters=filters[1:]))
+        desk.core.run()
+        assert self.filed(desk) == 1
+        desk.publish("f/1/x", "no")
+        desk.publish("f/0/x", "yes")
+        assert got([each for each in wire.take() if isinstance(each, Publish)]) == messages("yes")
+        wire.send(Unsubscribe(packet_id=2, filters=filters[:1]))
+        assert self.filed(desk) == 0
+
+    def test_the_end_of_a_session_leaves_nothing_and_takes_several_turns(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = desk.come()
+        assert self.filed(desk) == len(self.TEXTS)
+        wire.send(Disconnect(properties=Properties(session_expiry_interval=0)))
+        hub = desk.core.durables.feeding.hub
+        assert len(hub) == 0
+        assert 0 < len(hub._groups._matcher) < len(self.TEXTS)  # noqa: SLF001
+        assert self.filed(desk) == 0
+
+
+class TestAFullQueue:
+    """A client that acknowledges one message at a time, and whose queue holds two."""
+
+    @pytest.fixture
+    def desk(self) -> Iterator[DurableDesk]:
+        with durable_desk(queued_messages_max=2, queue_policy="drop-old") as made:
+            yield made
+
+    def test_qos_0_pushes_out_no_row_and_the_position_moves_on(self, desk: DurableDesk) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("t")
+        desk.publish("t", "1", "2", "3", "4")
+        desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages("1", "2", "3", "4")
+        desk.wait()
+        state = desk.saved()
+        assert (state.position, state.dropped) == ((ShardSerial(0, 5),), 1)
+
+    def test_nor_does_it_push_out_a_row_that_a_group_lent(self, desk: DurableDesk) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("$share/g/t")
+        desk.publish("t", "1", "2", "3", "4")
+        desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages("1", "2", "3", "4")
+        desk.wait()
+        group = desk.core.archive.peek_group("g", "t")
+        assert group is not None
+        assert group.position == (ShardSerial(0, 5),)
+
+    def test_neither_does_a_message_that_is_not_stored(self) -> None:
+        rules = (StoreRule(filter="live", store="never"),)
+        with durable_desk(queued_messages_max=2, rules=rules) as desk:
+            wire = desk.come(receive_maximum=1)
+            wire.subscribe("#")
+            desk.publish("t", "1", "2", "3")
+            desk.publish("live", "dropped")
+            assert consume(wire) == messages("1", "2", "3")
+            desk.wait()
+            assert desk.saved().position == (ShardSerial(0, 3),)
+
+    def test_rows_of_a_credit_and_more_come_though_the_queue_is_full_all_the_time(
+        self, desk: DurableDesk
+    ) -> None:
+        wire = desk.come(receive_maximum=1)
+        wire.subscribe("t")
+        lose(wire)
+        rows = [str(number) for number in range(600)]
+        desk.publish("t", *rows)
+        wire = desk.come(receive_maximum=1)
+        for _ in range(300):
+            desk.publish("t", "dropped", qos=0)
+        assert consume(wire) == messages(*rows)
+        desk.wait()
+        assert desk.saved().position == (ShardSerial(0, 900),)
 
 
 def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once(

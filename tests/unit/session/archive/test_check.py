@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.session.archive.check import archive_problems
-from siltstone.session.archive.keys import SessionKeys, away_topic, due_topic
+from siltstone.session.archive.keys import SessionKeys, away_topic, due_topic, word
 from tests.support.archive_builders import GROUP, SECOND_US, WHOLE, ArchiveWorld, away
 
 KEYS = SessionKeys("c")
@@ -36,8 +36,8 @@ def test_a_sound_archive_has_no_problems(shards: int) -> None:
         (due_topic(2 * SECOND_US, "expiry", "c"), None, ["missing, it would not be found"]),
         (due_topic(3 * SECOND_US, "expiry", "c"), b"c", ["nothing is to be found there"]),
         ("connected/c", b"c", ["nothing is to be found there"]),
-        (away_topic("a", 1), None, ["counts -1"]),
-        (away_topic("a", 2), (1).to_bytes(8, "big") + b"a", ["counts +1"]),
+        (away_topic(word("a"), 1), None, ["counts -1"]),
+        (away_topic(word("a"), 2), (1).to_bytes(8, "big") + b"a", ["counts +1"]),
         ("count/sessions", (7).to_bytes(8, "big"), ["counts +6"]),
         ("count/groups", (1).to_bytes(8, "big"), ["counts +1"]),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from siltstone.errors import UsageError
@@ -23,6 +25,12 @@ def test_words_have_no_slash_and_no_wildcard_and_keep_their_order() -> None:
     assert len({*words}) == len(texts)
 
 
+def test_each_character_of_a_word_is_escaped_once() -> None:
+    escapes = {'"': '"\x01', "#": '"\x02', "*": "*\x01", "+": "*\x02", ".": ".\x01", "/": ".\x02"}
+    for text in map("".join, product((*escapes, "\x01", "\x02", "a"), repeat=4)):
+        assert word(text) == "".join(escapes.get(each, each) for each in text)
+
+
 def test_the_topics_of_a_session() -> None:
     keys = SessionKeys("a/b")
     assert [keys.state, keys.owner, keys.progress, keys.received, keys.all] == [
@@ -33,6 +41,7 @@ def test_the_topics_of_a_session() -> None:
         "session/a.\x02b/#",
     ]
     assert keys.filter("x/#") == 'session/a.\x02b/filter/x.\x02"\x02'
+    assert keys.filter_word(keys.filter("x/#")) == word("x/#")
     assert keys.message(7) == "session/a.\x02b/extra/00007"
 
 
@@ -55,7 +64,7 @@ def test_timers_sort_by_time() -> None:
 
 
 def test_counts_of_a_filter_differ_by_qos() -> None:
-    assert [away_topic("a/+", qos) for qos in (0, 2)] == [
+    assert [away_topic(word("a/+"), qos) for qos in (0, 2)] == [
         "away/a.\x02*\x02/qos/0",
         "away/a.\x02*\x02/qos/2",
     ]

@@ -115,6 +115,49 @@ class TestLimits:
             waiting.add_row(row(Progress(), serial))
         assert (len(waiting), waiting.dropped) == (3, 0)
 
+    def test_rows_of_the_store_make_room_for_nothing(self) -> None:
+        progress = Progress()
+        waiting = queue(messages=2, drop_old=True)
+        for serial in range(2):
+            waiting.add_row(row(progress, serial))
+        assert not any(waiting.add(one(b"new", flags)) for flags in (0, 1, 2))
+        assert (payloads(waiting), waiting.dropped) == ([b"0", b"1"], 3)
+
+    def test_a_new_message_takes_the_place_of_the_oldest_that_is_no_row(self) -> None:
+        budget = Budget(100 * SIZE)
+        progress = Progress()
+        waiting = queue(messages=3, budget=budget, drop_old=True)
+        waiting.add_row(row(progress, 0))
+        waiting.add(one(b"a"))
+        waiting.add_row(row(progress, 1))
+        assert waiting.add(one(b"b"))
+        assert (payloads(waiting), waiting.dropped) == ([b"0", b"1", b"b"], 1)
+        assert [waiting.pop().payload for _ in range(3)] == [b"0", b"1", b"b"]
+        assert budget.used == 0
+
+    def test_qos_0_takes_the_place_of_qos_0_only(self) -> None:
+        waiting = queue(messages=3, drop_old=True)
+        for payload, flags in ((b"1", 1), (b"2", 4), (b"3", 2)):
+            waiting.add(one(payload, flags))
+        assert waiting.add(one(b"4", 0))
+        assert (payloads(waiting), waiting.dropped) == ([b"1", b"3", b"4"], 1)
+        assert waiting.add(one(b"5", 1))
+        assert (payloads(waiting), waiting.dropped) == ([b"3", b"4", b"5"], 2)
+        assert waiting.add(one(b"6", 1))
+        assert not waiting.add(one(b"x" * SIZE * 100, 0))
+        assert (payloads(waiting), waiting.dropped) == ([b"4", b"5", b"6"], 4)
+        assert waiting.add(one(b"7", 2))
+        assert not waiting.add(one(b"8", 0))
+        assert (payloads(waiting), waiting.dropped) == ([b"5", b"6", b"7"], 6)
+
+    def test_qos_0_is_not_dropped_in_vain_behind_what_stays(self) -> None:
+        waiting = queue(size_bytes=3 * SIZE, drop_old=True)
+        waiting.add(one(b"1", 1))
+        waiting.add(one(b"2", 1))
+        waiting.add(one(b"3", 0))
+        assert not waiting.add(one(b"x" * (SIZE // 2), 0))
+        assert (payloads(waiting), waiting.dropped) == ([b"1", b"2", b"3"], 1)
+
     def test_how_full_it_is(self) -> None:
         waiting = queue(messages=4)
         seen = []

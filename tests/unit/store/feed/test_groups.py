@@ -24,6 +24,53 @@ def test_a_group_goes_with_its_last_member() -> None:
     assert (groups.who_wants(b"a"), groups.all()) == ((), [])
 
 
+def test_the_filters_of_a_group_that_is_gone_are_removed_in_parts() -> None:
+    groups = FilterGroups(1)
+    group = groups.join(parsed("a/1", "a/2", "a/3"))
+    assert groups.who_wants(b"a/1") == (group,)
+    groups.leave(group)
+    # A shard that it has no room for must not matter.
+    groups.add_shard()
+    assert [groups.who_wants(topic) for topic in (b"a/1", b"a/2", b"a/3")] == [()] * 3
+    again = groups.join(parsed("a/1", "a/2", "a/3"))
+    # Each filter costs three.
+    assert [groups.clear(3) for _ in range(4)] == [True, True, False, False]
+    assert again is not group
+    assert groups.who_wants(b"a/2") == (again,)
+
+
+def test_staged_filters_are_found_when_their_feed_begins_and_not_before() -> None:
+    groups = FilterGroups(1)
+    other = groups.join(parsed("#"))
+    staged = groups.stage(None, parsed("a", "gone"))
+    assert groups.stage(staged, parsed("b")) is staged
+    assert [groups.who_wants(topic) for topic in (b"a", b"b", b"gone")] == [(other,)] * 3
+    group = groups.join(parsed("a", "b", "more"), staged)
+    assert (group.members, len(groups.all())) == (1, 2)
+    for topic in (b"a", b"b", b"more"):
+        assert set(groups.who_wants(topic)) == {other, group}
+    assert groups.who_wants(b"gone") == (other,)
+    groups.leave(group)
+    groups.leave(other)
+    assert groups.clear(100) is False
+    assert len(groups._matcher) == 0  # noqa: SLF001 - what is never found takes memory
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_staged_filters_that_no_feed_uses_are_left_behind(is_needed: bool) -> None:
+    groups = FilterGroups(1)
+    known = groups.join(parsed("a", "b"))
+    staged = groups.stage(None, parsed("a", "b"))
+    if is_needed:
+        assert groups.join(parsed("a", "b"), staged) is known
+    else:
+        groups.unstage(staged)
+    assert groups.who_wants(b"a") == (known,)
+    assert groups.clear(100) is False
+    assert (groups.who_wants(b"a"), known.members) == ((known,), 1 + is_needed)
+    assert len(groups._matcher) == 2  # noqa: SLF001
+
+
 def test_topics_that_the_same_groups_want_have_the_same_answer() -> None:
     groups = FilterGroups(1)
     every, some = groups.join(parsed("#", "a/+")), groups.join(parsed("a/+"))

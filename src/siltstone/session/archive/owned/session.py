@@ -107,7 +107,7 @@ class SessionContent:
 
     def stored(self, revision: int) -> Stored:
         """Return the state to store."""
-        index = session_index(self.meta, self.subscriptions.values(), self.keys)
+        index = session_index(self.meta, self.subscriptions, self.keys)
         return Stored(encode_session(self.meta, revision), index, revision)
 
 
