@@ -468,6 +468,8 @@ class Server:
         try:
             read = partial(load_access, self._fs, self._settings.access, self._clock)
             broker.use_access(await loop.run_in_executor(None, read))
+            if self._door is not None:
+                self._door.revoke_tokens()
         except SiltstoneError as exc:
             failures += 1
             log(_LOG, logging.ERROR, "access_reload_failed", error=str(exc))
