@@ -69,6 +69,10 @@ def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(scenario())
 
 
+def fail() -> None:
+    raise ZeroDivisionError
+
+
 async def settle() -> None:
     """Let every task go as far as it can."""
     for _ in range(20):
@@ -174,6 +178,25 @@ def test_a_poisoned_spool_ends_it() -> None:
         desk.connect()
         with pytest.raises(PoisonedError):
             await desk.forwarder.run()
+
+    run(scenario)
+
+
+def test_after_an_internal_error_the_entries_in_progress_are_sent_again() -> None:
+    async def scenario() -> None:
+        desk = Desk(("a", b"1", 1), ("b", b"2", 1))
+        desk.connect()
+        pump, desk.forwarder._pump = desk.forwarder._pump, fail
+        with pytest.raises(ZeroDivisionError):
+            await desk.forwarder.run()
+        assert desk.forwarder.waiting == 0
+        desk.forwarder._pump = pump
+        task = asyncio.create_task(desk.forwarder.run())
+        await settle()
+        desk.acknowledge(1, 2, 3, 4)
+        await settle()
+        assert (list(desk.spool), desk.forwarder.forwarded) == ([], 2)
+        task.cancel()
 
     run(scenario)
 
