@@ -154,7 +154,9 @@ class Bridge:
 
     async def _forward(self) -> None:
         # After an error of the spool, the messages stay in it and are sent after the next start.
-        while not await self._attempt(self._forwarder.run, "bridge_forward_failed"):
+        while True:
+            if await self._attempt(self._forwarder.run, "bridge_forward_failed"):
+                return
             await asyncio.sleep(self._again_seconds)
 
     async def _attempt(self, act: Callable[[], Awaitable[None]], event: str) -> bool:

@@ -137,7 +137,7 @@ def test_an_internal_error_on_the_loop_is_logged_and_reported_at_once(
     def fail() -> None:
         raise KeyError("lost")
 
-    with pytest.raises(OutcomeUnknownError, match="^internal error: see the log of the broker$"):
+    with pytest.raises(OutcomeUnknownError, match=r"^internal error: see the log of the broker$"):
         on_loop(gate.core.broker, fail)
     [record] = caplog.records
     assert record.exc_info is not None
