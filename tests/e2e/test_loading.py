@@ -71,6 +71,18 @@ def test_the_store_is_not_loaded_for_those_who_do_not_use_it(statement: str) -> 
     assert not modules & {"pyarrow", "numpy", "siltstone.store.database", "siltstone.public"}
 
 
+def test_the_broker_loads_bridges_flight_and_topic_logs_only_if_the_settings_use_them() -> None:
+    modules = loaded_by("import siltstone.cli.main, siltstone.cli.mqtt.serve")
+    assert "siltstone.broker.server" in modules
+    assert not modules & {
+        "pyarrow.flight",
+        "siltstone.flight.server",
+        "siltstone.bridge.bridge",
+        "siltstone.client.client",
+        "siltstone.topiclog.server",
+    }
+
+
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not there to be loaded")
 def test_reads_of_streams_do_not_load_pandas(tmp_path: Path) -> None:
     modules = loaded_by(READS, str(tmp_path))

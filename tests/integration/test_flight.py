@@ -423,6 +423,40 @@ def test_a_login_gives_a_token_that_stands_for_it(
     assert all(token not in str(event) and PASSWORD not in str(event) for event in broker.events())
 
 
+def test_tokens_are_revoked_only_if_the_users_were_read_again(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.server()
+    passwords = tmp_path / "passwords"
+    done = run_command("passwd", str(passwords), "alice", "--stdin", stdin=PASSWORD.encode())
+    assert done.returncode == 0, done.stderr
+    settings: Settings = {
+        **SERVED,
+        "flight.certificate": server.certificate,
+        "flight.key": server.key,
+        "flight.allow_anonymous": "false",
+        "access.password_file": str(passwords),
+    }
+    trust = {"root_certificates": authority.file}
+    with broker_process(tmp_path / "data", settings=settings) as running:
+        url = url_of(running)
+        with siltstone.connect(url, username="alice", password=PASSWORD, **trust) as node:
+            token = node.log_in()
+        good = passwords.read_bytes()
+        passwords.write_text("no hash", "ascii")
+        assert running.reload()["event"] == "access_reload_failed"
+        with siltstone.connect(url, token=token, **trust) as node:
+            assert node.databases() == ["messages"]
+        # Users that were read are in effect, also if the certificates are refused.
+        passwords.write_bytes(good)
+        Path(server.key).write_text("no key", "ascii")
+        assert running.reload()["event"] == "certificates_reload_failed"
+        with (
+            siltstone.connect(url, token=token, **trust) as node,
+            pytest.raises(UsageError, match="the token is unknown or has expired: log in again"),
+        ):
+            node.databases()
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [

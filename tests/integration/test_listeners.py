@@ -90,6 +90,15 @@ def test_a_port_in_use_is_a_sentence_and_is_free_again_after_close(
     runner.run(scenario())
 
 
+@pytest.mark.parametrize("host", ["a..b", "a\udcff", "x" * 70])
+def test_a_host_name_that_cannot_be_encoded_is_a_sentence(
+    runner: asyncio.Runner, host: str
+) -> None:
+    assert runner.run(refusal(ListenerSettings(host=host, port=0))) == (
+        f"cannot listen on tcp://{host}:0: invalid host name or path"
+    )
+
+
 def test_an_address_of_another_machine_is_a_sentence(runner: asyncio.Runner) -> None:
     settings = ListenerSettings(host="192.0.2.1", port=0)
     assert runner.run(refusal(settings)) == (

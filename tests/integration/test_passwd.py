@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,25 @@ def test_a_changed_password_file_keeps_its_mode(tmp_path: Path, kept: int) -> No
     file.chmod(kept)
     replace_file(PrivateFileSystem(file), file, b"# nobody yet\n")
     assert (mode(file), file.read_bytes()) == (kept, b"# nobody yet\n")
+
+
+def test_a_file_that_is_not_regular_is_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for file in (pipe, link, tmp_path):
+        for command in (
+            ["passwd", str(file), "alice", "--delete"],
+            ["backup", str(file), "--force", "--data", str(tmp_path)],
+        ):
+            assert execute(command) == 2
+            assert capsys.readouterr().err == (
+                f"siltstone: {file} is not a regular file; choose another name\n"
+            )
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
 
 
 def test_commands_at_the_same_time_lose_no_user(tmp_path: Path) -> None:

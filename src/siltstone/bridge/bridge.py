@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -33,6 +34,7 @@ from siltstone.spool import Spool
 _LOG: Final = logging.getLogger("siltstone.bridge")
 # The settings of a remote broker that refused the client permanently may have changed since.
 _AGAIN_SECONDS: Final = 15.0
+_MISTAKE: Final = "internal error: see the log of the broker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,10 @@ class Bridge:
         fs: FileSystem,
         clock: Clock,
         dead_letters: PurePath,
+        again_seconds: float = _AGAIN_SECONDS,
     ) -> None:
         self.name = settings.name
+        self._again_seconds = again_seconds
         self._spool = spool
         self._threads = Threads(asyncio.get_running_loop())
         self._was_connected = False
@@ -128,31 +132,44 @@ class Bridge:
         return self._outbound.refused(batch, publisher)
 
     async def run(self) -> None:
-        """Run the bridge until it is cancelled; an error of the bridge does not end the broker."""
+        """Run the bridge until it is cancelled.
+
+        No error ends the broker or another bridge: it is logged, and the bridge tries again.
+        """
         log(_LOG, logging.INFO, "bridge_started", bridge=self.name, waiting=self._forwarder.waiting)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._forward())
             group.create_task(self._connect())
 
     def close(self) -> None:
-        """Wait for the running disk work, then close the spool."""
+        """Wait for the running disk work, store the messages that wait for it, close the spool."""
         self._threads.close()
+        self._outbound.store_rest()
         self._spool.close()
 
     async def _connect(self) -> None:
         while True:
-            try:
-                await self._client.run()
-            except SiltstoneError as exc:
-                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=str(exc))
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await self._attempt(self._client.run, "bridge_failed")
+            await asyncio.sleep(self._again_seconds)
 
     async def _forward(self) -> None:
+        # After an error of the spool, the messages stay in it and are sent after the next start.
+        while True:
+            if await self._attempt(self._forwarder.run, "bridge_forward_failed"):
+                return
+            await asyncio.sleep(self._again_seconds)
+
+    async def _attempt(self, act: Callable[[], Awaitable[None]], event: str) -> bool:
+        """Await `act` and log its error; return False after an internal error."""
         try:
-            await self._forwarder.run()
+            await act()
         except SiltstoneError as exc:
-            # The current messages stay in the spool and are sent after the next start.
-            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=str(exc))
+            log(_LOG, logging.ERROR, event, bridge=self.name, error=str(exc))
+        except Exception:  # noqa: BLE001 - logged with its traceback; the broker continues
+            _LOG.exception("internal_error")
+            log(_LOG, logging.ERROR, event, bridge=self.name, error=_MISTAKE)
+            return False
+        return True
 
     def _deliver(self, batch: PublishBatch) -> int:
         return self._inbound.deliver(batch)

@@ -68,6 +68,8 @@ class Forwarder:
         self._pump = pump
         self._freed = freed
         self._entries = deque(sorted(spool))
+        # The entries in progress.
+        self._loaded: list[_Loaded] = []
         self._refused: list[tuple[Publication, bytes, str]] = []
         self._completed = -1
         self._stalls = 0
@@ -115,17 +117,26 @@ class Forwarder:
             self._outgoing.condemn("the server ended every connection on which it was sent")
 
     async def run(self) -> None:
-        """Forward without end. Raises: PoisonedError if the spool accepts no more changes."""
+        """Forward without end.
+
+        After an internal error it may be called again. The entries that were in progress are then
+        sent again.
+
+        Raises: PoisonedError if the spool accepts no more changes.
+        """
+        self._entries.extendleft(one.entry for one in reversed(self._loaded))
+        self._loaded = []
         while True:
             await self._has_work.wait()
             # The limits of the remote broker are known only after it is connected.
             await self._is_connected.wait()
-            loaded = await self._insist(self._load)
+            loaded = self._loaded = await self._insist(self._load)
             await self._send(loaded)
             refused, self._refused = self._refused, []
             count = sum(len(one.batch.topics) for one in loaded) - len(refused)
             size_bytes = sum(one.size_bytes for one in loaded)
             await self._insist(partial(self._finish, list(loaded), refused))
+            self._loaded = []
             self._freed(size_bytes)
             self.forwarded += count
             if not self._entries:

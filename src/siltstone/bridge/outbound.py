@@ -34,6 +34,7 @@ _LOG: Final = logging.getLogger("siltstone.bridge")
 _QOS: Final = 3
 # The maximum size of a message in an entry beside its topic, properties and payload.
 _OVERHEAD_BYTES: Final = 16
+_TELL_EACH: Final = 1000
 
 
 class Pace:
@@ -132,6 +133,16 @@ class Outbound:
         """Record that entries of this size were discarded."""
         self.size_bytes -= size_bytes
 
+    def store_rest(self) -> None:
+        """Store the messages that wait for the disk, in this thread; call it when the threads have
+        ended.
+        """
+        gathered, self._gathered = self._gathered, _Gathered()
+        if gathered.batch.topics:
+            written = _Written()
+            contain(partial(self._store, gathered.batch, written))
+            self._settle(gathered, written)
+
     def _split(
         self, batch: PublishBatch, routes: list[Route | None]
     ) -> tuple[list[int], list[int]]:
@@ -190,8 +201,13 @@ class Outbound:
         return 1
 
     def _tell_full(self, count: int) -> None:
-        """Count messages for which there is no room, and log a warning for some of them."""
-        if self.dropped % 1000 == 0:
+        """Count messages for which there is no room.
+
+        Log a warning for the first one, and whenever the count passes a multiple of 1000.
+        """
+        before = self.dropped
+        self.dropped += count
+        if before == 0 or before // _TELL_EACH != self.dropped // _TELL_EACH:
             log(
                 _LOG,
                 logging.WARNING,
@@ -200,7 +216,6 @@ class Outbound:
                 size_bytes=self.size_bytes,
                 policy=self._when_full,
             )
-        self.dropped += count
 
     def _flush(self) -> None:
         if self._is_busy or not self._gathered.batch.topics:
@@ -208,16 +223,16 @@ class Outbound:
         self._is_busy = True
         gathered, self._gathered = self._gathered, _Gathered()
         written = _Written()
-
-        def store() -> None:
-            try:
-                items = list(encode_entries(gathered.batch, self._now_us()))
-                written.size_bytes = sum(len(data) for data, _ in items)
-                written.entries = self._spool.store_many(items)
-            except SiltstoneError as exc:
-                written.error = exc
-
+        store = partial(self._store, gathered.batch, written)
         self._in_thread(partial(contain, store), lambda: self._settle(gathered, written))
+
+    def _store(self, batch: PublishBatch, written: _Written) -> None:
+        try:
+            items = list(encode_entries(batch, self._now_us()))
+            written.size_bytes = sum(len(data) for data, _ in items)
+            written.entries = self._spool.store_many(items)
+        except SiltstoneError as exc:
+            written.error = exc
 
     def _settle(self, gathered: _Gathered, written: _Written) -> None:
         self._is_busy = False

@@ -3,6 +3,9 @@
 The broker stops in this order: it closes the listeners, stops reading, stores and acknowledges
 everything that was published, sends DISCONNECT and gives clients time to read it, stores their
 wills, and closes the store.
+
+The modules of bridges, Flight and topic logs are imported only if the settings use them. Imports
+take most of the time of a start, during which clients cannot connect.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import uvloop
 
@@ -29,12 +32,9 @@ from siltstone.broker.control.storage_drift import tell_drift
 from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.admission import Admission
 from siltstone.broker.listen.descriptors import Shares, share_descriptors, tell_shares
-from siltstone.broker.listen.flight_listener import FlightListener, open_door, read_certificates
 from siltstone.broker.listen.sockets import Listener, open_listener
 from siltstone.broker.listen.tls import server_context
 from siltstone.broker.listen.transport import ClientTransport
-from siltstone.broker.publish.bridges import link_settings, open_links
-from siltstone.broker.publish.topic_logs import serve_topic_logs
 from siltstone.broker.retained.log import LOG_NAME, LOG_SETTINGS
 from siltstone.broker.retained.messages import RetainedMessages
 from siltstone.broker.sessions.startup import keep_sessions, open_control
@@ -63,7 +63,11 @@ from siltstone.fs.posix import (
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.store.directory import Store, guarded_clock, open_store
-from siltstone.topiclog.server import TopicLogServer
+
+if TYPE_CHECKING:
+    from siltstone.bridge.bridge import Bridge
+    from siltstone.broker.listen.flight_listener import FlightListener
+    from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
 # The exit status of every command that failed.
@@ -154,9 +158,16 @@ def check_files(settings: BrokerSettings) -> None:
     for listener in settings.listeners:
         if listener.secure:
             server_context(listener)
-    for bridge in settings.bridge:
-        link_settings(bridge, PosixFileSystem())
+    if settings.bridge:
+        from siltstone.broker.publish.bridges import link_settings  # noqa: PLC0415 - see above
+
+        for bridge in settings.bridge:
+            link_settings(bridge, PosixFileSystem())
     if settings.flight.enabled:
+        from siltstone.broker.listen.flight_listener import (  # noqa: PLC0415 - see above
+            read_certificates,
+        )
+
         read_certificates(settings.flight)
 
 
@@ -248,7 +259,7 @@ class Server:
         broker = self._make_broker(shell)
         snapshots = self._make_snapshots(loop, broker)
         _spare_collector()
-        links = open_links(broker, self._fs, absolute_path(self._settings.data))
+        links = self._open_links(broker)
         shares = self._share_descriptors(limit)
         sys_topics = SysTopics(broker)
         watch = ClockWatch(self._store, broker, self._clock)
@@ -267,6 +278,10 @@ class Server:
             await watch.look()
             await self._listen(loop, broker)
             if self._settings.flight.enabled:
+                from siltstone.broker.listen.flight_listener import (  # noqa: PLC0415 - see above
+                    open_door,
+                )
+
                 self._door = open_door(self._settings.flight, self._store, broker)
             if self._settings.topiclog.enabled:
                 self._topic_logs = await self._serve_topic_logs(broker, shares)
@@ -322,8 +337,19 @@ class Server:
         """Stop the broker in order, as SIGTERM does."""
         self._stopping.set()
 
+    def _open_links(self, broker: Broker) -> list[Bridge]:
+        if not self._settings.bridge:
+            return []
+        from siltstone.broker.publish.bridges import open_links  # noqa: PLC0415 - see above
+
+        return open_links(broker, self._fs, absolute_path(self._settings.data))
+
     async def _serve_topic_logs(self, broker: Broker, shares: Shares) -> TopicLogServer | None:
         """Serve topic logs; if they are damaged, the broker runs without them."""
+        from siltstone.broker.publish.topic_logs import (  # noqa: PLC0415 - see above
+            serve_topic_logs,
+        )
+
         try:
             return await serve_topic_logs(
                 self._settings.topiclog,
@@ -468,6 +494,8 @@ class Server:
         try:
             read = partial(load_access, self._fs, self._settings.access, self._clock)
             broker.use_access(await loop.run_in_executor(None, read))
+            if self._door is not None:
+                self._door.revoke_tokens()
         except SiltstoneError as exc:
             failures += 1
             log(_LOG, logging.ERROR, "access_reload_failed", error=str(exc))

@@ -89,3 +89,12 @@ def _plain(kind: str, facts: Mapping[str, Any], value: object) -> str | None:
             return str(facts["error"])
         case _:
             return None
+
+
+def check_replaceable(file: Path) -> None:
+    """Check a file before it is replaced; a device, a pipe or a directory must stay as it is.
+
+    Raises: UsageError.
+    """
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is not a regular file; choose another name")

@@ -15,7 +15,7 @@ from siltstone.client.session import ClientSession
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import Target, TcpTarget, UnixTarget
 from siltstone.clock import Clock
-from siltstone.errors import OutcomeUnknownError, RetryError
+from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
 
 _GOODBYE_SECONDS: Final = 1.0
 
@@ -124,6 +124,9 @@ class Client:
             ) from exc
         except OSError as exc:
             raise RetryError(f"cannot connect to {self._target}: {system_words(exc)}") from exc
+        except ValueError as exc:
+            # Python cannot encode the name, for example a host name with an empty label.
+            raise UsageError(f"invalid host name or path: {str(self._target)!r}") from exc
 
     async def _dial(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,16 @@ def require_kind(name: str, value: object, kind: type, words: str) -> None:
         raise UsageError(f"{name} must be {words}: type={type(value).__name__}")
 
 
+def check_text(name: str, value: object) -> None:
+    """Raise UsageError unless the value is text that has a form in UTF-8."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be text: {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{name} must be valid Unicode: position={exc.start}") from exc
+
+
 def path_given(path: object) -> PurePath:
     """Return the absolute path. Raises: UsageError for a value that cannot be a path."""
     if not isinstance(path, str | PurePath):

@@ -30,7 +30,13 @@ from siltstone.errors import (
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
-from siltstone.spool.arguments import function_given, pairs_given, path_given, require_kind
+from siltstone.spool.arguments import (
+    check_text,
+    function_given,
+    pairs_given,
+    path_given,
+    require_kind,
+)
 from siltstone.spool.batches import RECORD_SUFFIX, finish_batches, forget, undo, write_record
 from siltstone.spool.contents import PROOF_BYTES, EntryStream, Source, part_of
 from siltstone.spool.drafts import give_name
@@ -304,6 +310,8 @@ class Spool:
         StorageFullError: the entry still exists; PoisonedError when the entry may reappear.
         """
         self._check_writable()
+        if reason is not None:
+            check_text("a reason", reason)
         if destination is not None:
             with self.stream(stored) as source:
                 copy_out(self._fs, source, path_given(destination), reason)

@@ -138,7 +138,11 @@ class AsyncTopicLogClient:
         try:
             _, wire = await loop.create_connection(_Wire, host, port)
         except OSError as exc:
-            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {exc}") from exc
+            reason = exc.strerror or str(exc)
+            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {reason}") from exc
+        except ValueError as exc:
+            # Python cannot encode the name, for example one with an empty label.
+            raise UsageError(f"invalid host name: {host!r}") from exc
         client = cls(wire)
         try:
             payload = await client._ask(Kind.HELLO, payload=encode_version())

@@ -75,7 +75,11 @@ class TopicLogClient:
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
-            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {exc}") from exc
+            reason = exc.strerror or str(exc)
+            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {reason}") from exc
+        except ValueError as exc:
+            # Python cannot encode the name, for example one with an empty label.
+            raise UsageError(f"invalid host name: {host!r}") from exc
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             payload = self._ask(Kind.HELLO, payload=encode_version())

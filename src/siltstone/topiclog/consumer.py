@@ -82,8 +82,8 @@ class Subscription:
     def seek(self, topic: str, offset: int) -> None:
         """Continue at another offset. Raises: NotFoundError, UsageError."""
         self._check(topic)
-        if offset < 0:
-            raise UsageError(f"offset must be 0 or more, got {offset}")
+        if not 0 <= offset < 1 << 64:
+            raise UsageError(f"offset must be from 0 to 2**64 - 1, got {offset}")
         self._positions[topic] = offset
         self._held[topic].clear()
         self._taken[topic] = 0

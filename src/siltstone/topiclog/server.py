@@ -102,6 +102,9 @@ class TopicLogServer:
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise UsageError(f"cannot listen for topic logs on {host}:{port}: {reason}") from exc
+        except ValueError as exc:
+            # Python cannot encode the name, for example one with an empty label.
+            raise UsageError(f"cannot listen for topic logs: invalid host name {host!r}") from exc
         self._sweep()
         found: int = self._server.sockets[0].getsockname()[1]
         log(_LOG, logging.INFO, "listening", address=f"topiclog://{host}:{found}")

@@ -47,6 +47,7 @@ class Bench:
             fs=self.fs,
             clock=SystemClock(),
             dead_letters=DEAD,
+            again_seconds=0,
         )
 
     def _publish(self, batch: PublishBatch, done: Callable[[Exception | None], None]) -> None:
@@ -103,6 +104,38 @@ def test_what_the_peer_sends_is_published_here() -> None:
         await stop(task, link)
 
     bench.run(main())
+
+
+def test_a_bridge_with_an_internal_error_is_reported_and_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(ZeroDivisionError("ours"))
+
+    async def main() -> None:
+        link = bench.link()
+        link.take(batch_of(("s/1", b"x", 1)), b"c", bench.settle)
+        task = asyncio.create_task(link.run())
+        await until(lambda: bench.server.delivered == [b"x"] or task.done())
+        await stop(task, link)
+
+    bench.run(main())
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.message for record in errors] == ["internal_error", "bridge_failed"]
+    assert "ZeroDivisionError: ours" in caplog.text
+
+
+def test_closing_a_bridge_stores_what_waits_for_its_disk() -> None:
+    bench = Bench()
+
+    async def main() -> None:
+        link = bench.link()
+        for number in range(3):
+            link.take(batch_of((f"s/{number}", b"x", 1)), b"c", bench.settle)
+        link.close()
+
+    bench.run(main())
+    with spool_on(bench.fs) as spool:
+        assert spool.stats().entries == 2
 
 
 def test_who_publishes_here_what_came_by_a_bridge_has_a_name_of_its_own() -> None:

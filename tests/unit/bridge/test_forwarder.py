@@ -32,6 +32,7 @@ class Desk:
         self.outgoing = Outgoing(Version.V5, PacketIds(), window=100)
         self.sent: list[bytes] = []
         self.freed = 0
+        self.is_broken = False
         for message in messages:
             self.store(message)
         self.forwarder = Forwarder(
@@ -56,6 +57,8 @@ class Desk:
         self.pump()
 
     def pump(self) -> None:
+        if self.is_broken:
+            raise ZeroDivisionError
         while data := self.outgoing.take():
             self.sent.append(data)
         self.forwarder.progressed()
@@ -174,6 +177,25 @@ def test_a_poisoned_spool_ends_it() -> None:
         desk.connect()
         with pytest.raises(PoisonedError):
             await desk.forwarder.run()
+
+    run(scenario)
+
+
+def test_after_an_internal_error_the_entries_in_progress_are_sent_again() -> None:
+    async def scenario() -> None:
+        desk = Desk(("a", b"1", 1), ("b", b"2", 1))
+        desk.connect()
+        desk.is_broken = True
+        with pytest.raises(ZeroDivisionError):
+            await desk.forwarder.run()
+        assert desk.forwarder.waiting == 0
+        desk.is_broken = False
+        task = asyncio.create_task(desk.forwarder.run())
+        await settle()
+        desk.acknowledge(1, 2, 3, 4)
+        await settle()
+        assert (list(desk.spool), desk.forwarder.forwarded) == ([], 2)
+        task.cancel()
 
     run(scenario)
 

@@ -203,3 +203,35 @@ def test_a_mistake_of_ours_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch
     desk.take(("s/1", b"x", 1))
     desk.turn()
     assert isinstance(desk.settled[0][1], OutcomeUnknownError)
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000, 2500])
+def test_a_full_spool_is_reported_at_the_first_message_and_at_each_thousand(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(size_bytes_max=0)
+    totals = range(count, 5001, count)
+    for _ in totals:
+        desk.take(*[("s/1", b"x", 1)] * count)
+    thousands = {total // 1000 for total in totals} - {0}
+    first_is_a_thousand = count >= 1000
+    assert len(caplog.records) == len(thousands) + (not first_is_a_thousand)
+    assert {record.message for record in caplog.records} == {"bridge_spool_full"}
+
+
+def test_messages_that_wait_for_the_disk_are_stored_when_it_is_closed() -> None:
+    desk = Desk()
+    desk.take(("s/1", b"a", 1))
+    desk.take(("s/2", b"b", 1))
+    work, then = desk.work.pop()
+    work()
+    desk.outbound.store_rest()
+    assert [rows for [rows] in desk.spooled()] == [
+        (b"site/s/1", b"a", 1),
+        (b"site/s/2", b"b", 1),
+    ]
+    assert desk.settled == [([b"s/2"], None)]
+    # The loop runs it after the threads have ended.
+    then()
+    assert desk.settled == [([b"s/2"], None), ([b"s/1"], None)]
+    assert (desk.held, desk.work) == (0, [])

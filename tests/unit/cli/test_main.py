@@ -167,6 +167,12 @@ def test_no_command_shows_the_help_alone(siltstone: CommandLine, args: tuple[str
             2,
             "siltstone: cannot open rows.csv: permission denied\n",
         ),
+        (
+            OSError(5, "Input/output error"),
+            3,
+            "siltstone: cannot read the input or write the output: input/output error\n",
+        ),
+        (OSError(28, "No space left"), 3, "siltstone: cannot write the output: no space left\n"),
         (OSError("odd"), 2, "siltstone: odd\n"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -127,6 +127,7 @@ def test_what_is_added_while_it_runs_is_sent_when_it_is_pumped() -> None:
             RefusedError,
             "cannot connect to localhost:1883 with TLS: odd",
         ),
+        (UnicodeError("label empty"), UsageError, "invalid host name or path: 'localhost:1883'"),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_told_in_one_sentence(

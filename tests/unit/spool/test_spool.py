@@ -258,6 +258,8 @@ def test_a_discard_to_a_destination_moves_the_data_with_their_reason(
             spool.discard(stored, PurePath("/out/b"))
         with pytest.raises(UsageError, match="a reason needs a destination"):
             spool.discard(spool.store(b""), reason="none")
+        with pytest.raises(UsageError, match="a reason must be valid Unicode: position=1"):
+            spool.discard(spool.store(b""), PurePath("/out/c"), reason="a\udcff")
     assert {n.name: fs.read(PurePath("/out") / n.name) for n in fs.list(PurePath("/out"))} == {
         "a": b"data",
         "a.reason.txt": b"poison\n",

@@ -215,6 +215,13 @@ def test_writing_waits_while_the_connection_is_full() -> None:
     run(talk)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a\udcff", "x" * 70])
+def test_a_host_name_that_cannot_be_encoded_is_refused(host: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        asyncio.run(AsyncTopicLogClient.connect(host, 1))
+    assert str(refused.value) == f"invalid host name: {host!r}"
+
+
 def test_nobody_there_is_told_with_the_address() -> None:
     async def main() -> None:
         async def refuse(*_: object) -> None:

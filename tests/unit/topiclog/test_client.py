@@ -231,6 +231,13 @@ def test_nobody_there_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch) 
         TopicLogClient("h", 1)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a\udcff", "x" * 70])
+def test_a_host_name_that_cannot_be_encoded_is_refused(host: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        TopicLogClient(host, 1)
+    assert str(refused.value) == f"invalid host name: {host!r}"
+
+
 def test_a_server_that_does_not_greet_back_is_left(line: WiredSocket) -> None:
     line.is_cut = True
     with pytest.raises(RetryError):

@@ -70,8 +70,10 @@ def test_a_seek_forgets_what_is_held() -> None:
     subscription.seek("1", 0)
     assert subscription.next_message() is None
     assert subscription.places() == (Place(topic="1", offset=0),)
-    with pytest.raises(UsageError, match="0 or more"):
-        subscription.seek("1", -1)
+    for offset in (-1, 1 << 64):
+        with pytest.raises(UsageError) as refused:
+            subscription.seek("1", offset)
+        assert str(refused.value) == f"offset must be from 0 to 2**64 - 1, got {offset}"
 
 
 def test_a_position_that_is_not_there_goes_where_the_server_says() -> None:

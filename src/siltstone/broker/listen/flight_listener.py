@@ -22,7 +22,13 @@ from siltstone.broker.listen.tls import server_context
 from siltstone.broker.publish.external_rows import publish_rows
 from siltstone.broker.settings.broker import FlightSettings, ListenerSettings
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
+from siltstone.errors import (
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
 from siltstone.flight.access import Caller, FlightUser, OpenAccess
 from siltstone.flight.appending import Commits
 from siltstone.flight.operations import FlightOperations
@@ -30,6 +36,7 @@ from siltstone.flight.server import Certificates, FlightServer
 from siltstone.flight.target import SOCKET, socket_node
 from siltstone.flight.tokens import Tokens
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
 from siltstone.scan.ingest.staging import Staging
@@ -80,8 +87,12 @@ class FlightListener:
         self._socket = data / SOCKET
         PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
 
+    def revoke_tokens(self) -> None:
+        """Revoke all tokens, because the users may have changed."""
+        self._gate.tokens.clear()
+
     def reload(self) -> None:
-        """Revoke all tokens, and use new certificates for future connections.
+        """Use new certificates for future connections.
 
         Running calls continue. If the certificates changed, the old server ends before the new one
         opens the port; between the two, no client can connect. Never call it on the loop.
@@ -89,7 +100,6 @@ class FlightListener:
         Raises: UsageError; the old certificates stay in use. If another program took the port
         meanwhile, no client is served until the next reload.
         """
-        self._gate.tokens.clear()
         found = read_certificates(self._settings)
         with self._mutex:
             if found == self._certificates or self._closed:
@@ -293,7 +303,8 @@ class BrokerFlightUser:
 def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
     """Call a function on the loop and wait for its result.
 
-    Raises: RetryError if the loop does not answer within `_ANSWER_SECONDS`.
+    Raises: the SiltstoneError that the function raises; OutcomeUnknownError after any other error,
+    which is logged; RetryError if the loop does not answer within `_ANSWER_SECONDS`.
     """
     answer: Future[T] = Future()
 
@@ -303,7 +314,10 @@ def on_loop(broker: Broker, ask: Callable[[], T]) -> T:
         except SiltstoneError as exc:
             answer.set_exception(exc)
 
-    broker.shell.soon_from_thread(run)
+    def failed() -> None:
+        answer.set_exception(OutcomeUnknownError("internal error: see the log of the broker"))
+
+    broker.shell.soon_from_thread(partial(contain, run, failed))
     try:
         return answer.result(_ANSWER_SECONDS)
     except TimeoutError as exc:

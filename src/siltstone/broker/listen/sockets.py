@@ -212,6 +212,9 @@ async def open_listener(
         servers = await serving.start(sockets, context)
     except (DiskError, OSError) as exc:
         raise _refusal(settings, exc) from exc
+    except ValueError as exc:
+        # Python cannot encode the name, for example a host name with an empty label.
+        raise UsageError(f"cannot listen on {settings.address}: invalid host name or path") from exc
     return Listener(settings, serving, sockets, servers, fs)
 
 

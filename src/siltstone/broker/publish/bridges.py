@@ -16,6 +16,7 @@ from siltstone.broker.settings.bridges import BridgeSettings
 from siltstone.client.refusal import system_words
 from siltstone.client.settings import ClientSettings, default_window
 from siltstone.client.target import TcpTarget, parse_url
+from siltstone.client.tls import show_certificate
 from siltstone.errors import UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.mqtt.wire import Version
@@ -94,12 +95,14 @@ def link_settings(bridge: BridgeSettings, fs: FileSystem) -> LinkSettings:
 
 def client_context(bridge: BridgeSettings) -> ssl.SSLContext:
     """Return the TLS context for the remote broker. Raises: UsageError."""
-    named = bridge.authorities
+    where = f"bridge {bridge.name!r} cannot use"
     try:
         context = ssl.create_default_context(cafile=bridge.authorities or None)
-        if bridge.certificate:
-            named = bridge.certificate
-            context.load_cert_chain(bridge.certificate, bridge.key or None)
     except OSError as exc:
-        raise UsageError(f"bridge {bridge.name!r} cannot use {named}: {system_words(exc)}") from exc
+        raise UsageError(f"{where} {bridge.authorities}: {system_words(exc)}") from exc
+    if bridge.certificate:
+        try:
+            show_certificate(context, certificate=bridge.certificate, key=bridge.key)
+        except UsageError as exc:
+            raise UsageError(f"{where} its certificate: {exc}") from exc
     return context

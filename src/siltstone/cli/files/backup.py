@@ -13,7 +13,7 @@ import typer
 
 from siltstone.cli.control import is_served, pinned, while_still
 from siltstone.cli.opening import open_reading
-from siltstone.cli.options import DATA_DEFAULT, Data, Json, converted
+from siltstone.cli.options import DATA_DEFAULT, Data, Json, check_replaceable, converted
 from siltstone.cli.output.output import note, say, show_json
 from siltstone.cli.output.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.cli.output.quantities import format_size, parse_size
@@ -65,6 +65,7 @@ def backup(
     """
     fs = PosixFileSystem()
     target = absolute_path(file)
+    check_replaceable(file)
     if fs.exists(target) and not force:
         raise ExistsError(f"{file} exists; pass --force to replace it")
     if not fs.exists(target.parent):

@@ -106,7 +106,12 @@ def send(
                 stored = client.send_many(topic, chunk)
                 sent = range(sent.start if sent else stored.start, stored.stop)
         else:
-            value = standard_input().read() if message is None else message.encode()
+            value = (
+                standard_input().read()
+                if message is None
+                # The bytes of the command line, also if they are not valid UTF-8.
+                else message.encode(errors="surrogateescape")
+            )
             sent = client.send_many(topic, [value])
     document = {"topic": topic, "count": len(sent), "first_offset": sent.start}
     behind = f", first offset {sent.start}" if sent else ""

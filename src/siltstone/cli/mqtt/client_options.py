@@ -31,6 +31,7 @@ from siltstone.client.target import (
     UnixTarget,
     parse_url,
 )
+from siltstone.client.tls import show_certificate
 from siltstone.clock import SystemClock
 from siltstone.errors import OutcomeUnknownError, PeerError, RetryError, UsageError
 from siltstone.mqtt.packets import Will
@@ -446,7 +447,7 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
     context.check_hostname = not options.insecure
     if options.cert is not None:
         try:
-            context.load_cert_chain(options.cert, options.key)
-        except OSError as exc:
-            raise UsageError(f"cannot use --cert {options.cert}: {system_words(exc)}") from exc
+            show_certificate(context, certificate=options.cert, key=options.key)
+        except UsageError as exc:
+            raise UsageError(f"cannot use --cert {options.cert}: {exc}") from exc
     return context

@@ -26,6 +26,7 @@ from siltstone.broker.access.passwords import (
     with_password,
     without_user,
 )
+from siltstone.cli.options import check_replaceable
 from siltstone.cli.output.output import note, say
 from siltstone.cli.output.streams import is_terminal, standard_input
 from siltstone.errors import LockedError, NotFoundError, UsageError
@@ -103,6 +104,7 @@ def passwd(
             say(name)
         return
     check_user(user)
+    check_replaceable(file)
     if delete:
         _delete(fs, file, user)
     else:

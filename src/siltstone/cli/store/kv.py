@@ -254,7 +254,7 @@ def get(
 
     $ siltstone kv get settings plant/limits
     """
-    check_topic(topic.encode())
+    check_topic(topic.encode(errors="surrogateescape"))
     with _reading(name, data) as reader:
         newest: Row | None = None
         for row in reader.read(topic):

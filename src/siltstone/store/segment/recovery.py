@@ -21,6 +21,7 @@ from siltstone.store.segment.walker import FrameWalk, Verdict, judge
 from siltstone.store.segment.writer import SegmentWriter
 
 _CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +142,11 @@ def _clear(file: File, end: int, tail_end: int) -> int:
     torn = 0
     for start in range(end, tail_end, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, tail_end - start)
-        kept = file.read_at(start, length).rstrip(b"\0")
-        if kept:
-            file.write_at(start, bytes(len(kept)))
-            torn = start + len(kept) - end
+        found = file.read_at(start, length)
+        # Most of a large tail is zeros. A comparison finds that much faster than rstrip does.
+        if found == (_ZEROS if length == _CHUNK_BYTES else bytes(length)):
+            continue
+        kept = len(found.rstrip(b"\0"))
+        file.write_at(start, bytes(kept))
+        torn = start + kept - end
     return torn

@@ -10,7 +10,7 @@ from siltstone.broker.access.passwords import Cost, PasswordFile, PasswordHash
 from siltstone.broker.listen.flight_listener import BrokerFlightAccess, on_loop, read_certificates
 from siltstone.broker.settings.broker import FlightSettings
 from siltstone.clock import ManualClock
-from siltstone.errors import UsageError
+from siltstone.errors import OutcomeUnknownError, UsageError
 from siltstone.flight.access import Caller, FlightUser
 from tests.support.broker_core import OPEN, Core
 
@@ -127,6 +127,21 @@ def test_an_error_on_the_loop_is_raised_where_it_was_asked() -> None:
 
     with pytest.raises(UsageError, match="no"):
         on_loop(gate.core.broker, fail)
+
+
+def test_an_internal_error_on_the_loop_is_logged_and_reported_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate(OPEN)
+
+    def fail() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(OutcomeUnknownError, match=r"^internal error: see the log of the broker$"):
+        on_loop(gate.core.broker, fail)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert (record.message, repr(record.exc_info[1])) == ("internal_error", "KeyError('lost')")
 
 
 def test_without_a_certificate_no_tls_is_spoken() -> None:

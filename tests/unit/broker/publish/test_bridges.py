@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from siltstone.errors import UsageError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.wire import Version
 from tests.support.broker_core import Core
+from tests.support.certificates import Authority, encrypt_key
 from tests.support.links import batch_of
 
 DATA = PurePath("/data")
@@ -58,6 +59,19 @@ def test_what_the_peer_wants_to_know_is_as_the_settings_say() -> None:
 def test_a_certificate_that_is_none_is_told() -> None:
     with pytest.raises(UsageError, match="bridge 'cloud' cannot use /none"):
         client_context(bridge(server="mqtts://x", authorities="/none"))
+
+
+def test_the_certificate_of_a_bridge_is_checked_and_no_password_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    files = Authority(tmp_path).client("us")
+    encrypt_key(files, b"secret")
+    with pytest.raises(UsageError) as refused:
+        client_context(bridge(server="mqtts://x", certificate=files.certificate, key=files.key))
+    assert str(refused.value) == (
+        "bridge 'cloud' cannot use its certificate: the key is encrypted, decrypt its file: "
+        f"path={files.key}"
+    )
 
 
 def test_an_open_bridge_takes_what_is_published_from_the_start() -> None:

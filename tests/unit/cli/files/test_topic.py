@@ -67,6 +67,15 @@ def test_bytes_that_are_no_text_are_told_as_base64(siltstone: CommandLine, serve
     assert found == {"topic": "t", "offset": 0, "value_base64": "/wA="}
 
 
+def test_a_message_of_the_command_line_is_sent_as_its_bytes(
+    siltstone: CommandLine, server: Wired
+) -> None:
+    siltstone("topic", "create", "t")
+    assert siltstone("topic", "send", "t", "a\udcff").status == 0
+    found = json.loads(siltstone("topic", "poll", "t", "-o", "0", "--json").out)
+    assert found == {"topic": "t", "offset": 0, "value_base64": "Yf8="}
+
+
 def test_a_client_goes_on_where_it_has_committed(siltstone: CommandLine, server: Wired) -> None:
     siltstone("topic", "create", "t")
     siltstone("topic", "send", "t", "--lines", stdin=b"a\nb\nc\n")

@@ -110,6 +110,7 @@ def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLi
             ("get", "bank", "account/#"),
             "topic must not have the wildcards + and #: topic='account/#'",
         ),
+        (("get", "bank", "a\udcff"), "topic is not valid UTF-8: topic='a\\\\xff' offset=1"),
         (
             ("read", "nope"),
             "key-value database 'nope' does not exist in /data (databases: bank, log, commits)",
