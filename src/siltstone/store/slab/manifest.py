@@ -9,6 +9,9 @@ A slab exists when the manifest names it. A slab whose removal has begun is list
 the next start finishes the removal after a crash, and nothing else is ever removed. Replacing the
 manifest must work on a full disk, because otherwise nothing could be dropped there. A reserve file
 is removed to make space for it.
+
+Invariant: after an error, either the manifest on the disk is still the one in memory, or the manifest
+is poisoned and no longer changed. Otherwise a shard that only the disk names could be given away.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from crc32c import crc32c
 from siltstone.errors import (
     ClosedError,
     CorruptionError,
+    DiskError,
     NotFoundError,
+    PoisonedError,
     SiltstoneError,
     StorageFullError,
 )
@@ -231,6 +236,8 @@ class ManifestFile:
         # Whether there is certainly no journal of an earlier process.
         self._is_clear = False
         self._is_closed = False
+        # The error after which it is unknown what the manifest on the disk says.
+        self.poisoned_by: SiltstoneError | None = None
         # The largest reserve so far, including one for which there was no space.
         self._reserved_bytes = 0
         self.current = manifest
@@ -238,10 +245,11 @@ class ManifestFile:
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by the result of `change`, durably.
 
-        Raises: StorageFullError, ClosedError.
+        Raises: StorageFullError, ClosedError, PoisonedError; nothing changed then. DiskError; if
+        `poisoned_by` is set then, the manifest on the disk may have changed.
         """
         with self._lock:
-            self._check_open()
+            self._check()
             changed = self._replace(change(self.current))
             self._grow_reserve()
             return changed
@@ -252,32 +260,56 @@ class ManifestFile:
         The first log that a process adds replaces the manifest and begins a journal. The next ones
         are appended to this journal.
 
-        Raises: StorageFullError, ClosedError; the log was not added then.
+        Raises: StorageFullError, ClosedError, PoisonedError, DiskError; the log was not added then,
+        unless `poisoned_by` is set after a StorageFullError or DiskError: it may have been added.
         """
         with self._lock:
-            self._check_open()
+            self._check()
             changed = self.current.with_logs([added])
             if self._appends:
-                # After any error the end of the journal is unknown.
-                self._appends = False
-                append_log(self._fs, self._journal_path(), added)
+                self._append(added)
                 self.current = changed
             else:
                 number = self.current.journal + 1
+                self._is_clear = False
                 begin_journal(self._fs, journal_path(self._directory, number))
                 self._replace(replace(changed, journal=number, has_journal=True))
             self._appends = True
             self._grow_reserve()
 
+    def _append(self, added: AddedLog) -> None:
+        with self._fs.open(self._journal_path(), writable=True) as journal:
+            try:
+                append_log(journal, added)
+            except SiltstoneError as exc:
+                self._leave_journal(exc)
+                raise
+
+    def _leave_journal(self, cause: SiltstoneError) -> None:
+        """Stop using the journal, whose last line may count or not.
+
+        The caller reports that the log was not added, so the line must not count. Another log gets
+        the same shard, and its slab replaces the files of this one.
+        """
+        self._appends = self._is_clear = False
+        try:
+            self._replace(replace(self.current, has_journal=False))
+        except SiltstoneError:
+            self.poisoned_by = cause
+
     def fold(self) -> None:
         """Move the contents of the journal into the manifest, and remove all journals.
 
-        If that fails, for example on a full disk, the journal stays in use.
+        If that fails, for example on a full disk, the journal stays in use. A manifest that is
+        poisoned stays as it is.
         """
         with self._lock, suppress(SiltstoneError):
+            if self.poisoned_by is not None:
+                return
             if self.current.has_journal:
                 self._appends = False
-                self._replace(replace(self.current, has_journal=False))
+                # The manifest means the same before and after this, so its outcome does not matter.
+                self._write(replace(self.current, has_journal=False))
             elif self._is_clear:
                 return
             for entry in self._fs.list(self._directory):
@@ -291,11 +323,30 @@ class ManifestFile:
         with self._lock:
             self._is_closed = True
 
-    def _check_open(self) -> None:
+    def check(self) -> None:
+        """Raise the error that a change would raise now: ClosedError or PoisonedError."""
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
         if self._is_closed:
             raise ClosedError("the database is closed")
+        if self.poisoned_by is not None:
+            raise PoisonedError(
+                "a write or sync of the manifest failed, close the database and open it again: "
+                f"cause={self.poisoned_by}"
+            ) from self.poisoned_by
 
     def _replace(self, changed: Manifest) -> Manifest:
+        try:
+            return self._write(changed)
+        except DiskError as exc:
+            # Until the rename only a temporary file has changed.
+            if exc.operation in ("rename", "sync_directory"):
+                self.poisoned_by = exc
+            raise
+
+    def _write(self, changed: Manifest) -> Manifest:
         path = self._directory / MANIFEST
         data = changed.encode()
         try:
