@@ -10,8 +10,9 @@ the next start finishes the removal after a crash, and nothing else is ever remo
 manifest must work on a full disk, because otherwise nothing could be dropped there. A reserve file
 is removed to make space for it.
 
-Invariant: after an error, either the manifest on the disk is still the one in memory, or the manifest
-is poisoned and no longer changed. Otherwise a shard that only the disk names could be given away.
+Invariant: after an error, either the manifest on the disk is still the one in memory, or the
+manifest is poisoned and no longer changed. Otherwise another topic log could get a shard that the
+disk names already.
 """
 
 from __future__ import annotations
