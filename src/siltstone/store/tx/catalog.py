@@ -253,8 +253,10 @@ def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
     """Return the oldest stored ids."""
     prefix = _ID_AT + _NUMBER.pack(shard)
     view = engine.view(DEFAULT_FAMILY)
-    keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
-    view.release()
+    try:
+        keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
+    finally:
+        view.release()
     ids = []
     for key in keys:
         at_us = int.from_bytes(key[len(prefix) : len(prefix) + 8], "big")
@@ -297,8 +299,10 @@ def _items(engine: Engine, prefix: bytes) -> list[tuple[bytes, bytes]]:
     view = engine.view(DEFAULT_FAMILY)
     found: list[tuple[bytes, bytes]] = []
     start = prefix
-    while items := view.items(start, prefix + b"\xff" * 32, _CHUNK):
-        found += items
-        start = items[-1][0] + b"\x00"
-    view.release()
+    try:
+        while items := view.items(start, prefix + b"\xff" * 32, _CHUNK):
+            found += items
+            start = items[-1][0] + b"\x00"
+    finally:
+        view.release()
     return found
