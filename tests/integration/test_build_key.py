@@ -65,3 +65,24 @@ def test_the_key_changes_with_what_the_extensions_are_made_from(tree: Path) -> N
 def test_the_key_stays_when_other_files_change(tree: Path) -> None:
     *keys, is_kept = told(tree, *OTHERS)
     assert (len(keys), len(set(keys)), is_kept) == (3, 1, "True")
+
+
+@pytest.mark.parametrize(
+    ("statement", "imported"),
+    [
+        ("from siltstone.store.tx import limits", "store/tx/limits.py"),
+        ("from siltstone.store.tx import (\n    limits,\n)", "store/tx/limits.py"),
+        ("from siltstone.store import fresh", "store/fresh/__init__.py"),
+        ("import siltstone.store.tx.limits as bounds", "store/tx/limits.py"),
+    ],
+)
+def test_the_key_changes_with_a_module_that_is_imported_from_its_package(
+    tree: Path, statement: str, imported: str
+) -> None:
+    name = f"src/siltstone/{imported}"
+    (tree / name).parent.mkdir(exist_ok=True)
+    (tree / name).write_text("LIMIT = 1\n")
+    with (tree / COMPILED).open("a") as source:
+        source.write(f"\n{statement}\n")
+    *keys, _ = told(tree, name)
+    assert len(set(keys)) == 2
