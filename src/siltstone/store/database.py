@@ -479,7 +479,7 @@ class Database:
             self._feeds.close()
 
     def failure(self) -> Exception | None:
-        """Return the error that poisoned the manifest or a shard, None if none is poisoned."""
+        """Return the error that poisoned a shard, None if no shard is poisoned."""
         return self._slabs.failure() if isinstance(self._slabs, WritableSlabs) else None
 
     def block_logs(self) -> BlockLogs:

@@ -251,8 +251,8 @@ class WritableSlabs:
     def add_log(self, topic: str) -> int:
         """Create a shard for a topic, durably; return its number.
 
-        Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError,
-        PoisonedError. DiskError; the topic may exist then if the database is poisoned.
+        Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError.
+        DiskError; after a crash the topic may exist.
         """
         check_open(closed=self._closing)
         with self._configure_lock:
@@ -290,9 +290,8 @@ class WritableSlabs:
         """Begin a shard that is the log of a topic; it exists once the manifest or journal names
         it.
         """
-        # The manifest on the disk may name this shard if its last change failed. Its files must
-        # stay then.
-        self._keeper.check()
+        # The files of an earlier attempt are removed below. The disk must not name them.
+        self._keeper.settle()
         # The segments contain the topic before the manifest does.
         named = replace(self.manifest, logs=(*self.manifest.logs, topic))
         record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
@@ -449,9 +448,7 @@ class WritableSlabs:
         return serials is not None
 
     def failure(self) -> Exception | None:
-        """Return the error that poisoned the manifest or a shard, None if none is poisoned."""
-        if self._keeper.poisoned_by is not None:
-            return self._keeper.poisoned_by
+        """Return the error that poisoned a shard, None if no shard is poisoned."""
         found = (shard.committer.poisoned_by for shard in self._shards.opened())
         return next((cause for cause in found if cause is not None), None)
 

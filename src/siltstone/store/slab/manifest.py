@@ -10,9 +10,9 @@ the next start finishes the removal after a crash, and nothing else is ever remo
 manifest must work on a full disk, because otherwise nothing could be dropped there. A reserve file
 is removed to make space for it.
 
-Invariant: after an error, either the manifest on the disk is still the one in memory, or the
-manifest is poisoned and no longer changed. Otherwise another topic log could get a shard that the
-disk names already.
+After a DiskError the manifest on the disk may have changed, although the one in memory has not. The
+next change replaces it. Invariant: no file of a slab that the disk may name is removed before that;
+see `ManifestFile.settle`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from siltstone.errors import (
     CorruptionError,
     DiskError,
     NotFoundError,
-    PoisonedError,
     SiltstoneError,
     StorageFullError,
 )
@@ -237,8 +236,8 @@ class ManifestFile:
         # Whether there is certainly no journal of an earlier process.
         self._is_clear = False
         self._is_closed = False
-        # The error after which it is unknown what the manifest on the disk says.
-        self.poisoned_by: SiltstoneError | None = None
+        # Whether the manifest and journal on the disk may say something else than `current`.
+        self._is_unsure = False
         # The largest reserve so far, including one for which there was no space.
         self._reserved_bytes = 0
         self.current = manifest
@@ -246,11 +245,11 @@ class ManifestFile:
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by the result of `change`, durably.
 
-        Raises: StorageFullError, ClosedError, PoisonedError; nothing changed then. DiskError; if
-        `poisoned_by` is set then, the manifest on the disk may have changed.
+        Raises: StorageFullError, ClosedError; nothing changed then. DiskError; the manifest on the
+        disk may have changed, until `settle` or the next change. The change may be repeated.
         """
         with self._lock:
-            self._check()
+            self._check_open()
             changed = self._replace(change(self.current))
             self._grow_reserve()
             return changed
@@ -261,11 +260,12 @@ class ManifestFile:
         The first log that a process adds replaces the manifest and begins a journal. The next ones
         are appended to this journal.
 
-        Raises: StorageFullError, ClosedError, PoisonedError, DiskError; the log was not added then,
-        unless `poisoned_by` is set after a StorageFullError or DiskError: it may have been added.
+        Raises: ClosedError; the log was not added then. StorageFullError, DiskError; the disk may
+        name the log until `settle` or the next change. The call may be repeated, also for another
+        log.
         """
         with self._lock:
-            self._check()
+            self._check_open()
             changed = self.current.with_logs([added])
             if self._appends:
                 self._append(added)
@@ -282,35 +282,37 @@ class ManifestFile:
         with self._fs.open(self._journal_path(), writable=True) as journal:
             try:
                 append_log(journal, added)
-            except SiltstoneError as exc:
-                self._leave_journal(exc)
+            except SiltstoneError:
+                # The line may count or not, and must not, because the caller reports an error.
+                self._appends = self._is_clear = False
+                self._is_unsure = True
+                self.current = replace(self.current, has_journal=False)
+                with suppress(SiltstoneError):
+                    self._replace(self.current)
                 raise
 
-    def _leave_journal(self, cause: SiltstoneError) -> None:
-        """Stop using the journal, whose last line may count or not.
+    def settle(self) -> None:
+        """Make the disk say what the manifest in memory says.
 
-        The caller reports that the log was not added, so the line must not count. Another log gets
-        the same shard, and its slab replaces the files of this one.
+        Call this before you remove files of a slab that the manifest does not name: after an error
+        the disk may name it.
+
+        Raises: StorageFullError, DiskError, ClosedError.
         """
-        self._appends = self._is_clear = False
-        try:
-            self._replace(replace(self.current, has_journal=False))
-        except SiltstoneError:
-            self.poisoned_by = cause
+        with self._lock:
+            self._check_open()
+            if self._is_unsure:
+                self._replace(self.current)
 
     def fold(self) -> None:
         """Move the contents of the journal into the manifest, and remove all journals.
 
-        If that fails, for example on a full disk, the journal stays in use. A manifest that is
-        poisoned stays as it is.
+        If that fails, for example on a full disk, the journal stays in use.
         """
         with self._lock, suppress(SiltstoneError):
-            if self.poisoned_by is not None:
-                return
-            if self.current.has_journal:
+            if self.current.has_journal or self._is_unsure:
                 self._appends = False
-                # The manifest means the same before and after this, so its outcome does not matter.
-                self._write(replace(self.current, has_journal=False))
+                self._replace(replace(self.current, has_journal=False))
             elif self._is_clear:
                 return
             for entry in self._fs.list(self._directory):
@@ -324,39 +326,29 @@ class ManifestFile:
         with self._lock:
             self._is_closed = True
 
-    def check(self) -> None:
-        """Raise the error that a change would raise now: ClosedError or PoisonedError."""
-        with self._lock:
-            self._check()
-
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the database is closed")
-        if self.poisoned_by is not None:
-            raise PoisonedError(
-                "a write or sync of the manifest failed, close the database and open it again: "
-                f"cause={self.poisoned_by}"
-            ) from self.poisoned_by
 
     def _replace(self, changed: Manifest) -> Manifest:
         try:
-            return self._write(changed)
+            self._write(changed.encode())
         except DiskError as exc:
             # Until the rename only a temporary file has changed.
             if exc.operation in ("rename", "sync_directory"):
-                self.poisoned_by = exc
+                self._is_unsure = True
             raise
+        self._is_unsure = False
+        self.current = changed
+        return changed
 
-    def _write(self, changed: Manifest) -> Manifest:
+    def _write(self, data: bytes) -> None:
         path = self._directory / MANIFEST
-        data = changed.encode()
         try:
             replace_file(self._fs, path, data)
         except StorageFullError:
             self._give_up_reserve()
             replace_file(self._fs, path, data)
-        self.current = changed
-        return changed
 
     def _journal_path(self) -> PurePath:
         return journal_path(self._directory, self.current.journal)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -15,7 +16,6 @@ from siltstone.errors import (
     DiskError,
     NotFoundError,
     OverloadedError,
-    PoisonedError,
     StorageFullError,
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
@@ -224,23 +224,35 @@ class TestUpdate:
         assert keeper.current == read_manifest(fs, DIRECTORY) == MANIFEST
 
     @pytest.mark.parametrize("operation", ["rename", "sync_directory"])
-    def test_when_the_outcome_is_unknown_every_later_change_is_refused(
-        self, operation: Operation
-    ) -> None:
+    def test_settled_the_disk_says_what_is_in_memory(self, operation: Operation) -> None:
         disk, _ = new_fs_with(LOGS)
         fs = FaultyFileSystem(disk, Fault(operation=operation, errno=errno.EIO))
         keeper = ManifestFile(fs, DIRECTORY, LOGS)
         with pytest.raises(DiskError):
             keeper.update(lambda manifest: replace(manifest, dropping=(SlabId(0, 9),)))
-        left = disk.read(PATH)
-        text = f"the manifest failed, close the database and open it again: cause={operation} fail"
-        with pytest.raises(PoisonedError, match=text):
-            keeper.update(lambda manifest: manifest)
-        with pytest.raises(PoisonedError, match=text):
-            keeper.add_log(added(1))
+        found = read_manifest(disk, DIRECTORY).dropping
+        assert found == (() if operation == "rename" else (SlabId(0, 9),))
+        keeper.settle()
+        assert read_manifest(disk, DIRECTORY) == keeper.current == LOGS
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == LOGS
+
+    def test_what_is_settled_is_not_written_again(self) -> None:
+        disk, keeper = new_fs_with(LOGS)
+        disk.operations.clear()
+        keeper.settle()
+        assert disk.operations == []
         keeper.close()
-        assert disk.read(PATH) == left
-        assert [entry.name for entry in disk.list(DIRECTORY) if "added" in entry.name] == []
+        with pytest.raises(ClosedError):
+            keeper.settle()
+
+    def test_a_close_settles(self) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk, Fault(operation="sync_directory", errno=errno.EIO))
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        with pytest.raises(DiskError):
+            keeper.update(lambda manifest: replace(manifest, dropping=(SlabId(0, 9),)))
+        keeper.close()
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == LOGS
 
     def test_on_a_full_disk_the_reserve_is_given_up_for_it(self) -> None:
         fs = new_fs(capacity_bytes=40 * 4096)
@@ -336,19 +348,28 @@ class TestAddedLogs:
         keeper.close()
         assert [entry.name for entry in disk.list(DIRECTORY)] == ["manifest"]
 
-    def test_when_a_line_may_or_may_not_count_every_later_change_is_refused(self) -> None:
+    @pytest.mark.parametrize("then", ["settle", "update", "add", "close"])
+    def test_a_line_that_could_not_be_superseded_at_once_is_superseded_by_what_follows(
+        self, then: str
+    ) -> None:
         disk, _ = new_fs_with(LOGS)
         fs = FaultyFileSystem(disk)
         keeper = ManifestFile(fs, DIRECTORY, LOGS)
         keeper.add_log(added(1))
         fs.add(Fault(operation="sync", errno=errno.EIO, repeat=True))
         with pytest.raises(DiskError, match=r"sync failed.*added\.1"):
-            keeper.add_log(added(2))
+            keeper.add_log(replace(added(2), topic="lost"))
         fs.clear()
-        with pytest.raises(PoisonedError, match=r"cause=sync failed.*added\.1"):
-            keeper.add_log(added(2))
-        keeper.close()
-        assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "t2")
+        assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "lost")
+        acts: dict[str, Callable[[], object]] = {
+            "settle": keeper.settle,
+            "update": lambda: keeper.update(lambda manifest: manifest),
+            "add": lambda: keeper.add_log(added(2)),
+            "close": keeper.close,
+        }
+        acts[then]()
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == keeper.current
+        assert keeper.current.logs == ("t0", "t1", *(["t2"] if then == "add" else []))
 
     def test_a_journal_that_could_not_be_opened_stays_in_use(self) -> None:
         disk, _ = new_fs_with(LOGS)
