@@ -272,18 +272,18 @@ def id_problems(engine: Engine, states: Mapping[int, ShardState]) -> Iterator[st
     for key, value in _items(engine, _ID):
         shard = int.from_bytes(key[len(_ID) : len(_ID) + _NUMBER.size], "big")
         if len(value) != _REMEMBERED.size or shard not in states:
-            yield f"a transaction's id is of no shard, or damaged: shard={shard}"
+            yield f"a transaction id is damaged or belongs to an unknown shard: shard={shard}"
             continue
         serial, at_us = _REMEMBERED.unpack(value)
         if serial > states[shard].serial:
-            yield f"a transaction's id is from behind the last serial: serial={serial}"
+            yield f"a transaction id has a serial after the last one of its shard: serial={serial}"
         digest = key[len(_ID) + _NUMBER.size :]
         at_key = _NUMBER.pack(shard) + at_us.to_bytes(8, "big") + digest
         if at_key not in by_time:
-            yield f"a transaction's id would never be forgotten: serial={serial}"
+            yield f"a transaction id has no expiry entry: serial={serial}"
         by_time.discard(at_key)
     if by_time:
-        yield f"{len(by_time)} ids of transactions are to be forgotten that are not there"
+        yield f"expiry entries name transaction ids that do not exist: count={len(by_time)}"
 
 
 def _id_at_key(shard: int, remembered: RememberedId) -> bytes:

@@ -64,7 +64,7 @@ class Walk:
                 if header is None:
                     break
                 self._survey.sealed = None
-                self._survey.index_problem = "index ends before the segment does"
+                self._survey.index_problem = "index ends before the last frame of the segment"
             if header is not None:
                 self._rooms_from = None
                 self._enter(position, header)
@@ -132,7 +132,7 @@ class Walk:
         rows = header.kind == ROWS
         earliest = survey.last_timestamp_us + (1 if rows else 0)
         for holds, problem in (
-            (not first or header.kind == STATE, "the first frame must have the state"),
+            (not first or header.kind == STATE, "the first frame must be a state frame"),
             (
                 header.first_serial == self._index.next_serial
                 or (header.kind == STATE and not first),
@@ -140,12 +140,12 @@ class Walk:
             ),
             (
                 earliest <= header.first_timestamp_us <= header.last_timestamp_us,
-                "the frame is not later than the one before it",
+                "the frame is not later than the frame before it",
             ),
             (
                 record.since_us <= header.first_timestamp_us + (0 if rows else 1)
                 and (record.until_us is None or header.last_timestamp_us < record.until_us),
-                "the frame is outside the time of its slab",
+                "the frame is outside the time span of its slab",
             ),
             (header.synced_position <= position, "the synced position is after the frame"),
         ):
@@ -286,7 +286,10 @@ class Walk:
         if used == end:
             return
         if not self._closed:
-            self._survey.note(end, f"torn tail of {used - end} bytes; the next start cuts it off")
+            self._survey.note(
+                end,
+                f"torn tail of {used - end} bytes; the next writer removes it",
+            )
             return
         self._survey.behind = range(end, used)
         self._survey.damage(end, f"{used - end} bytes follow the last frame")
@@ -318,7 +321,10 @@ class Walk:
         for problem in problems:
             survey.damage(0, f"the {problem} in the header is invalid")
         if not problems and self._visible < end:
-            survey.note(self._visible, "readers do not see the last frames before the next start")
+            survey.note(
+                self._visible,
+                "readers do not see the last frames until a writer opens the database",
+            )
 
 
 def _position(segment: Segment, value: int) -> int:
