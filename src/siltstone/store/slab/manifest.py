@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -204,9 +204,13 @@ class Manifest:
 
     def with_slab(self, record: SlabRecord) -> Manifest:
         """Return a manifest in which this record replaces the one of the same slab."""
-        others = [slab for slab in self.slabs if slab.id != record.id]
-        slabs = sorted([*others, record], key=lambda slab: slab.id)
-        return replace(self, slabs=tuple(slabs))
+        return self.with_slabs([record])
+
+    def with_slabs(self, records: Iterable[SlabRecord]) -> Manifest:
+        """Return a manifest in which each record replaces the one of the same slab."""
+        slabs = {slab.id: slab for slab in self.slabs}
+        slabs.update((record.id, record) for record in records)
+        return replace(self, slabs=tuple(slabs[slab] for slab in sorted(slabs)))
 
     def slabs_of(self, shard: int) -> list[SlabRecord]:
         """Return the slabs of a shard, the oldest first."""
