@@ -8,8 +8,8 @@ too, so that an edit takes effect at once.
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import sys
 import sysconfig
 from hashlib import sha256
@@ -29,7 +29,6 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 # Commands that need extensions; other commands only read the metadata, and an editable install has
 # no extensions.
 BUILDING = {"bdist_wheel", "build", "build_ext"}
-IMPORT = re.compile(r"^ *(?:from|import) (siltstone[\w.]*)", re.MULTILINE)
 
 # The one list of compiled modules; tests/test_tidy.py reads it from here.
 COMPILED = (
@@ -104,9 +103,21 @@ def inputs() -> list[Path]:
     mypyc copies the Final constants of the modules that a compiled module imports.
     """
     compiled = [Path(name) for name in COMPILED]
-    imported = {name for path in compiled for name in IMPORT.findall(path.read_text("utf-8"))}
-    modules = {Path("src", *name.split(".")).with_suffix(".py") for name in imported}
+    places = {Path("src", *name.split(".")) for path in compiled for name in imported_names(path)}
+    modules = {file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")}
     return sorted({Path("setup.py"), *compiled, *filter(Path.is_file, modules)})
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return everything that a module imports from Siltstone; not all of it are modules."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {name for name in names if name.partition(".")[0] == "siltstone"}
 
 
 def key_of_inputs() -> str:

@@ -16,7 +16,13 @@ from random import Random
 import pytest
 
 import siltstone
-from siltstone.errors import CorruptionError, NotFoundError, PoisonedError, StorageFullError
+from siltstone.errors import (
+    CorruptionError,
+    DiskError,
+    NotFoundError,
+    PoisonedError,
+    StorageFullError,
+)
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.mqtt.reason import Reason
@@ -283,6 +289,53 @@ def test_a_full_disk_refuses_a_message_and_takes_the_next_when_there_is_room() -
         assert append_large(log, b"L" * 5000) == 1
         assert all_values(log) == [b"small", b"L" * 5000]
     check_whole(world.fs)
+
+
+def fail_to_add(fault: Fault, before: list[str], operations_left: int) -> MemoryFileSystem:
+    """Create topics, then one that fails, then one whose power goes; return the disk."""
+    disk = MemoryFileSystem()
+    with LogWorld(fs=disk).blocks() as logs:
+        append(logs.add("t"), b"kept")
+    faulty = FaultyFileSystem(disk)
+    world = LogWorld(fs=faulty)  # type: ignore[arg-type]
+    with suppress(PowerCut, PoisonedError), world.blocks() as logs:
+        for topic in before:
+            logs.add(topic)
+        faulty.add(fault)
+        with suppress(DiskError):
+            logs.add("failed")
+        faulty.clear()
+        faulty.operations_left = operations_left
+        logs.add("other")
+    return disk
+
+
+# The first topic of a process replaces the manifest, the second one is a line of the journal.
+JOURNAL_FAULTS = [Fault(operation="sync", errno=errno.EIO, path_suffix="added.1")]
+MANIFEST_FAULTS = [
+    Fault(operation="sync_directory", errno=errno.EIO, path_suffix=DATABASE, nth=nth)
+    for nth in range(1, 5)
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "before"),
+    [(fault, ["u"]) for fault in JOURNAL_FAULTS] + [(fault, []) for fault in MANIFEST_FAULTS],
+    ids=lambda value: f"{value.operation} {value.nth}" if isinstance(value, Fault) else "",
+)
+def test_a_topic_after_one_that_failed_to_be_created_never_damages_the_store(
+    fault: Fault, before: list[str]
+) -> None:
+    for operations_left in range(30):
+        disk = fail_to_add(fault, before, operations_left)
+        with LogWorld(fs=disk.kill_clone()).blocks() as logs:
+            topics = logs.topics()
+            assert topics[: 1 + len(before)] == ["t", *before]
+            for topic in topics:
+                log = logs.find(topic)
+                assert log is not None
+                assert all_values(log) == ([b"kept"] if topic == "t" else [])
+                append(log, b"next")
 
 
 def test_a_failed_sync_poisons_the_topic_and_no_other() -> None:

@@ -204,7 +204,7 @@ class TestVerify:
         (note,) = notes_in(report)
         last = note.offset
         size = len(world.fs.read(IN_DATABASE).rstrip(b"\0")) - last
-        assert note.problem == f"torn tail of {size} bytes; the next start cuts it off"
+        assert note.problem == f"torn tail of {size} bytes; the next writer removes it"
         assert damage_in(report) == []
 
     def test_readers_see_what_stands_before_a_torn_tail(self) -> None:

@@ -65,3 +65,20 @@ def test_the_key_changes_with_what_the_extensions_are_made_from(tree: Path) -> N
 def test_the_key_stays_when_other_files_change(tree: Path) -> None:
     *keys, is_kept = told(tree, *OTHERS)
     assert (len(keys), len(set(keys)), is_kept) == (3, 1, "True")
+
+
+def test_the_key_changes_with_a_module_that_is_imported_from_its_package(tree: Path) -> None:
+    statements = {
+        "store/tx/one.py": "from siltstone.store.tx import one",
+        "store/tx/two.py": "from siltstone.store.tx import (\n    two,\n)",
+        "store/three/__init__.py": "from siltstone.store import three",
+        "store/tx/four.py": "import siltstone.store.tx.four as fourth",
+    }
+    names = [f"src/siltstone/{path}" for path in statements]
+    for name in names:
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text("LIMIT = 1\n")
+    with (tree / COMPILED).open("a") as source:
+        source.write("\n" + "\n".join(statements.values()) + "\n")
+    *keys, _ = told(tree, *names)
+    assert len(set(keys)) == 1 + len(names)

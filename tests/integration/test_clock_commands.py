@@ -72,7 +72,7 @@ def test_after_a_long_time_off_nothing_is_dropped_until_the_clock_is_confirmed(
     assert (told["state"], told["held"], told["text"]) == ("absent", True, alarm["text"])
     assert 3500 < told["believed_in_seconds"] <= 3600
     assert told["holds"][0] == "retention"
-    assert "not believed so far" in run(data, "clock", "reset", "messages", "--yes", status=2)
+    assert "not trusted yet" in run(data, "clock", "reset", "messages", "--yes", status=2)
     assert "pass --yes" in run(data, "clock", "confirm", status=2)
     after = run(data, "clock", "confirm", "--yes")
     assert (after["state"], after["held"], after["absent_seconds"]) == ("ok", False, 0)
@@ -129,7 +129,7 @@ def test_without_a_broker_the_clock_is_confirmed_and_times_restart_too(tmp_path:
     append = ("append", "messages", "--format", "jsonl", "--data", str(data))
     assert run_command(*append, stdin=line).returncode == 0
     assert run(data, "clock", "status")["state"] == "back"
-    assert "not believed so far" in run(data, "clock", "reset", "messages", "--yes", status=2)
+    assert "not trusted yet" in run(data, "clock", "reset", "messages", "--yes", status=2)
     assert run(data, "clock", "confirm", "--yes")["state"] == "stamped"
     assert run(data, "clock", "reset", "messages", "--yes")["shards"] == 1
     assert run(data, "clock", "status")["state"] == "ok"

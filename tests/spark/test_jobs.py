@@ -487,7 +487,7 @@ def test_the_job_of_a_new_project_runs_at_once_and_goes_on(
     for count in (3, 5):
         database.append([reading(number) for number in range(count)]).wait()
         runpy.run_path(str(place / "stream_job.py"), run_name="__main__")
-    assert capsys.readouterr().out.splitlines() == ["3 messages so far", "8 messages so far"]
+    assert capsys.readouterr().out.splitlines() == ["3 messages in total", "8 messages in total"]
 
 
 @pytest.mark.soak

@@ -30,6 +30,7 @@ Look = Literal[
     "read_at",
     "data_end",
     "map",
+    "park",
     "exists",
     "readlink",
     "list",
@@ -69,7 +70,7 @@ class FaultyFileSystem:
     """A file system that passes every operation to inner, unless a fault or power cut prevents it.
 
     operations_left counts the operations that change something. The next such operation after them
-    raises PowerCut, and so does every later operation.
+    raises PowerCut, and so does every later operation except `close`.
     """
 
     def __init__(self, inner: FileSystem, *faults: Fault) -> None:
@@ -243,6 +244,7 @@ class FaultyFile:
         self._inner.sync()
 
     def park(self, path: PurePath) -> None:
+        self._fs.check("park", path)
         self._inner.park(path)
 
     def close(self) -> None:

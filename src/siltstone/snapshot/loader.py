@@ -87,17 +87,24 @@ class SnapshotReader:
             if kind not in self._seen:
                 owner = _OWNERS.get(kind)
                 if owner is not None and owner not in self._seen:
-                    name = FIELDS[owner][0].__name__
-                    raise self._stream.corrupt(f"a record does not have its {name}")
+                    name, before = FIELDS[kind][0].__name__, FIELDS[owner][0].__name__
+                    raise self._stream.corrupt(
+                        f"a {name} record comes before the first {before} record"
+                    )
                 self._seen.add(kind)
             return found
         totals = self._stream.totals
         assert totals is not None, "the stream ends with them"
-        if self._under_way or (totals.contents, totals.content_bytes) != (
-            self._finished,
-            self._content_bytes,
-        ):
-            raise self._stream.corrupt("the payloads do not match their checksum")
+        if self._under_way:
+            raise self._stream.corrupt(
+                f"the last payload is cut short: number={self._finished + 1}"
+            )
+        if totals.contents != self._finished or totals.content_bytes != self._content_bytes:
+            raise self._stream.corrupt(
+                f"the end record counts other payloads than the file has: "
+                f"counted={totals.contents} found={self._finished} "
+                f"counted_bytes={totals.content_bytes} found_bytes={self._content_bytes}"
+            )
         return None
 
     def summary(self) -> Summary:
@@ -138,13 +145,22 @@ class SnapshotReader:
 
     def _take_part(self, body: bytes) -> None:
         if len(body) <= PART.size:
-            raise self._stream.corrupt("a payload is missing")
+            raise self._stream.corrupt("a part of a payload is empty")
         number, is_last = PART.unpack_from(body)
         part = body[PART.size :]
+        if number != self._finished + 1:
+            raise self._stream.corrupt(
+                f"a payload is out of order: number={number} expected={self._finished + 1}"
+            )
+        if is_last > 1:
+            raise self._stream.corrupt(
+                f"a part of a payload has an invalid flag: number={number} flag={is_last}"
+            )
         self._under_way += len(part)
-        is_too_long = self._under_way > self._content_bytes_max
-        if number != self._finished + 1 or is_last > 1 or is_too_long:
-            raise self._stream.corrupt(f"a payload is out of order: number={number}")
+        if self._under_way > self._content_bytes_max:
+            raise self._stream.corrupt(
+                f"a payload is too large: number={number} max={self._content_bytes_max}"
+            )
         self._contents.append(part)
         self._content_bytes += len(part)
         if is_last:

@@ -233,7 +233,11 @@ class KeyValueDatabase:
             if known.record.generation < generation_min:
                 continue
             view = known.slab.view()
-            for match in known.slab.held(view, parsed):
+            try:
+                matches = list(known.slab.held(view, parsed))
+            finally:
+                view.release()
+            for match in matches:
                 pattern = match.stream.pattern.decode()
                 streams.append(
                     StreamRef(
@@ -244,7 +248,6 @@ class KeyValueDatabase:
                         identity=self._identity.text,
                     )
                 )
-            view.release()
         return streams
 
     def iterator(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import PurePath
+from typing import get_args
 
 import pytest
 
@@ -14,7 +15,15 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
-from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem, Operation
+from siltstone.fs.faulty import (
+    Change,
+    Fault,
+    FaultyFile,
+    FaultyFileSystem,
+    Look,
+    NameChange,
+    Operation,
+)
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 
 A, B, D = PurePath("/a.seg"), PurePath("/b.idx"), PurePath("/d")
@@ -40,10 +49,13 @@ LOOKS: dict[Operation, Callable[[FaultyFileSystem], object]] = {
     "open": lambda fs: fs.open(A, writable=False),
     "size": with_file(lambda file: file.size()),
     "read_at": with_file(lambda file: file.read_at(0, 1)),
+    "data_end": with_file(lambda file: file.data_end(0)),
     "map": with_file(lambda file: file.map(writable=False)),
+    "park": with_file(lambda file: file.park(A)),
     "exists": lambda fs: fs.exists(A),
     "readlink": lambda fs: fs.readlink(A),
     "list": lambda fs: fs.list(D),
+    "scan": lambda fs: list(fs.scan(D)),
     "lock": lambda fs: fs.lock(A),
     "free_bytes": lambda fs: fs.free_bytes(D),
     "disk_bytes": lambda fs: fs.disk_bytes(D),
@@ -66,6 +78,14 @@ CHANGES: dict[Operation, Callable[[FaultyFileSystem], object]] = {
 STEPS = LOOKS | CHANGES
 
 
+def test_every_operation_is_tested() -> None:
+    assert [set(get_args(operations)) for operations in (Look, Change, NameChange)] == [
+        set(LOOKS),
+        set(CHANGES) & set(get_args(Change)),
+        set(CHANGES) & set(get_args(NameChange)),
+    ]
+
+
 @pytest.mark.parametrize("operation", STEPS)
 def test_any_operation_fails_as_scripted_and_changes_nothing(operation: Operation) -> None:
     fs = faulty(Fault(operation=operation, errno=errno.EIO))
@@ -83,6 +103,31 @@ def test_the_power_goes_before_any_change(operation: Operation) -> None:
         STEPS[operation](fs)
     with pytest.raises(PowerCut):
         fs.read(A)
+    assert fs.inner.read(A) == b""
+
+
+def test_after_a_power_cut_an_open_file_can_only_be_closed() -> None:
+    calls: list[Callable[[FaultyFile], object]] = [
+        lambda file: file.size(),
+        lambda file: file.read_at(0, 1),
+        lambda file: file.write_at(0, b"x"),
+        lambda file: file.write(b"x"),
+        lambda file: file.truncate(1),
+        lambda file: file.allocate(0, 0),
+        lambda file: file.data_end(0),
+        lambda file: file.map(writable=False),
+        lambda file: file.sync(),
+        lambda file: file.park(A),
+    ]
+    fs = faulty()
+    file = fs.open(A, writable=True)
+    fs.operations_left = 0
+    with pytest.raises(PowerCut):
+        fs.remove(A)
+    for call in calls:
+        with pytest.raises(PowerCut):
+            call(file)
+    file.close()
     assert fs.inner.read(A) == b""
 
 

@@ -111,7 +111,9 @@ def test_a_reference_to_a_content_that_did_not_come_is_corrupt() -> None:
 
 def test_a_record_without_its_owner_is_corrupt() -> None:
     kind, body = encode_record(queued("a", b""), len)
-    with pytest.raises(CorruptionError, match="a record does not have its SessionState"):
+    with pytest.raises(
+        CorruptionError, match="a QueuedMessage record comes before the first SessionState record"
+    ):
         verify_snapshot(crafted(lambda writer: writer.write(kind, body)))
 
 
@@ -123,12 +125,15 @@ def test_an_unknown_kind_is_corrupt() -> None:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([(1, 1, b"")], "a payload is missing"),
-        ([(2, 1, b"x")], "a payload is out of order: number=2"),
-        ([(1, 1, b"x"), (1, 1, b"y")], "a payload is out of order: number=1"),
-        ([(1, 2, b"x")], "a payload is out of order: number=1"),
-        ([(1, 0, b"x")], "the payloads do not match their checksum"),
-        ([(1, 1, b"x")], "the payloads do not match their checksum"),
+        ([(1, 1, b"")], "a part of a payload is empty"),
+        ([(2, 1, b"x")], "a payload is out of order: number=2 expected=1"),
+        ([(1, 1, b"x"), (1, 1, b"y")], "a payload is out of order: number=1 expected=2"),
+        ([(1, 2, b"x")], "a part of a payload has an invalid flag: number=1 flag=2"),
+        ([(1, 0, b"x")], "the last payload is cut short: number=1"),
+        (
+            [(1, 1, b"x")],
+            "the end record counts other payloads .* counted=0 found=1 .*=0 found_bytes=1",
+        ),
     ],
 )
 def test_contents_come_whole_and_in_order(parts: list[tuple[int, int, bytes]], reason: str) -> None:
@@ -143,7 +148,7 @@ def test_contents_come_whole_and_in_order(parts: list[tuple[int, int, bytes]], r
 def test_a_content_beyond_the_limit_is_corrupt() -> None:
     data = bytes_of([retained("a", bytes(20))])
     SnapshotReader(opened(data), NoContents(), 20).check()
-    with pytest.raises(CorruptionError, match="a payload is out of order: number"):
+    with pytest.raises(CorruptionError, match="a payload is too large: number=1 max=19"):
         SnapshotReader(opened(data), NoContents(), 19).check()
 
 

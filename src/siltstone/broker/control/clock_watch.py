@@ -206,6 +206,6 @@ def refuse_held(state: ClockState) -> None:
     """Check that the clock is trusted, so that rows can use its time. Raises: UsageError."""
     if state.is_held:
         raise UsageError(
-            "the clock is not believed so far, so that rows cannot be stamped by it; "
-            "if it is right, run 'siltstone clock confirm' first"
+            "the clock is not trusted yet, so new rows cannot use its time; "
+            "if the clock is correct, run 'siltstone clock confirm' first"
         )

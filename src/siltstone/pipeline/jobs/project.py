@@ -17,18 +17,18 @@ from siltstone.fs.publish import create_directories, replace_file
 _README: Final = """\
 # {name}
 
-A pipeline over the messages of {data}.
+A pipeline that reads the messages in {data}.
 
-    python stream_job.py --once      # plain Structured Streaming: new messages, then end
-    python stream_job.py             # … and go on as they come
-    python run_pipeline.py           # the declarative pipeline in transformations/
+    python stream_job.py --once      # Structured Streaming: process the new messages, then exit
+    python stream_job.py             # Structured Streaming: run until stopped
+    python run_pipeline.py           # run the declarative pipeline in transformations/
 
 `stream_job.py` writes one Parquet table and continues from its checkpoint. The declarative pipeline
-needs `pip install 'pyspark[pipelines]==4.3.0'`; it keeps its tables and its catalog below `state/`,
-and each run takes up what is new.
+needs `pip install 'pyspark[pipelines]==4.3.0'`. It stores its tables and its catalog in `state/`.
+Each run processes the messages that arrived since the last run.
 """
 _JOB: Final = '''\
-"""Messages of a store to a table, exactly once: plain Structured Streaming."""
+"""Write the messages of a store to a Parquet table, exactly once, with Structured Streaming."""
 
 import argparse
 
@@ -43,7 +43,7 @@ STATE = {state!r}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--once", action="store_true", help="end when all messages are read")
+    parser.add_argument("--once", action="store_true", help="exit when all messages are read")
     arguments = parser.parse_args()
     spark = start_session(name={name!r}, master="local[2]")
     messages = (
@@ -72,14 +72,14 @@ def main() -> None:
     )
     query.awaitTermination()
     if arguments.once:
-        print(spark.read.parquet(f"{{STATE}}/readings").count(), "messages so far")
+        print(spark.read.parquet(f"{{STATE}}/readings").count(), "messages in total")
 
 
 if __name__ == "__main__":
     main()
 '''
 _RUN: Final = '''\
-"""Run the declarative pipeline of this directory, with a Java and a Python that work."""
+"""Run the declarative pipeline in this directory, with a suitable Java and Python."""
 
 import os
 import subprocess
@@ -96,7 +96,7 @@ def main() -> int:
     (HERE / "state").mkdir(exist_ok=True)
     spark_home = Path(pyspark.__file__).parent
     with spark_process() as environment:
-        # Its settings are read before anything of the pipeline is.
+        # Spark reads these settings before it loads the pipeline.
         environment["SPARK_CONF_DIR"] = str(HERE / "conf")
         command = [str(spark_home / "bin" / "spark-pipelines"), *(sys.argv[1:] or ["run"])]
         return subprocess.run(command, cwd=HERE, env=os.environ | environment).returncode
@@ -115,7 +115,7 @@ catalog: spark_catalog
 database: default
 """
 _DEFAULTS: Final = """\
-# Between runs the tables are known by a catalog on the disk, which one run at a time may use.
+# The catalog of the tables is stored on disk. Only one run at a time can use it.
 spark.sql.catalogImplementation hive
 spark.sql.warehouse.dir {state}/warehouse
 spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={state}/catalog;create=true
@@ -135,7 +135,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
 """
 _TRANSFORMATIONS: Final = '''\
-"""The tables of the pipeline. Messages come in as a stream, what follows is computed from them."""
+"""The tables of the pipeline: a stream of messages, and a view that is computed from it."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -146,7 +146,7 @@ spark = SparkSession.active()
 
 @dp.table
 def messages() -> DataFrame:
-    """New messages of each run."""
+    """All messages; each run adds the new ones."""
     return (
         spark.readStream.format("siltstone")
         .option("database", {database!r})
@@ -158,7 +158,7 @@ def messages() -> DataFrame:
 
 @dp.materialized_view
 def topics() -> DataFrame:
-    """Every topic, with how many messages it has and when the last one came."""
+    """All topics, with their number of messages and the time of the last one."""
     return spark.read.table("messages").groupBy("topic").agg(
         F.count(F.lit(1)).alias("messages"), F.max("timestamp").alias("last")
     )

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from threading import Lock
 from typing import Final
 
-from siltstone.errors import SiltstoneError, StorageFullError
+from siltstone.errors import NotFoundError, SiltstoneError, StorageFullError
 from siltstone.fs.api import FileSystem
 
 RESERVE: Final = "RESERVE"
@@ -36,7 +36,12 @@ class DiskRoom:
         self._directory = directory
         self._floor_bytes = floor_bytes
         self._reserve_bytes = reserve_bytes
-        self._is_kept = fs.exists(directory / RESERVE)
+        # After a crash the file may exist without its space.
+        allocated = [entry.allocated_bytes for entry in fs.list(directory) if entry.name == RESERVE]
+        self._exists = bool(allocated)
+        self._is_kept = self._exists and allocated[0] >= reserve_bytes
+        # The free space that the disk must have before the reserve is created.
+        self._ample_bytes = _AMPLE * reserve_bytes
         self._unwritten_bytes = 0
         self._lock = Lock()
         # Writes the memory to tables; set when the database is open.
@@ -54,23 +59,42 @@ class DiskRoom:
         return StorageFullError(self._directory, needed_bytes=needed_bytes + self._floor_bytes)
 
     def keep_reserve(self) -> None:
-        """Create the reserve, if the disk has enough space."""
+        """Create the reserve, if the disk has enough space.
+
+        Errors are ignored: the caller has space for its own data. After an error, the next attempt
+        waits until more space is free, because a quota would refuse every attempt.
+        """
         if self._is_kept or not self._reserve_bytes:
             return
-        if self._fs.free_bytes(self._directory) < _AMPLE * self._reserve_bytes:
+        if self._fs.free_bytes(self._directory) < self._ample_bytes:
             return
-        with suppress(StorageFullError), self._fs.create(self._directory / RESERVE) as file:
+        path = self._directory / RESERVE
+        try:
+            with (
+                self._fs.open(path, writable=True) if self._exists else self._fs.create(path)
+            ) as file:
+                self._exists = True
+                file.truncate(self._reserve_bytes)
+                file.allocate(0, self._reserve_bytes)
             self._is_kept = True
-            file.truncate(self._reserve_bytes)
-            file.allocate(0, self._reserve_bytes)
+        except SiltstoneError:
+            with suppress(SiltstoneError):
+                self.give_up_reserve()
+            free_bytes = self._fs.free_bytes(self._directory)
+            self._ample_bytes = max(self._ample_bytes, free_bytes + self._reserve_bytes)
 
     def give_up_reserve(self) -> bool:
         """Remove the reserve; return False if there is none."""
-        was_kept = self._is_kept
-        if was_kept:
+        if not self._exists:
+            return False
+        existed = True
+        try:
             self._fs.remove(self._directory / RESERVE)
-            self._is_kept = False
-        return was_kept
+        except NotFoundError:
+            # A user who needed space may have removed it.
+            existed = False
+        self._exists = self._is_kept = False
+        return existed
 
     def _has(self, needed_bytes: int) -> bool:
         if self._is_free(needed_bytes + self._unwritten_bytes):

@@ -19,11 +19,12 @@ from siltstone.topic.structure import Structure
 
 def create_slabs(fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest) -> Manifest:
     """Create the first slab of every shard; return the manifest that makes the database exist."""
+    records: list[SlabRecord] = []
     for number in range(manifest.settings.shards):
         record, committer = first_slab(fs, clock, directory, manifest, number)
         committer.close()
-        manifest = manifest.with_slab(record)
-    return manifest
+        records.append(record)
+    return manifest.with_slabs(records)
 
 
 def first_slab(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import PurePath
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -252,6 +252,7 @@ class WritableSlabs:
         """Create a shard for a topic, durably; return its number.
 
         Raises: ExistsError, UsageError for a database whose shards are shared, StorageFullError.
+        DiskError; after a crash the topic may exist.
         """
         check_open(closed=self._closing)
         with self._configure_lock:
@@ -289,6 +290,8 @@ class WritableSlabs:
         """Begin a shard that is the log of a topic; it exists once the manifest or journal names
         it.
         """
+        # The files of an earlier attempt are removed below. The disk must not name them.
+        self._keeper.settle()
         # The segments contain the topic before the manifest does.
         named = replace(self.manifest, logs=(*self.manifest.logs, topic))
         record, committer = first_slab(self._fs, self._clock, self._directory, named, number)
@@ -312,41 +315,45 @@ class WritableSlabs:
             number = slabs[0].id.shard
             self._of_shard[number] = (*self._of_shard.get(number, ()), *slabs)
 
-    def _forget(self, slab: SlabId) -> None:
+    def _forget(self, slabs: Collection[SlabId]) -> None:
         with self._names_lock:
-            self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
-            others = (known for known in self._of_shard[slab.shard] if known.id != slab)
-            self._of_shard[slab.shard] = tuple(others)
+            self._slabs = {known: slab for known, slab in self._slabs.items() if known not in slabs}
+            for shard in {slab.shard for slab in slabs}:
+                others = (known for known in self._of_shard[shard] if known.id not in slabs)
+                self._of_shard[shard] = tuple(others)
 
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: first from the manifest, then from the disk."""
         self.slab(slab)
         with self._lock:
-            self._drop(slab, "command")
+            self._drop({slab: "command"})
         self._finish_drops()
 
-    def _drop(self, slab: SlabId, why: Why) -> None:
-        known = self.slab(slab)
-        if known.record.state is SlabState.CURRENT:
-            raise UsageError(f"slab {slab} is current: seal it, then drop it")
-        until = known.record.until_serial
-        until = known.next_serial() if until is None else until
+    def _drop(self, slabs: Mapping[SlabId, Why]) -> None:
+        """Remove slabs from the manifest, by one change of it; their files are removed later."""
+        ends: dict[SlabId, tuple[int, int]] = {}
+        for slab in slabs:
+            known = self.slab(slab)
+            if known.record.state is SlabState.CURRENT:
+                raise UsageError(f"slab {slab} is current: seal it, then drop it")
+            until = known.record.until_serial
+            ends[slab] = (
+                known.record.first_serial,
+                known.next_serial() if until is None else until,
+            )
+        delivered = {slab.shard: ends[slab][1] for slab, why in slabs.items() if why == "delivered"}
         self._keeper.update(
             lambda manifest: replace(
                 manifest,
-                slabs=tuple(record for record in manifest.slabs if record.id != slab),
-                dropping=(*manifest.dropping, slab),
-                reclaimed=(
-                    {**manifest.reclaimed, slab.shard: until}
-                    if why == "delivered"
-                    else manifest.reclaimed
-                ),
+                slabs=tuple(record for record in manifest.slabs if record.id not in slabs),
+                dropping=(*manifest.dropping, *slabs),
+                reclaimed={**manifest.reclaimed, **delivered},
             )
         )
-        self._forget(slab)
-        size_bytes = self._sealed_bytes.pop(slab)
-        rows = until - known.record.first_serial
-        self.drops.tell(Dropped(slab, why, rows, size_bytes))
+        self._forget(slabs.keys())
+        for slab, why in slabs.items():
+            first, until = ends[slab]
+            self.drops.tell(Dropped(slab, why, until - first, self._sealed_bytes.pop(slab)))
 
     def leave_free(self, size_bytes: int) -> None:
         """Refuse rows if the disk would have less free space than this, whatever the settings
@@ -368,8 +375,8 @@ class WritableSlabs:
                 passed_us=self._clock.passed_us,
                 tiering=tiering,
             )
-            for slab, why in dropped.items():
-                self._drop(slab, why)
+            if dropped:
+                self._drop(dropped)
         self._finish_drops()
         return list(dropped)
 
@@ -408,7 +415,7 @@ class WritableSlabs:
                 with dropping() as may_drop:
                     if not may_drop:
                         break
-                    self._drop(record.id, "delivered")
+                    self._drop({record.id: "delivered"})
                 dropped.append(record.id)
         self._finish_drops()
         return dropped
@@ -437,7 +444,7 @@ class WritableSlabs:
         serials = read_tiered(self._fs, self._directory)
         records = tiered_slabs(self.manifest, serials or {})
         if records:
-            self._keeper.update(lambda manifest: reduce(Manifest.with_slab, records, manifest))
+            self._keeper.update(lambda manifest: manifest.with_slabs(records))
             for record in records:
                 # A slab that is not open yet gets its record from the manifest.
                 if record.id in self._slabs:
@@ -473,7 +480,7 @@ class WritableSlabs:
         """Remove the files of slabs that are listed under `dropping`."""
         # The threads of all shards do this: two must not remove the same files.
         with self._drop_lock:
-            dropping = self._keeper.current.dropping
+            dropping = dict.fromkeys(self._keeper.current.dropping)
             if not dropping:
                 return
             for slab in dropping:
@@ -628,7 +635,7 @@ class WritableSlabs:
                 ended = self._closed_by(closed_us, sealed)
             self._keeper.update(
                 lambda manifest: replace(
-                    reduce(Manifest.with_slab, [*ended, record], manifest),
+                    manifest.with_slabs([*ended, record]),
                     settings=replace(manifest.settings, thresholds=settings.thresholds),
                 )
             )

@@ -22,7 +22,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from siltstone.errors import CorruptionError, NotFoundError
-from siltstone.fs.api import FileSystem
+from siltstone.fs.api import File, FileSystem
 from siltstone.fs.publish import replace_file
 
 _PREFIX: Final = "added."
@@ -54,15 +54,16 @@ def begin_journal(fs: FileSystem, path: PurePath) -> None:
     replace_file(fs, path, _TITLE)
 
 
-def append_log(fs: FileSystem, path: PurePath, added: AddedLog) -> None:
-    """Add a log, durably. After an error, never append to this journal again.
+def append_log(journal: File, added: AddedLog) -> None:
+    """Add a log to an open journal, durably.
+
+    After an error the line may be in the journal or not. Never append to this journal again.
 
     Raises: StorageFullError, DiskError.
     """
     data = json.dumps(asdict(added)).encode()
-    with fs.open(path, writable=True) as file:
-        file.write(b"%08x %b\n" % (crc32c(data), data))
-        file.sync()
+    journal.write(b"%08x %b\n" % (crc32c(data), data))
+    journal.sync()
 
 
 def read_journal(fs: FileSystem, path: PurePath) -> list[AddedLog]:

@@ -9,13 +9,17 @@ A slab exists when the manifest names it. A slab whose removal has begun is list
 the next start finishes the removal after a crash, and nothing else is ever removed. Replacing the
 manifest must work on a full disk, because otherwise nothing could be dropped there. A reserve file
 is removed to make space for it.
+
+After a DiskError the manifest on the disk may have changed, although the one in memory has not. The
+next change replaces it. Invariant: no file of a slab that the disk may name is removed before that;
+see `ManifestFile.settle`.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -29,6 +33,7 @@ from crc32c import crc32c
 from siltstone.errors import (
     ClosedError,
     CorruptionError,
+    DiskError,
     NotFoundError,
     SiltstoneError,
     StorageFullError,
@@ -199,9 +204,13 @@ class Manifest:
 
     def with_slab(self, record: SlabRecord) -> Manifest:
         """Return a manifest in which this record replaces the one of the same slab."""
-        others = [slab for slab in self.slabs if slab.id != record.id]
-        slabs = sorted([*others, record], key=lambda slab: slab.id)
-        return replace(self, slabs=tuple(slabs))
+        return self.with_slabs([record])
+
+    def with_slabs(self, records: Iterable[SlabRecord]) -> Manifest:
+        """Return a manifest in which each record replaces the one of the same slab."""
+        slabs = {slab.id: slab for slab in self.slabs}
+        slabs.update((record.id, record) for record in records)
+        return replace(self, slabs=tuple(slabs[slab] for slab in sorted(slabs)))
 
     def slabs_of(self, shard: int) -> list[SlabRecord]:
         """Return the slabs of a shard, the oldest first."""
@@ -231,6 +240,8 @@ class ManifestFile:
         # Whether there is certainly no journal of an earlier process.
         self._is_clear = False
         self._is_closed = False
+        # Whether the manifest and journal on the disk may say something else than `current`.
+        self._is_unsure = False
         # The largest reserve so far, including one for which there was no space.
         self._reserved_bytes = 0
         self.current = manifest
@@ -238,7 +249,8 @@ class ManifestFile:
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by the result of `change`, durably.
 
-        Raises: StorageFullError, ClosedError.
+        Raises: StorageFullError, ClosedError; nothing changed then. DiskError; the manifest on the
+        disk may have changed, until `settle` or the next change. The change may be repeated.
         """
         with self._lock:
             self._check_open()
@@ -252,22 +264,49 @@ class ManifestFile:
         The first log that a process adds replaces the manifest and begins a journal. The next ones
         are appended to this journal.
 
-        Raises: StorageFullError, ClosedError; the log was not added then.
+        Raises: ClosedError; the log was not added then. StorageFullError, DiskError; the disk may
+        name the log until `settle` or the next change. The call may be repeated, also for another
+        log.
         """
         with self._lock:
             self._check_open()
             changed = self.current.with_logs([added])
             if self._appends:
-                # After any error the end of the journal is unknown.
-                self._appends = False
-                append_log(self._fs, self._journal_path(), added)
+                self._append(added)
                 self.current = changed
             else:
                 number = self.current.journal + 1
+                self._is_clear = False
                 begin_journal(self._fs, journal_path(self._directory, number))
                 self._replace(replace(changed, journal=number, has_journal=True))
             self._appends = True
             self._grow_reserve()
+
+    def _append(self, added: AddedLog) -> None:
+        with self._fs.open(self._journal_path(), writable=True) as journal:
+            try:
+                append_log(journal, added)
+            except SiltstoneError:
+                # The line may count or not, and must not, because the caller reports an error.
+                self._appends = self._is_clear = False
+                self._is_unsure = True
+                self.current = replace(self.current, has_journal=False)
+                with suppress(SiltstoneError):
+                    self._replace(self.current)
+                raise
+
+    def settle(self) -> None:
+        """Make the disk say what the manifest in memory says.
+
+        Call this before you remove files of a slab that the manifest does not name: after an error
+        the disk may name it.
+
+        Raises: StorageFullError, DiskError, ClosedError.
+        """
+        with self._lock:
+            self._check_open()
+            if self._is_unsure:
+                self._replace(self.current)
 
     def fold(self) -> None:
         """Move the contents of the journal into the manifest, and remove all journals.
@@ -275,7 +314,7 @@ class ManifestFile:
         If that fails, for example on a full disk, the journal stays in use.
         """
         with self._lock, suppress(SiltstoneError):
-            if self.current.has_journal:
+            if self.current.has_journal or self._is_unsure:
                 self._appends = False
                 self._replace(replace(self.current, has_journal=False))
             elif self._is_clear:
@@ -296,15 +335,24 @@ class ManifestFile:
             raise ClosedError("the database is closed")
 
     def _replace(self, changed: Manifest) -> Manifest:
+        try:
+            self._write(changed.encode())
+        except DiskError as exc:
+            # Until the rename only a temporary file has changed.
+            if exc.operation in ("rename", "sync_directory"):
+                self._is_unsure = True
+            raise
+        self._is_unsure = False
+        self.current = changed
+        return changed
+
+    def _write(self, data: bytes) -> None:
         path = self._directory / MANIFEST
-        data = changed.encode()
         try:
             replace_file(self._fs, path, data)
         except StorageFullError:
             self._give_up_reserve()
             replace_file(self._fs, path, data)
-        self.current = changed
-        return changed
 
     def _journal_path(self) -> PurePath:
         return journal_path(self._directory, self.current.journal)

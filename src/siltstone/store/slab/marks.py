@@ -16,7 +16,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -73,7 +72,7 @@ def with_marks(fs: FileSystem, directory: PurePath, manifest: Manifest) -> Manif
     with suppress(CorruptionError):
         serials = read_tiered(fs, directory)
         if serials is not None:
-            return reduce(Manifest.with_slab, tiered_slabs(manifest, serials), manifest)
+            return manifest.with_slabs(tiered_slabs(manifest, serials))
     return manifest
 
 

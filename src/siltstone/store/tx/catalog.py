@@ -253,8 +253,10 @@ def oldest_ids(engine: Engine, shard: int, limit: int) -> list[RememberedId]:
     """Return the oldest stored ids."""
     prefix = _ID_AT + _NUMBER.pack(shard)
     view = engine.view(DEFAULT_FAMILY)
-    keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
-    view.release()
+    try:
+        keys = [key for key, _ in view.items(prefix, prefix + b"\xff" * 25, limit)]
+    finally:
+        view.release()
     ids = []
     for key in keys:
         at_us = int.from_bytes(key[len(prefix) : len(prefix) + 8], "big")
@@ -270,18 +272,18 @@ def id_problems(engine: Engine, states: Mapping[int, ShardState]) -> Iterator[st
     for key, value in _items(engine, _ID):
         shard = int.from_bytes(key[len(_ID) : len(_ID) + _NUMBER.size], "big")
         if len(value) != _REMEMBERED.size or shard not in states:
-            yield f"a transaction's id is of no shard, or damaged: shard={shard}"
+            yield f"a transaction id is damaged or belongs to an unknown shard: shard={shard}"
             continue
         serial, at_us = _REMEMBERED.unpack(value)
         if serial > states[shard].serial:
-            yield f"a transaction's id is from behind the last serial: serial={serial}"
+            yield f"a transaction id has a serial after the last one of its shard: serial={serial}"
         digest = key[len(_ID) + _NUMBER.size :]
         at_key = _NUMBER.pack(shard) + at_us.to_bytes(8, "big") + digest
         if at_key not in by_time:
-            yield f"a transaction's id would never be forgotten: serial={serial}"
+            yield f"a transaction id has no expiry entry: serial={serial}"
         by_time.discard(at_key)
     if by_time:
-        yield f"{len(by_time)} ids of transactions are to be forgotten that are not there"
+        yield f"expiry entries name transaction ids that do not exist: count={len(by_time)}"
 
 
 def _id_at_key(shard: int, remembered: RememberedId) -> bytes:
@@ -297,8 +299,10 @@ def _items(engine: Engine, prefix: bytes) -> list[tuple[bytes, bytes]]:
     view = engine.view(DEFAULT_FAMILY)
     found: list[tuple[bytes, bytes]] = []
     start = prefix
-    while items := view.items(start, prefix + b"\xff" * 32, _CHUNK):
-        found += items
-        start = items[-1][0] + b"\x00"
-    view.release()
+    try:
+        while items := view.items(start, prefix + b"\xff" * 32, _CHUNK):
+            found += items
+            start = items[-1][0] + b"\x00"
+    finally:
+        view.release()
     return found

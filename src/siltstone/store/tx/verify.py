@@ -232,5 +232,5 @@ def _row_problem(slab: KeyValueSlab, key: bytes) -> str:
     except InvalidTopicError:
         return "a row has an invalid topic"
     if slab.place(topic) != place:
-        return "a row is not where its topic is looked for"
+        return "the key of a row does not match its topic"
     return ""

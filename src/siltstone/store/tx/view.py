@@ -34,7 +34,11 @@ class TransactionView:
         self._timed = slab.timed
         self._view = slab.view()
         # Read from the view itself, so that it is of exactly this moment.
-        state = self._view.get(STATE_KEY) or b""
+        try:
+            state = self._view.get(STATE_KEY) or b""
+        except BaseException:
+            self._view.release()
+            raise
         operations.read_serial = serial_in(state)
         # The first time that a commit after this view may assign.
         self._next_us = timestamp_in(state) + 1

@@ -153,7 +153,7 @@ def test_times_restart_when_the_clock_is_believed_and_not_before(watched: Watche
     core.guarded.confirm()
     core.real.append([Row("t", b"ahead")]).wait()
     core.disk.clock.jump(-3 * DAY)
-    assert "not believed so far" in watched.ask("clock-reset", database=NAME)["error"]
+    assert "the clock is not trusted yet" in watched.ask("clock-reset", database=NAME)["error"]
     assert watched.ask("clock-confirm")["ok"]["state"] == "stamped"
     assert watched.ask("clock-reset", database=NAME) == {"ok": 1}
     assert watched.ask("clock-status")["ok"]["state"] == "ok"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
 from pathlib import PurePath
 
+import pytest
+
 from siltstone.errors import SiltstoneError
+from siltstone.fs.faulty import Change, Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.kv.room import RESERVE, DiskRoom
 
@@ -102,3 +106,72 @@ def test_what_cannot_be_asked_is_why() -> None:
     disk = Disk()
     disk.fs.remove_directory(DIRECTORY)
     assert text_of(disk.room.lacks(1)) == "no such file or directory: path=/kv"
+
+
+class FaultyDisk(Disk):
+    """A disk with a fault that another process causes: it takes space, or the disk has errors."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.faulty = FaultyFileSystem(self.fs, fault)
+        self.room = DiskRoom(
+            self.faulty, DIRECTORY, floor_bytes=4 * MIB, reserve_bytes=self.reserve_bytes
+        )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("operation", ["create", "truncate", "allocate"])
+def test_a_reserve_that_cannot_be_allocated_is_removed_and_the_write_is_allowed(
+    operation: Change, number: int
+) -> None:
+    disk = FaultyDisk(Fault(operation=operation, errno=number, path_suffix=RESERVE))
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+    assert not disk.room.give_up_reserve()
+
+
+def test_a_reserve_that_could_not_be_allocated_is_created_when_more_space_is_free() -> None:
+    disk = FaultyDisk(Fault(operation="allocate", errno=errno.EDQUOT, path_suffix=RESERVE))
+    disk.leave(70 * MIB)
+    assert disk.room.lacks(100) is None
+    disk.leave(85 * MIB)
+    # A quota may be the reason. Each write would repeat an attempt that cannot succeed.
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+    disk.leave(86 * MIB)
+    assert disk.room.lacks(100) is None
+    # The reserve has its space now.
+    assert disk.fs.free_bytes(DIRECTORY) == 70 * MIB
+
+
+def test_a_file_without_its_space_is_not_taken_for_a_reserve() -> None:
+    disk = Disk()
+    with disk.fs.create(DIRECTORY / RESERVE) as file:
+        file.truncate(16 * MIB)
+    disk.room = disk.open()
+    assert disk.room.lacks(100) is None
+    assert disk.fs.free_bytes(DIRECTORY) == 84 * MIB
+
+
+def test_a_file_without_its_space_is_removed_when_space_is_needed() -> None:
+    disk = Disk()
+    with disk.fs.create(DIRECTORY / RESERVE) as file:
+        file.truncate(16 * MIB)
+        file.allocate(0, 8 * MIB)
+    disk.leave(4 * MIB)
+    disk.room = disk.open()
+    assert disk.room.lacks(100) is None
+    assert not disk.has_reserve
+
+
+def test_a_reserve_that_someone_removed_is_created_again() -> None:
+    disk = Disk()
+    disk.room.keep_reserve()
+    disk.fs.remove(DIRECTORY / RESERVE)
+    disk.leave(4 * MIB)
+    assert text_of(disk.room.lacks(100)) == (
+        "no space left on the disk: path=/kv needed_bytes=4194404"
+    )
+    disk.leave(100 * MIB)
+    assert disk.room.lacks(100) is None
+    assert disk.has_reserve

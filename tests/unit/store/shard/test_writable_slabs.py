@@ -315,6 +315,27 @@ class TestRetention:
             assert slabs.enforce_retention() == [SlabId(0, 1), SlabId(0, 2), SlabId(0, 3)]
             assert ids(slabs) == [(0, 4), (0, 5)]
 
+    @pytest.mark.parametrize("count", [1, 20])
+    def test_any_number_of_slabs_is_dropped_by_two_changes_of_the_manifest(
+        self, count: int
+    ) -> None:
+        world = World()
+        fs = world.fs
+        assert isinstance(fs, MemoryFileSystem)
+        with opened(world, retain_seconds=100.0, rotate_bytes=1 << 40) as slabs:
+            for _ in range(count):
+                append(slabs, "t")
+                slabs.seal()
+            fs.operations.clear()
+            world.clock.advance(200)
+            slabs.enforce_retention()
+            assert ids(slabs) == [(0, count + 1)]
+            assert slabs.manifest.dropping == ()
+        path = HOME / MANIFEST
+        renames = [step for step in fs.operations if step == f"rename {path}.tmp {path}"]
+        # One names the slabs to drop, the other one forgets them.
+        assert len(renames) == 2
+
     def test_without_settings_all_is_kept(self) -> None:
         world = World()
         with opened(world) as slabs:

@@ -25,8 +25,9 @@ LOGS = [
 def journal(logs: list[AddedLog]) -> MemoryFileSystem:
     fs = MemoryFileSystem()
     begin_journal(fs, PATH)
-    for log in logs:
-        append_log(fs, PATH, log)
+    with fs.open(PATH, writable=True) as file:
+        for log in logs:
+            append_log(file, log)
     return fs
 
 

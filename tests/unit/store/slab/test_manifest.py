@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -14,6 +15,7 @@ from siltstone.errors import (
     CorruptionError,
     DiskError,
     NotFoundError,
+    OverloadedError,
     StorageFullError,
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
@@ -221,6 +223,37 @@ class TestUpdate:
             keeper.update(lambda _: renamed("other"))
         assert keeper.current == read_manifest(fs, DIRECTORY) == MANIFEST
 
+    @pytest.mark.parametrize("operation", ["rename", "sync_directory"])
+    def test_settled_the_disk_says_what_is_in_memory(self, operation: Operation) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk, Fault(operation=operation, errno=errno.EIO))
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        with pytest.raises(DiskError):
+            keeper.update(lambda manifest: replace(manifest, dropping=(SlabId(0, 9),)))
+        found = read_manifest(disk, DIRECTORY).dropping
+        assert found == (() if operation == "rename" else (SlabId(0, 9),))
+        keeper.settle()
+        assert read_manifest(disk, DIRECTORY) == keeper.current == LOGS
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == LOGS
+
+    def test_what_is_settled_is_not_written_again(self) -> None:
+        disk, keeper = new_fs_with(LOGS)
+        disk.operations.clear()
+        keeper.settle()
+        assert disk.operations == []
+        keeper.close()
+        with pytest.raises(ClosedError):
+            keeper.settle()
+
+    def test_a_close_settles(self) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk, Fault(operation="sync_directory", errno=errno.EIO))
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        with pytest.raises(DiskError):
+            keeper.update(lambda manifest: replace(manifest, dropping=(SlabId(0, 9),)))
+        keeper.close()
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == LOGS
+
     def test_on_a_full_disk_the_reserve_is_given_up_for_it(self) -> None:
         fs = new_fs(capacity_bytes=40 * 4096)
         keeper = ManifestFile(fs, DIRECTORY, MANIFEST)
@@ -296,9 +329,72 @@ class TestAddedLogs:
         with pytest.raises(DiskError):
             keeper.add_log(replace(added(2), topic="lost"))
         assert keeper.current.logs == ("t0", "t1")
+        assert read_manifest(disk, DIRECTORY) == keeper.current
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == keeper.current
         keeper.add_log(added(2))
         keeper.add_log(added(3))
         assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "t2", "t3")
+
+    def test_a_line_whose_sync_found_the_disk_full_does_not_count(self) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk)
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        keeper.add_log(added(1))
+        fs.add(Fault(operation="sync", errno=errno.ENOSPC, path_suffix="added.1"))
+        with pytest.raises(StorageFullError):
+            keeper.add_log(added(2))
+        assert read_manifest(disk, DIRECTORY) == keeper.current
+        assert keeper.current.logs == ("t0", "t1")
+        keeper.close()
+        assert [entry.name for entry in disk.list(DIRECTORY)] == ["manifest"]
+
+    @pytest.mark.parametrize("then", ["settle", "update", "add", "close"])
+    def test_a_line_that_could_not_be_superseded_at_once_is_superseded_by_what_follows(
+        self, then: str
+    ) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk)
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        keeper.add_log(added(1))
+        fs.add(Fault(operation="sync", errno=errno.EIO, repeat=True))
+        with pytest.raises(DiskError, match=r"sync failed.*added\.1"):
+            keeper.add_log(replace(added(2), topic="lost"))
+        fs.clear()
+        assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "lost")
+        acts: dict[str, Callable[[], object]] = {
+            "settle": keeper.settle,
+            "update": lambda: keeper.update(lambda manifest: manifest),
+            "add": lambda: keeper.add_log(added(2)),
+            "close": keeper.close,
+        }
+        acts[then]()
+        assert read_manifest(disk.crash_clone(), DIRECTORY) == keeper.current
+        assert keeper.current.logs == ("t0", "t1", *(["t2"] if then == "add" else []))
+
+    def test_a_journal_that_could_not_be_opened_stays_in_use(self) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk)
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        keeper.add_log(added(1))
+        fs.add(Fault(operation="open", errno=errno.EMFILE, path_suffix="added.1"))
+        with pytest.raises(OverloadedError):
+            keeper.add_log(added(2))
+        before = disk.read(PATH)
+        keeper.add_log(added(2))
+        assert disk.read(PATH) == before
+        assert read_manifest(disk, DIRECTORY).logs == ("t0", "t1", "t2")
+
+    def test_a_journal_that_the_manifest_never_named_is_removed(self) -> None:
+        disk, _ = new_fs_with(LOGS)
+        fs = FaultyFileSystem(disk)
+        keeper = ManifestFile(fs, DIRECTORY, LOGS)
+        keeper.fold()
+        fs.add(Fault(operation="create", errno=errno.EIO, path_suffix="manifest.tmp"))
+        with pytest.raises(DiskError):
+            keeper.add_log(added(1))
+        assert read_manifest(disk, DIRECTORY) == keeper.current == LOGS
+        keeper.close()
+        assert [entry.name for entry in disk.list(DIRECTORY)] == ["manifest"]
 
     def test_on_a_full_disk_what_is_in_the_journal_stays_there(self) -> None:
         fs, keeper = new_fs_with(LOGS, capacity_bytes=40 * 4096)
@@ -311,7 +407,8 @@ class TestAddedLogs:
     def test_a_journal_that_is_missing_or_has_a_gap_is_told(self) -> None:
         fs, keeper = new_fs_with(LOGS)
         keeper.add_log(added(1))
-        append_log(fs, JOURNAL, added(7))
+        with fs.open(JOURNAL, writable=True) as journal:
+            append_log(journal, added(7))
         with pytest.raises(CorruptionError, match="journal of topic logs has a gap"):
             read_manifest(fs, DIRECTORY)
         fs.remove(JOURNAL)

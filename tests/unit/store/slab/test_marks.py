@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import PurePath
+from typing import ClassVar
 
 import pytest
 
 from siltstone.errors import CorruptionError, InvalidTopicError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState
+from siltstone.store.slab.manifest import Manifest, SlabId, SlabRecord, SlabState
 from siltstone.store.slab.marks import (
     MARKS,
     Seed,
@@ -137,3 +138,46 @@ def test_retention_of_a_tiered_database_drops_what_is_in_the_lake_only() -> None
         with world.reader() as reader:
             assert [info.state for info in reader.slabs()] == ["tiered", "current"]
         assert [str(slab) for slab in database.enforce_retention()] == ["0/2"]
+
+
+MARKED = PurePath("/db")
+
+
+class CountedRecord(SlabRecord):
+    """A record that counts how often its id is looked at."""
+
+    looks: ClassVar[int] = 0
+
+    @property
+    def id(self) -> SlabId:
+        CountedRecord.looks += 1
+        return SlabId(self.shard, self.generation)
+
+
+def looks_to_mark(count: int) -> int:
+    """Return how many ids are looked at when this number of slabs becomes tiered at once."""
+    fs = MemoryFileSystem()
+    fs.make_directory(MARKED)
+    records = tuple(
+        CountedRecord(
+            shard=0,
+            generation=generation,
+            state=SlabState.SEALED,
+            since_us=generation,
+            until_us=generation + 1,
+            created_us=0,
+            until_serial=generation,
+        )
+        for generation in range(count)
+    )
+    manifest = Manifest(database="db", salt=1, settings=DatabaseSettings(), slabs=records)
+    write_tiered(fs, MARKED, {0: count})
+    CountedRecord.looks = 0
+    marked = with_marks(fs, MARKED, manifest)
+    assert {record.state for record in marked.slabs} == {SlabState.TIERED}
+    assert [record.generation for record in marked.slabs] == list(range(count))
+    return CountedRecord.looks
+
+
+def test_marking_ten_times_as_many_slabs_takes_ten_times_as_long() -> None:
+    assert looks_to_mark(1000) <= 10 * looks_to_mark(100)

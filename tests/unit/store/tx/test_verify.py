@@ -125,7 +125,7 @@ def test_a_row_that_nobody_would_look_for_there_is_damage() -> None:
     place = slab.place(b"e/f")
     assert place is not None
     put(engine, FAMILY, place.replace(b"e/f", b"a/f") + bytes(8), b"")
-    assert found(engine) == [("damage", "slab 0/1: a row is not where its topic is looked for")]
+    assert found(engine) == [("damage", "slab 0/1: the key of a row does not match its topic")]
 
 
 def test_many_bad_rows_are_told_in_few_lines() -> None:
@@ -161,19 +161,19 @@ def _states(engine: Engine, state: ShardState) -> None:
         ),
         (
             lambda engine: _states(engine, ShardState(term=1, serial=1, timestamp_us=1 << 60)),
-            "a transaction's id is from behind the last serial: serial=6",
+            "a transaction id has a serial after the last one of its shard: serial=6",
         ),
         (
             lambda engine: put(engine, DEFAULT_FAMILY, b"id\x00" + bytes(20), b"x"),
-            "a transaction's id is of no shard, or damaged",
+            "a transaction id is damaged or belongs to an unknown shard",
         ),
         (
             lambda engine: put(engine, DEFAULT_FAMILY, b"id\x00" + bytes(20), bytes(16)),
-            "a transaction's id would never be forgotten",
+            "a transaction id has no expiry entry",
         ),
         (
             lambda engine: put(engine, DEFAULT_FAMILY, b"id at\x00" + bytes(28), b""),
-            "1 ids of transactions are to be forgotten that are not there",
+            "expiry entries name transaction ids that do not exist: count=1",
         ),
         (
             lambda engine: put(engine, DEFAULT_FAMILY, b"shard\x00" + bytes(4), None),

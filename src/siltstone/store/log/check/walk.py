@@ -79,7 +79,7 @@ class Walk:
                 continue
             if self._is_behind_index(step.position):
                 self._survey.sealed = None
-                self._survey.index_problem = "index ends before the segment does"
+                self._survey.index_problem = "index ends before the last frame of the segment"
             self._rooms_from = None
             self._enter(step.position, step.header)
         self._problem = walk.problem or MISSING
@@ -141,7 +141,7 @@ class Walk:
         rows = header.kind == ROWS
         earliest = survey.last_timestamp_us + (1 if rows else 0)
         for holds, problem in (
-            (not first or header.kind == STATE, "the first frame must have the state"),
+            (not first or header.kind == STATE, "the first frame must be a state frame"),
             (
                 header.first_serial == self._index.next_serial
                 or (header.kind == STATE and not first),
@@ -149,12 +149,12 @@ class Walk:
             ),
             (
                 earliest <= header.first_timestamp_us <= header.last_timestamp_us,
-                "the frame is not later than the one before it",
+                "the frame is not later than the frame before it",
             ),
             (
                 record.since_us <= header.first_timestamp_us + (0 if rows else 1)
                 and (record.until_us is None or header.last_timestamp_us < record.until_us),
-                "the frame is outside the time of its slab",
+                "the frame is outside the time span of its slab",
             ),
             (header.synced_position <= position, "the synced position is after the frame"),
         ):
@@ -279,7 +279,10 @@ class Walk:
         if used == end:
             return
         if not self._closed:
-            self._survey.note(end, f"torn tail of {used - end} bytes; the next start cuts it off")
+            self._survey.note(
+                end,
+                f"torn tail of {used - end} bytes; the next writer removes it",
+            )
             return
         self._survey.behind = range(end, used)
         self._survey.damage(end, f"{used - end} bytes follow the last frame")
@@ -311,7 +314,10 @@ class Walk:
         for problem in problems:
             survey.damage(0, f"the {problem} in the header is invalid")
         if not problems and self._visible < end:
-            survey.note(self._visible, "readers do not see the last frames before the next start")
+            survey.note(
+                self._visible,
+                "readers do not see the last frames until a writer opens the database",
+            )
 
 
 def _position(segment: Segment, value: int) -> int:

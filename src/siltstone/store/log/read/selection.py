@@ -31,7 +31,7 @@ from siltstone.store.log.read.scan import (
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
-from siltstone.store.segment.frame import ROOM, ROWS
+from siltstone.store.segment.frame import ROOM, ROWS, FrameHeader
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
 from siltstone.store.segment.view import FrameView
 from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
@@ -168,7 +168,7 @@ def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serial
     return Choice(
         wanted=wanted,
         frames=list_frames(slab, wanted, span, serials),
-        find=_Finder(slab, PieceReader(wanted, span)).find,
+        find=_Finder(slab, PieceReader(wanted, span), span).find,
         frame_count=frame_count,
         stream_count=len(rows),
         size_bytes=size_bytes,
@@ -294,9 +294,7 @@ class PieceReader:
             return None
         rows = frame.rows_in(range(run.start_serial, run.stop_serial))
         start, stop = rows.start, rows.stop
-        within = header.first_timestamp_us >= span.since_us and (
-            span.until_us is None or header.last_timestamp_us < span.until_us
-        )
+        within = _is_within(header, span)
         if run.complete and within:
             return _joined(run.slab, frame, [(start, stop, None)])
         parts: list[tuple[int, int, pa.Array | None]] = []
@@ -321,17 +319,22 @@ class PieceReader:
 class _Finder:
     """Finds the wanted serials in a slab's frames."""
 
-    def __init__(self, slab: Slab, pieces: PieceReader) -> None:
+    def __init__(self, slab: Slab, pieces: PieceReader, span: Span) -> None:
         self._slab = slab
         self._pieces = pieces
+        self._span = span
 
     def find(self, place: FramePlace, within: range) -> Sequence[int]:
         """Return the wanted serials of a frame, in order. Raises: CorruptionError."""
-        if place.complete:
-            return within
         handles = self._slab.handles()
         handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
         segment = handle.segment()
+        if place.complete:
+            # The header also says whether the rows were lost: such a frame has serials, but no
+            # rows, and the index does not distinguish it.
+            header = segment.header_at(place.position, segment.header.file_bytes)
+            if header is not None and header.kind == ROWS and _is_within(header, self._span):
+                return within
         frame = segment.frame(segment.index.frame_at_serial(place.first_serial))
         piece = self._pieces.piece(run_of(place, within), frame)
         if piece is None:
@@ -368,6 +371,13 @@ class RunReader:
         if self._open is None or self._open[0] != path:
             self._open = (path, open_segment(self._fs, path))
         return self._open[1]
+
+
+def _is_within(header: FrameHeader, span: Span) -> bool:
+    """Return whether all rows of a frame are in a span."""
+    return header.first_timestamp_us >= span.since_us and (
+        span.until_us is None or header.last_timestamp_us < span.until_us
+    )
 
 
 def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, int]:

@@ -183,7 +183,7 @@ class TestIndex:
             learned_frame(sealed.structure, [b"t"], serial=4, timestamp_us=NOW_US + 9),
         )
         survey = sealed.survey()
-        assert survey.findings == index_problem("index ends before the segment does")
+        assert survey.findings == index_problem("index ends before the last frame of the segment")
         assert survey.rows == 5
 
     def test_one_of_another_segment_is_told(self) -> None:

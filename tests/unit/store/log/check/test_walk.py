@@ -202,7 +202,7 @@ class TestTail:
         survey = bench.walk()
         start = bench.places[2].start
         used = len(bench.fs.read(PATH).rstrip(b"\0"))
-        problem = f"torn tail of {used - start} bytes; the next start cuts it off"
+        problem = f"torn tail of {used - start} bytes; the next writer removes it"
         assert problems(survey) == [(start, "note", problem)]
         assert (survey.rows, survey.damages) == (4, [])
 
@@ -229,7 +229,7 @@ class TestTail:
         bench = Bench(1)
         end = bench.writer.end_position
         patch(bench.fs, PATH, 60_000, b"x")
-        problem = f"torn tail of {60_001 - end} bytes; the next start cuts it off"
+        problem = f"torn tail of {60_001 - end} bytes; the next writer removes it"
         assert problems(bench.walk()) == [(end, "note", problem)]
 
 
@@ -256,7 +256,7 @@ class TestCells:
         bench = Bench(2)
         bench.cell(VISIBLE, bench.places[1].start)
         survey = bench.walk()
-        problem = "readers do not see the last frames before the next start"
+        problem = "readers do not see the last frames until a writer opens the database"
         assert problems(survey) == [(bench.places[1].start, "note", problem)]
         assert survey.rows == 4
 
@@ -273,14 +273,22 @@ class TestPlace:
         bench = Bench(1)
         bench.put(learned_frame(bench.structure, [b"u"], serial=2, timestamp_us=NOW_US + 1))
         assert problems(bench.walk()) == [
-            (bench.places[1].start, "damage", "the frame is not later than the one before it")
+            (
+                bench.places[1].start,
+                "damage",
+                "the frame is not later than the frame before it",
+            )
         ]
 
     def test_a_frame_outside_the_time_of_its_slab_is_told(self) -> None:
         bench = Bench(2)
         record = replace(RECORD, until_us=NOW_US + 3)
         assert problems(bench.walk(replace(EXPECTED, record=record))) == [
-            (bench.places[1].start, "damage", "the frame is outside the time of its slab")
+            (
+                bench.places[1].start,
+                "damage",
+                "the frame is outside the time span of its slab",
+            )
         ]
 
     def test_a_segment_must_begin_with_a_state(self) -> None:
@@ -294,7 +302,11 @@ class TestPlace:
             raw = SegmentWriter(file, writer.segment, allocated=65536)
             raw._end = SEGMENT_HEADER_BYTES  # noqa: SLF001 - nothing else overwrites a frame
             raw.write(header, body, [])
-        assert problems(bench.walk())[0] == (4096, "damage", "the first frame must have the state")
+        assert problems(bench.walk())[0] == (
+            4096,
+            "damage",
+            "the first frame must be a state frame",
+        )
 
     def test_a_state_may_leave_serials_out(self) -> None:
         bench = Bench(1)
