@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -27,6 +27,7 @@ from siltstone.client.session import ClientSession, WantedSubscriptions
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.fs.api import FileSystem
+from siltstone.guard import contain_with
 from siltstone.logs import log
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Spool
@@ -149,27 +150,19 @@ class Bridge:
 
     async def _connect(self) -> None:
         while True:
-            await self._attempt(self._client.run, "bridge_failed")
+            error = await _error_of(self._client.run)
+            if error is not None:
+                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=error)
             await asyncio.sleep(self._again_seconds)
 
     async def _forward(self) -> None:
-        # After an error of the spool, the messages stay in it and are sent after the next start.
         while True:
-            if await self._attempt(self._forwarder.run, "bridge_forward_failed"):
+            error = await _error_of(self._forwarder.run)
+            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=error)
+            if error != _MISTAKE:
+                # The spool accepts no changes; its messages are sent after the next start.
                 return
             await asyncio.sleep(self._again_seconds)
-
-    async def _attempt(self, act: Callable[[], Awaitable[None]], event: str) -> bool:
-        """Await `act` and log its error; return False after an internal error."""
-        try:
-            await act()
-        except SiltstoneError as exc:
-            log(_LOG, logging.ERROR, event, bridge=self.name, error=str(exc))
-        except Exception:  # noqa: BLE001 - logged with its traceback; the broker continues
-            _LOG.exception("internal_error")
-            log(_LOG, logging.ERROR, event, bridge=self.name, error=_MISTAKE)
-            return False
-        return True
 
     def _deliver(self, batch: PublishBatch) -> int:
         return self._inbound.deliver(batch)
@@ -188,3 +181,21 @@ class Bridge:
 
     def _note(self, sentence: str) -> None:
         log(_LOG, logging.INFO, "bridge_status", bridge=self.name, text=sentence)
+
+
+async def _error_of(act: Callable[[], Coroutine[None, None, None]]) -> str | None:
+    """Await the result of `act`; return the text of its error, None if there is none.
+
+    An internal error is logged with its traceback. Cancellation of the caller passes through.
+    """
+    [outcome] = await asyncio.gather(act(), return_exceptions=True)
+    if not isinstance(outcome, Exception):
+        return None
+    if isinstance(outcome, SiltstoneError):
+        return str(outcome)
+    contain_with(_raise, outcome)
+    return _MISTAKE
+
+
+def _raise(error: Exception) -> None:
+    raise error
