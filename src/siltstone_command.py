@@ -1,6 +1,7 @@
-"""The command `siltstone` before its code is loaded, which takes a moment: Ctrl-C ends it quietly.
+"""The entry point of the command `siltstone`.
 
-It stands beside the package and loads nothing of it before that is arranged.
+Loading the package takes a moment. Until it is loaded, Ctrl-C ends the process without a traceback.
+This module is not part of the package, so that it can set the signals first.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import sys
 
 def run() -> None:
     """Load the command line, and run it."""
-    # Who starts a command that ignores interrupts wants it so.
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:
+    # If the parent process set SIGINT to be ignored, it stays ignored.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] == ["serve"]:
-        # A broker that starts has nothing to reload or save yet, and must not end by being asked.
+        # A running broker reloads or saves on these signals. They must not end one that starts.
         for number in (signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
-    from siltstone.cli.main import run as run_command  # noqa: PLC0415 - this is what takes time
+    from siltstone.cli.main import run as run_command  # noqa: PLC0415 - loads the package
 
-    if heeds:
+    if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command()
