@@ -328,7 +328,7 @@ def read_slab(
             pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
             if pieces:
                 yield pieces
-        if serials is None or segment.index.next_serial < serials.stop:
+        if serials is None or segment.index.next_serial <= serials.stop:
             check_behind(segment, span)
         if reaches_end(segment.index, span):
             return
