@@ -32,8 +32,11 @@ from siltstone.fs.posix import PosixFileSystem
 FILE_NAME: Final = "siltstone.toml"
 PREFIX: Final = "SILTSTONE_"
 FILE_VARIABLE: Final = "SILTSTONE_CONFIG"
-# Variables that are not settings: the path of the settings file, and options of build and tests.
-NOT_SETTINGS: Final = frozenset({FILE_VARIABLE, "SILTSTONE_PURE", "SILTSTONE_REQUIRE_PEERS"})
+# Variables that are not settings: the path of the settings file, the password of client commands,
+# and options of build and tests.
+NOT_SETTINGS: Final = frozenset(
+    {FILE_VARIABLE, "SILTSTONE_PASSWORD", "SILTSTONE_PURE", "SILTSTONE_REQUIRE_PEERS"}
+)
 
 # The keys with a flag of their own; other keys are given with --set.
 FLAGS: Final[Mapping[str, str]] = {

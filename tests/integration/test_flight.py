@@ -12,6 +12,7 @@ from pyarrow import flight
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import siltstone
+from siltstone.cli.main import execute
 from siltstone.errors import (
     InvalidTopicError,
     LockedError,
@@ -317,6 +318,49 @@ def test_nobody_answers_where_flight_is_not_served(tmp_path: Path) -> None:
         ),
     ):
         node.databases()
+
+
+def no_session(**_: object) -> None:
+    """Stand for the start of Spark."""
+    raise UsageError("Spark starts")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ("replay",),
+        ("import", "files", "--topic", "a/{b}"),
+        ("rollup", "ovens", "--topics", "rollup/{plant}"),
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_appends_needs_flight_and_says_so_before_spark_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    job: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr("siltstone.pipeline.spark.session.start_session", no_session)
+    with broker_process(tmp_path / "data") as quiet:
+        assert execute(["pipeline", *job, "--data", str(quiet.data)]) == 2
+    assert capsys.readouterr().err == (
+        f"siltstone: the broker of {tmp_path / 'data'} does not accept rows from this job; set "
+        "flight.enabled = true in its settings and start it again, or stop it first\n"
+    )
+
+
+def test_jobs_that_append_start_beside_flight_and_without_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("siltstone.pipeline.spark.session.start_session", no_session)
+    with broker_process(tmp_path / "data", settings=SERVED) as broker:
+        broker.wait_for("flight_listening")
+        for job in (["replay"], ["rollup", "ovens"]):
+            assert execute(["pipeline", *job, "--data", str(broker.data)]) == 2
+            assert capsys.readouterr().err.endswith("siltstone: Spark starts\n")
+        broker.kill()
+        assert execute(["pipeline", "replay", "--data", str(broker.data)]) == 2
+        assert capsys.readouterr().err.endswith("siltstone: Spark starts\n")
 
 
 def test_who_does_not_read_what_it_asked_for_does_not_hold_up_the_end(tmp_path: Path) -> None:

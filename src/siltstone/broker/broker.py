@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from siltstone.broker.access.access import Access, Identity
 from siltstone.broker.connect.login_queues import LoginQueues
 from siltstone.broker.connect.throttle import Throttle
-from siltstone.broker.control.alarms import DISK, DISK_LOW, Alarms
+from siltstone.broker.control.alarms import Alarms
 from siltstone.broker.control.pins import Pins
 from siltstone.broker.control.reclaimer import Reclaimer
 from siltstone.broker.control.sparse_log import SparseLog
@@ -296,7 +296,7 @@ class Broker:
     def _count_lost(self, count: int, error: Exception) -> None:
         """Count messages that could not be stored; log them at most once a second."""
         if isinstance(error, StorageFullError):
-            self.alarms.set(DISK, DISK_LOW)
+            self.alarms.refuse_write(error.needed_bytes)
         self.statistics.publishes_refused += count
         self._untold += count
         now = self.shell.now()

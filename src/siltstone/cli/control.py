@@ -15,12 +15,14 @@ from siltstone.errors import RetryError, UsageError
 _TIMEOUT_SECONDS: Final = 60.0
 
 
-def is_served(data: Path) -> bool:
-    """Return whether a broker accepts commands in a data directory."""
+def is_served(data: Path, name: str = CONTROL) -> bool:
+    """Return whether a broker accepts commands in a data directory, or listens on another socket
+    there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_TIMEOUT_SECONDS)
         try:
-            probe.connect(str(data / CONTROL))
+            probe.connect(str(data / name))
         except OSError:
             return False
         return True

@@ -23,13 +23,12 @@ from siltstone.flight.client import NodeClient
 from siltstone.fs.api import FileSystem
 from siltstone.scan.ingest.columns import ROWS_SCHEMA
 from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
-from siltstone.scan.node import Node
+from siltstone.scan.node import SOCKET, Node
 from siltstone.scan.survey import find_database
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.write.partition import Columns
 
-SOCKET: Final = "flight.sock"
 DATABASE: Final = "messages"
 # Enough time for a node to restart, or for another writer to close the directory.
 _PATIENCE_SECONDS: Final = 30.0

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import typer
 
+from siltstone.broker.settings.broker import BrokerSettings
 from siltstone.cli.main import build, execute
 from siltstone.errors import (
     CorruptionError,
@@ -11,6 +14,7 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
+from siltstone.settings import load_settings
 from siltstone.version import __version__, form
 from tests.support.command_line import DATA, CommandLine
 
@@ -47,6 +51,19 @@ def test_every_command_takes_data_and_json_and_explains_itself(
 def names(app: typer.Typer) -> list[str | None]:
     groups = [group.name for group in app.registered_groups]
     return groups + [command.name for command in app.registered_commands]
+
+
+def variables(command: Any) -> set[str]:
+    """Return the environment variables of a command and of its subcommands."""
+    own = {each.envvar for each in command.params if each.envvar is not None}
+    return own.union(*map(variables, getattr(command, "commands", {}).values()))
+
+
+def test_the_broker_starts_with_the_variables_of_the_other_commands() -> None:
+    found = variables(typer.main.get_command(build([])))
+    assert found == {"SILTSTONE_DATA", "SILTSTONE_PASSWORD"}
+    settings = load_settings(None, dict.fromkeys(found, "x"), {})
+    assert settings == BrokerSettings(data="x")
 
 
 def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> None:

@@ -12,6 +12,8 @@ from typing import Final
 from siltstone.broker.control.alarms import DISK, DISK_LOW, QUIET, Alarms
 from siltstone.errors import SiltstoneError
 
+# So many looks after the last refused write, the alarm depends on `keep_free_bytes` alone.
+HELD_LOOKS: Final = 60
 SCARCE: Final = "the disk is full: publishes and new durable sessions are refused"
 
 
@@ -33,6 +35,8 @@ class DiskWatch:
         self._alarms = alarms
         self._free_bytes = free_bytes
         self._keep_free_bytes = keep_free_bytes
+        self._refused_writes = 0
+        self._held_looks = 0
 
     def look(self) -> None:
         """Read the free space, and update the alarm."""
@@ -41,10 +45,26 @@ class DiskWatch:
         except SiltstoneError:
             # The store itself reports a disk that does not answer.
             return
-        is_scarce = free < self._keep_free_bytes // 2
-        # The alarm is cleared only with some space above the limit, so that it does not flap.
-        was_quiet = self._alarms.text(DISK) == QUIET
-        enough = self._keep_free_bytes if was_quiet else self._keep_free_bytes * 9 // 8
+        keep, needed = self._keep_free_bytes, self._needed_bytes()
+        before = self._alarms.text(DISK)
+        # An alarm gets better only with some space above its limit, so that it does not flap.
+        is_scarce = free < (_with_margin(keep // 2) if before == SCARCE else keep // 2)
+        enough = keep if before == QUIET else _with_margin(max(keep, needed))
         text = SCARCE if is_scarce else DISK_LOW if free < enough else QUIET
-        self._alarms.set(DISK, text, free_bytes=free, keep_free_bytes=self._keep_free_bytes)
+        self._alarms.set(DISK, text, free_bytes=free, keep_free_bytes=keep)
         self._alarms.takes_new_sessions = not is_scarce
+
+    def _needed_bytes(self) -> int:
+        """Return the free space that recently refused writes needed; 0 if there are none."""
+        alarms = self._alarms
+        self._held_looks -= 1
+        if alarms.refused_writes != self._refused_writes:
+            self._refused_writes = alarms.refused_writes
+            self._held_looks = HELD_LOOKS
+        elif self._held_looks <= 0 or alarms.text(DISK) == QUIET:
+            alarms.needed_bytes = 0
+        return alarms.needed_bytes
+
+
+def _with_margin(size_bytes: int) -> int:
+    return size_bytes * 9 // 8

@@ -33,13 +33,14 @@ from siltstone.flight.access import Caller, FlightUser, OpenAccess
 from siltstone.flight.appending import Commits
 from siltstone.flight.operations import FlightOperations
 from siltstone.flight.server import Certificates, FlightServer
-from siltstone.flight.target import SOCKET, socket_node
+from siltstone.flight.target import socket_node
 from siltstone.flight.tokens import Tokens
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
 from siltstone.scan.ingest.staging import Staging
+from siltstone.scan.node import SOCKET
 from siltstone.store.directory import Store
 from siltstone.store.log.write.partition import Columns
 from siltstone.topic.grammar import TopicFilter

@@ -13,7 +13,7 @@ from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, FilterOption, Json
 from siltstone.cli.output.output import add_row, counted, note, say, show, show_json, table
 from siltstone.cli.output.progress import counting, waiting
-from siltstone.cli.pipeline.place import checked_directory, chosen_database
+from siltstone.cli.pipeline.place import check_target, checked_directory, chosen_database
 from siltstone.cli.pipeline.spark import (
     MASTER_DEFAULT,
     Continuous,
@@ -474,7 +474,7 @@ def rollup(
         watermark=watermark,
         to=to,
         topics=topics,
-        target=_target(data, database, login.options(url)),
+        target=_target(data, database, login.options(url), is_used=bool(topics)),
     )
     if continuous and not stream:
         raise UsageError("--continuous needs a directory for its state; name it with --checkpoint")
@@ -532,9 +532,13 @@ def init(
         say(str(path))
 
 
-def _target(data: Path, database: str, node: dict[str, str]) -> dict[str, str]:
-    """Return the options of the sink."""
+def _target(
+    data: Path, database: str, node: dict[str, str], *, is_used: bool = True
+) -> dict[str, str]:
+    """Return the options of the sink. Raises: UsageError if it cannot accept rows."""
     place = node or {"path": own_directory(data)}
+    if is_used and not node:
+        check_target(data)
     return place | ({"database": database} if database else {})
 
 

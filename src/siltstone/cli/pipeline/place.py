@@ -6,9 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import siltstone
+from siltstone.cli.control import is_served
 from siltstone.cli.nodes import own_directory
 from siltstone.cli.opening import open_reading
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.errors import LockedError, NotFoundError, UsageError
+from siltstone.scan.node import SOCKET
 from siltstone.scan.survey import find_database
 
 
@@ -21,6 +23,18 @@ def checked_directory(data: Path, database: str) -> str:
     with open_reading(data) as store:
         chosen_database(store, data, database)
     return path
+
+
+def check_target(data: Path) -> None:
+    """Check that a job can append rows to a data directory.
+
+    Raises: LockedError if a broker uses the directory and does not serve Flight.
+    """
+    if is_served(data) and not is_served(data, SOCKET):
+        raise LockedError(
+            f"the broker of {data} does not accept rows from this job; set flight.enabled = true "
+            f"in its settings and start it again, or stop it first"
+        )
 
 
 def lake_directory(data: Path, database: str) -> str:
