@@ -181,6 +181,24 @@ class Store:
             if entry.kind is EntryKind.DIRECTORY and self._fs.exists(data / entry.name / MANIFEST)
         ]
 
+    def without_manifest(self) -> list[str]:
+        """Return the names of databases that hold rows and have lost their manifest."""
+        data = self.path / "data"
+        if not self._fs.exists(data):
+            return []
+        return [
+            entry.name
+            for entry in self._fs.list(data)
+            if entry.kind is EntryKind.DIRECTORY and self._has_lost_manifest(data / entry.name)
+        ]
+
+    def _has_lost_manifest(self, directory: PurePath) -> bool:
+        """Return whether a database has rows, but no manifest, and was not being dropped."""
+        known = (MANIFEST, _DROPPING)
+        return not any(self._fs.exists(directory / name) for name in known) and holds_rows(
+            self._fs, directory
+        )
+
     def create(self, name: str, settings: DatabaseSettings | None = None) -> Database:
         """Create a database and open it. Raises: ExistsError, UsageError."""
         with self._mutex:
@@ -370,7 +388,7 @@ class Store:
 
         Raises: CorruptionError if there are rows that were not dropped.
         """
-        if not self._fs.exists(directory / _DROPPING) and holds_rows(self._fs, directory):
+        if self._has_lost_manifest(directory):
             raise CorruptionError(
                 "the manifest is missing, run `siltstone verify --repair` or restore a backup",
                 path=directory,

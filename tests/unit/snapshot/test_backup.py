@@ -83,6 +83,14 @@ def test_key_value_databases_come_before_the_rows_that_they_may_refer_to() -> No
     assert Counter(kinds)[KeyValueFamily] == 2
 
 
+def test_a_database_that_lost_its_manifest_is_not_left_out() -> None:
+    source = Source()
+    source.store.create("m", SMALL).append([Row(topic="a", value=b"1")]).wait()
+    source.fs.remove(DATA / "data" / "m" / "manifest")
+    with pytest.raises(CorruptionError, match="database m has lost its manifest"):
+        source.records()
+
+
 def test_a_segment_is_taken_up_to_where_readers_may_read() -> None:
     source = Source()
     database = source.store.create("m", SMALL)

@@ -162,6 +162,20 @@ def test_sends_that_were_postponed_together_keep_their_order_before_those_that_c
     assert bench.lane.pending_bytes == 0
 
 
+def test_a_postponed_append_stays_before_the_sends_that_wait_behind_it() -> None:
+    bench = Bench()
+    bench.send(b"a")
+    bench.turn()
+    bench.log.refusals = [OverloadedError("x")]
+    for letter in (b"b", b"c"):
+        # Each is an append of its own, because two are too large for one.
+        bench.send(letter, bytes(5 * 1024 * 1024))
+    bench.turn()
+    for number in range(3):
+        bench.log.store(number)
+    assert bench.told == {"a": 0, "b": 1, "c": 3}
+
+
 def test_an_append_that_fails_makes_way_for_the_next() -> None:
     bench = Bench()
     for letter in (b"a", b"b", b"c"):

@@ -14,6 +14,7 @@ from siltstone.cli.output.output import (
     add_row,
     confirm_drop,
     facts,
+    note,
     say,
     show,
     show_json,
@@ -126,6 +127,11 @@ def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """
     with open_reading(data) as store:
         documents = [_summary(store.database(name)) for name in store.names()]
+        lost = store.without_manifest()
+    for name in lost:
+        note(
+            f"warning: database {name} has lost its manifest, run 'siltstone verify {name} --repair'"
+        )
     if json:
         show_json(documents)
         return
@@ -137,7 +143,7 @@ def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
         add_row(listed, (each["database"], *counts, format_size(each["size_bytes"])))
     if documents:
         show(listed)
-    else:
+    elif not lost:
         say(f"no databases in {data}; create one with 'siltstone db create NAME'")
 
 

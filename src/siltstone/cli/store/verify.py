@@ -78,8 +78,11 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
         each if each == COMMITS else f"kv/{each}": place
         for each, place in store.keyvalue_places().items()
     }
-    # A database without its manifest is not listed by the store, but it can be named here.
-    logs = store.names() if name is None else [entry.name for entry in fs.list(directory)]
+    # A database that has lost its manifest is not one of the names.
+    if name is None:
+        logs = sorted([*store.names(), *store.without_manifest()])
+    else:
+        logs = [entry.name for entry in fs.list(directory)]
     wanted = [*logs, *keyvalues] if name is None else [name]
     if name is not None and name not in (*logs, *keyvalues):
         there = ", ".join([*store.names(), *keyvalues]) or "none"

@@ -9,6 +9,7 @@ from siltstone.errors import LockedError
 from siltstone.fs.api import FileSystem
 from siltstone.store.log.check.findings import Finding
 from siltstone.store.log.check.verify import VerifyReport
+from siltstone.store.log.read.pieces import Row
 from tests.support.command_line import DATA, CommandLine
 
 BAD_SEGMENT = DATA / "data/metrics/0/1/00000000000000000000.seg"
@@ -145,6 +146,24 @@ def test_a_database_that_lost_its_manifest_can_still_be_asked_about(
         "/data/data/metrics",
         "/data/data/other",
     ]
+
+
+def test_a_database_with_rows_that_lost_its_manifest_is_checked_with_all_others(
+    siltstone: CommandLine, verifier: Verifier
+) -> None:
+    with siltstone.store() as store:
+        store.database("metrics").append([Row(topic="t", value=b"v")])
+    siltstone.fs.remove(DATA / "data/metrics/manifest")
+    assert siltstone("verify", "--all").status == 0
+    assert [directory for directory, _, _ in verifier.asked] == [
+        "/data/data/metrics",
+        "/data/data/other",
+    ]
+    listed = siltstone("db", "list")
+    assert listed.err == (
+        "siltstone: warning: database metrics has lost its manifest, "
+        "run 'siltstone verify metrics --repair'\n"
+    )
 
 
 @pytest.mark.parametrize(

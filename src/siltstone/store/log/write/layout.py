@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import RetryError, SiltstoneError
+from siltstone.errors import ClosedError, RetryError, SiltstoneError
 from siltstone.logs import log
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
@@ -132,6 +132,9 @@ class LogLayout:
         try:
             self._sync_in_time()
             self._housekeeping()
+            self._trouble = None
+        except ClosedError:
+            # The database is being closed. The work is due again after the next start.
             self._trouble = None
         except SiltstoneError as exc:
             # The work stays due. If the disk is full, the next append reports it. If the committer

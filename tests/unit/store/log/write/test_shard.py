@@ -346,6 +346,17 @@ class TestOrders:
         assert record.message == "shard_upkeep_failed"
         assert record.__dict__["facts"] == {"shard": 0, "error": str(full)}
 
+    def test_upkeep_that_a_close_ends_is_not_a_failure(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def housekeeping() -> None:
+            raise ClosedError("the database is closed")
+
+        world = World()
+        with started(begun(world), world, housekeeping=housekeeping) as shard:
+            submit(shard, call_on("a")).wait()
+        assert caplog.records == []
+
 
 class TestRefusal:
     def test_what_does_not_fit_is_refused_by_the_call_and_not_stored(self) -> None:
