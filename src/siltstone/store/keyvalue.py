@@ -149,8 +149,10 @@ class KeyValueDatabase:
         The function may run many times, so it must change nothing but the transaction. It is
         repeated after ConflictError and OverloadedError, and with an id after OutcomeUnknownError.
 
-        Raises: the errors of Transaction.commit, when there are no more retries.
+        Raises: the errors of Transaction.commit, when there are no more retries; UsageError.
         """
+        if not callable(function):
+            raise UsageError(f"function must be a function: type={type(function).__name__}")
         begin = partial(
             self.transaction,
             shard=shard,

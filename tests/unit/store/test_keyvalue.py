@@ -51,6 +51,7 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
             ("timeout must be a number of seconds", lambda: database.transaction(timeout=wrong)),
             ("id must be text", lambda: database.transaction(id=wrong)),
             ("retries must be a whole number", lambda: database.transact(print, retries=wrong)),
+            ("function must be a function", lambda: database.transact(wrong)),
             ("id must be text", lambda: database.outcome(wrong)),
             ("collection must be text", lambda: database.take(wrong)),
             ("topic must be text", lambda: database.get(wrong)),
