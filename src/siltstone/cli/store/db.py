@@ -129,9 +129,8 @@ def list_databases(data: Data = DATA_DEFAULT, json: Json = False) -> None:
         documents = [_summary(store.database(name)) for name in store.names()]
         lost = store.without_manifest()
     for name in lost:
-        note(
-            f"warning: database {name} has lost its manifest, run 'siltstone verify {name} --repair'"
-        )
+        remedy = f"run 'siltstone verify {name} --repair'"
+        note(f"warning: database {name} has lost its manifest, {remedy}")
     if json:
         show_json(documents)
         return
