@@ -25,6 +25,9 @@ _CLEAR: Final = 3
 _BUSY: Final = 2
 _AWAY: Final = 1
 
+_MASK: Final = (1 << 64) - 1
+_MIX: Final = 0x9E37_79B9_7F4A_7C15
+
 
 class Subscriber:
     """One subscription of one session, as the router needs it."""
@@ -98,7 +101,8 @@ class ShareGroup:
         self.name = name
         self.strategy = strategy
         self.members: list[Subscriber] = []
-        self._turn = 0
+        # The index of the member that got the last message.
+        self._last = 0
 
     def join(self, subscriber: Subscriber) -> None:
         """Add a member, or replace its earlier subscription."""
@@ -110,37 +114,83 @@ class ShareGroup:
 
     def leave(self, outbox: Outbox) -> None:
         """Remove a member."""
-        self.members = [member for member in self.members if member.outbox is not outbox]
+        for index, member in enumerate(self.members):
+            if member.outbox is outbox:
+                del self.members[index]
+                if index <= self._last:
+                    # The turn continues with the member that followed.
+                    self._last -= 1
+                return
 
     def choose(self, topic: bytes, source: Outbox | None) -> Subscriber | None:
         """Return the member that gets the next message; None if no member may read it."""
+        if self.strategy == RANDOM:
+            index = self._at_random(topic)
+        elif self.strategy == STICKY_TOPIC or (source is None and self.strategy == STICKY):
+            index = self._keeper(topic, hash(topic))
+        elif self.strategy == STICKY:
+            index = self._keeper(topic, hash(source))
+        else:
+            index = self._next(topic)
+        if index < 0:
+            return None
+        # The next turn begins behind the member that got the message. If it began behind an absent
+        # member, its successor would get the messages of both.
+        self._last = index
+        return self.members[index]
+
+    def _next(self, topic: bytes) -> int:
+        """Return the best member for a message; the first in turn among equal members."""
         count = len(self.members)
-        start = self._start(topic, source, count)
-        found: Subscriber | None = None
+        is_by_load = self.strategy == LEAST_LOADED
+        found = -1
         found_rank = 0
-        for step in range(count):
-            member = self.members[(start + step) % count]
+        found_load = 0
+        for step in range(1, count + 1):
+            index = (self._last + step) % count
+            member = self.members[index]
             rank = self._rank(member.outbox)
-            if rank <= found_rank or not member.may_receive(topic):
+            if rank < found_rank:
                 continue
-            found = member
-            found_rank = rank
-            # The first member in turn that can receive the message at once gets it.
-            if rank == _CLEAR and self.strategy != LEAST_LOADED:
-                break
-        if self.strategy == LEAST_LOADED and found is not None:
-            found = self._least_loaded(topic, found_rank)
+            load = _load(member.outbox) if is_by_load else 0
+            if (rank > found_rank or load < found_load) and member.may_receive(topic):
+                found, found_rank, found_load = index, rank, load
+                if rank == _CLEAR and not is_by_load:
+                    break
         return found
 
-    def _start(self, topic: bytes, source: Outbox | None, count: int) -> int:
-        if self.strategy == RANDOM:
-            return random.randrange(count)  # noqa: S311 - it spreads load and guards nothing
-        if self.strategy == STICKY_TOPIC:
-            return hash(topic) % count
-        if self.strategy == STICKY:
-            return hash(topic if source is None else source) % count
-        self._turn += 1
-        return self._turn % count
+    def _at_random(self, topic: bytes) -> int:
+        """Return any of the best members for a message."""
+        best: list[int] = []
+        best_rank = 0
+        for index, member in enumerate(self.members):
+            rank = self._rank(member.outbox)
+            if rank < best_rank or not member.may_receive(topic):
+                continue
+            if rank > best_rank:
+                best, best_rank = [], rank
+            best.append(index)
+        if not best:
+            return -1
+        return best[random.randrange(len(best))]  # noqa: S311 - it spreads load and guards nothing
+
+    def _keeper(self, topic: bytes, key: int) -> int:
+        """Return the member for all messages of a key.
+
+        Each key has its own order of members. Its first member that is connected gets the messages,
+        so the keys of an absent member are spread over all others, and no other key moves.
+        """
+        found = -1
+        found_rank = 0
+        found_order = -1
+        for index, member in enumerate(self.members):
+            rank = self._rank(member.outbox)
+            if rank < found_rank:
+                continue
+            order = _mixed(key, hash(member.outbox))
+            if (rank > found_rank or order > found_order) and member.may_receive(topic):
+                found, found_rank, found_order = index, rank, order
+        return found
 
     def _rank(self, outbox: Outbox) -> int:
         if not outbox.attached:
@@ -148,20 +198,11 @@ class ShareGroup:
         is_sticky = self.strategy == STICKY or self.strategy == STICKY_TOPIC  # noqa: PLR1714 - faster
         return _CLEAR if is_sticky or outbox.is_clear() else _BUSY
 
-    def _least_loaded(self, topic: bytes, rank: int) -> Subscriber | None:
-        """Return the member of this rank with the fewest messages under way.
 
-        Among equal members the first in turn is returned.
-        """
-        best: Subscriber | None = None
-        count = len(self.members)
-        for step in range(count):
-            member = self.members[(self._turn + step) % count]
-            if self._rank(member.outbox) != rank or not member.may_receive(topic):
-                continue
-            if best is None or _load(member.outbox) < _load(best.outbox):
-                best = member
-        return best
+def _mixed(key: int, member: int) -> int:
+    """Return a number for a key and a member. The hash of a tuple is not even enough here."""
+    mixed = ((key ^ member * _MIX) & _MASK) * _MIX & _MASK
+    return ((mixed ^ mixed >> 32) * _MIX & _MASK) >> 8
 
 
 def _load(outbox: Outbox) -> int:

@@ -11,6 +11,7 @@ from siltstone.broker.deliver.shares import (
     RANDOM,
     ROUND_ROBIN,
     STICKY,
+    STICKY_TOPIC,
     ShareGroup,
     Subscriber,
     offer_message,
@@ -226,6 +227,57 @@ class TestChoice:
         outboxes[2].detach()
         outboxes[1].offer(b"t", b"x", 1, b"", NEVER)
         assert chosen(group_of(strategy, outboxes), outboxes, 4) == [1, 1, 1, 1]
+
+    @pytest.mark.parametrize("away", [(0,), (2,), (1, 2), (0, 1, 4, 5), (4, 5, 6, 7)])
+    @pytest.mark.parametrize("strategy", [ROUND_ROBIN, LEAST_LOADED])
+    def test_the_turn_of_an_absent_member_goes_to_no_certain_member(
+        self, strategy: str, away: tuple[int, ...]
+    ) -> None:
+        outboxes = connected(4 + len(away))
+        for index in away:
+            outboxes[index].detach()
+        counts = Counter(chosen(group_of(strategy, outboxes), outboxes, 400))
+        present = [index for index in range(len(outboxes)) if index not in away]
+        assert counts == dict.fromkeys(present, 100)
+
+    @pytest.mark.parametrize("strategy", [RANDOM, STICKY, STICKY_TOPIC])
+    def test_the_messages_of_absent_members_are_spread_over_all_others(self, strategy: str) -> None:
+        outboxes = connected(8)
+        for outbox in outboxes[4:]:
+            outbox.detach()
+        group = group_of(strategy, outboxes)
+        random.seed(7)
+        publishers = [make_outbox() for _ in range(4_000)]
+        counts: Counter[int] = Counter()
+        for number, publisher in enumerate(publishers):
+            member = group.choose(b"%d" % number, publisher)
+            assert member is not None
+            counts[outboxes.index(member.outbox)] += 1
+        assert sorted(counts) == [0, 1, 2, 3]
+        assert min(counts.values()) > 800
+
+    @pytest.mark.parametrize("strategy", [STICKY, STICKY_TOPIC])
+    def test_a_key_stays_with_its_member_when_another_one_goes(self, strategy: str) -> None:
+        outboxes = connected(4)
+        group = group_of(strategy, outboxes)
+        topics = [b"%d" % number for number in range(100)]
+
+        def keepers() -> list[Outbox]:
+            found = [group.choose(topic, None) for topic in topics]
+            return [member.outbox for member in found if member is not None]
+
+        before = keepers()
+        outboxes[3].detach()
+        after = keepers()
+        moved = [old for old, new in zip(before, after, strict=True) if old is not new]
+        assert set(moved) == {outboxes[3]}
+
+    def test_the_turn_goes_on_behind_a_member_that_leaves(self) -> None:
+        outboxes = connected(4)
+        group = group_of(ROUND_ROBIN, outboxes)
+        assert chosen(group, outboxes, 2) == [1, 2]
+        group.leave(outboxes[1])
+        assert chosen(group, outboxes, 3) == [3, 0, 2]
 
     @EACH
     def test_where_all_are_away_one_of_them_keeps_it(self, strategy: str) -> None:
