@@ -13,6 +13,8 @@ from tests.conformance.modes import MakeCore, make_core
 from tests.conformance.versions import both_versions, in_v5, kept, told
 from tests.support.broker_core import V5, Core, message
 
+__all__ = ["make_core"]
+
 
 @both_versions
 @pytest.mark.parametrize("text", ["$share//t", "$share/+/t", "$share/g#/t", "$share/a+b/t"])

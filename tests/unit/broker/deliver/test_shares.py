@@ -485,11 +485,12 @@ class TestLending:
 
     def test_a_long_queue_asks_publishers_to_wait(self) -> None:
         crowd = Crowd(1, messages_max=20)
-        crowd.offer(14)
-        assert crowd.ready.behind is None
-        crowd.offer(1)
-        behind = crowd.ready.behind
-        assert behind is crowd.group
+        found = []
+        for _ in range(15):
+            crowd.offer(1)
+            found.append(crowd.ready.behind)
+        assert found == [None] * 14 + [crowd.group]
+        behind = crowd.group
         assert behind.is_stuck(0.0) is False
         relieved: list[float] = []
         behind.when_relieved(lambda: relieved.append(crowd.group.queued))
