@@ -172,3 +172,19 @@ def test_a_slow_member_holds_a_small_part_of_a_burst(make_core: MakeCore) -> Non
         core.settle()
     assert sorted(got, key=int) == [f"{number}".encode() for number in range(1, 301)]
     assert len(kept_by_slow) == 4
+
+
+def test_a_member_that_acknowledges_in_batches_gets_more_each_second(make_core: MakeCore) -> None:
+    core = make_core(strategy="least-loaded")
+    member = core.connect("c")
+    member.subscribe("$share/g/t", qos=1)
+    publisher = core.connect("p")
+    for packet_id in range(1, 101):
+        publisher.publish("t", "m", 1, packet_id)
+    core.settle()
+    counts = [len(member.take())]
+    for _ in range(5):
+        core.advance(1.0)
+        core.settle()
+        counts.append(len(member.take()))
+    assert counts == [4, 4, 8, 16, 32, 36]

@@ -7,6 +7,8 @@ member in the end, and no message is sent to two members.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,7 +35,7 @@ class LiveGroupMachine(RuleBasedStateMachine):
     )
     def begin(self, strategy: str, credit: int, queued: int) -> None:
         # In the smaller queue all messages fit, but the queue gets long and publishers wait.
-        self.limits = {"inflight_max": credit, "queued_messages_max": queued}
+        self.limits: dict[str, Any] = {"inflight_max": credit, "queued_messages_max": queued}
         self.strategy = strategy
         self.core = MemoryCore(strategy=strategy, **self.limits)
         self.wires: dict[str, Wire] = {}

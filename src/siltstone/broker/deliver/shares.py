@@ -39,6 +39,7 @@ _AWAY: Final = 1
 
 _US: Final = 1_000_000
 _STUCK_SECONDS: Final = 1.0
+_RELIEVED_MAX: Final = 1_000
 # The flags of a message that its receivers may see: QoS and retain.
 _MESSAGE_FLAGS: Final = 7
 # Loads are compared in this part of the credit.
@@ -270,6 +271,9 @@ class ShareGroup:
     def when_relieved(self, act: Callable[[], None]) -> None:
         """Call `act` once, when most of the queue was sent or the group has ended."""
         self._relieved.append(act)
+        if len(self._relieved) > _RELIEVED_MAX:
+            # Most of these callers have stopped waiting long ago.
+            self._relieve()
 
     def is_stuck(self, now: float) -> bool:
         """Tell whether waiting is useless: no member reads, or nothing was sent for a second."""
@@ -293,14 +297,20 @@ class ShareGroup:
     def _wait(self, queue: Waiting, delivery: Delivery, now: float) -> None:
         """Add a message to the queue; make room by giving the oldest ones to members."""
         size = delivery.size()
-        while queue and not queue.has_room(size):
-            self._give(queue.pop(), now)
+        terms = self._terms
+        assert terms is not None
+        # If there is still no room then, the budget of all sessions is used up, or the message is
+        # too large. To move more messages would not help.
+        left = size if size <= terms.bytes_max else 0
+        while queue and left > 0 and not queue.has_room(size):
+            oldest = queue.pop()
+            left -= oldest.size()
+            self._give(oldest, now)
         if queue.has_room(size):
             queue.add_row(delivery)
         else:
             self._give(delivery, now)
-        terms = self._terms
-        if terms is not None and queue.is_long():
+        if queue.is_long():
             terms.ready.behind = self
 
     def _lend(self, now: float) -> None:

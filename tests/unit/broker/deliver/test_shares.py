@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -306,7 +307,13 @@ class Crowd:
     """A lending group, the clients of its members, and a broker that passes acknowledgements on."""
 
     def __init__(
-        self, count: int, *, window: int = 1_024, messages_max: int = 100_000, guards: Any = None
+        self,
+        count: int,
+        *,
+        window: int = 1_024,
+        messages_max: int = 100_000,
+        bytes_max: int = 1 << 30,
+        guards: Any = None,
     ) -> None:
         self.ready = Ready(lambda: None)
         self.budget = Budget(1 << 30)
@@ -315,7 +322,7 @@ class Crowd:
             for _ in range(count)
         ]
         self.receivers = [Receiver(outbox, window=window) for outbox in self.outboxes]
-        terms = LendingTerms(self.ready, self.budget, messages_max, 1 << 30, 1_024)
+        terms = LendingTerms(self.ready, self.budget, messages_max, bytes_max, 1_024)
         self.group = ShareGroup("g", LEAST_LOADED, terms)
         for index, outbox in enumerate(self.outboxes):
             self.group.join(subscriber(outbox, guard=guards[index] if guards else None))
@@ -402,6 +409,29 @@ class TestLending:
         assert crowd.group.queued == 10
         assert sum(crowd.loads()) == 20
         assert crowd.group.waiting()[0].payload == b"20"
+
+    def test_a_message_too_large_for_the_group_moves_no_other(self) -> None:
+        crowd = Crowd(1, bytes_max=10_000)
+        crowd.offer(10)
+        crowd.group.offer(b"t", bytes(20_000), 1, b"", NEVER, None, 0.0)
+        assert [each.payload for each in crowd.group.waiting()] == [b"%d" % n for n in range(4, 10)]
+        assert crowd.loads() == [5]
+
+    def test_a_budget_that_others_fill_moves_no_more_than_a_new_message_needs(self) -> None:
+        crowd = Crowd(1)
+        crowd.offer(10)
+        crowd.budget.bytes_max = crowd.budget.used
+        crowd.offer(1, start=10)
+        assert [each.payload for each in crowd.group.waiting()] == [b"%d" % n for n in range(6, 10)]
+        assert crowd.loads() == [7]
+
+    @pytest.mark.parametrize("count", [1_001, 3_000])
+    def test_callers_that_stopped_waiting_are_not_kept(self, count: int) -> None:
+        crowd = Crowd(1)
+        called: list[int] = []
+        for number in range(count):
+            crowd.group.when_relieved(partial(called.append, number))
+        assert called == list(range(count // 1_001 * 1_001))
 
     def test_a_full_budget_leaves_the_drop_policy_to_the_sessions(self) -> None:
         crowd = Crowd(1, window=4)
