@@ -9,8 +9,11 @@ import pytest
 from siltstone.mqtt.packets import PubAck, Publish, PubRec, PubRel
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
+from tests.conformance.modes import MakeCore, make_core
 from tests.conformance.versions import both_versions, in_v5, kept, told
 from tests.support.broker_core import V5, Core, message
+
+__all__ = ["make_core"]
 
 
 @both_versions
@@ -120,3 +123,68 @@ def test_a_shared_subscription_is_sent_no_retained_message() -> None:
     core = Core()
     core.connect("p").publish("t", "m", retain=True)
     assert core.connect("s").subscribe("$share/g/t") == []
+
+
+def test_members_that_are_away_do_not_disturb_the_turns_of_the_others(make_core: MakeCore) -> None:
+    core = make_core(strategy="least-loaded")
+    members = []
+    for number in range(8):
+        wire = core.connect(f"c{number}", **kept(seconds=60))
+        wire.subscribe("$share/g/t", qos=1)
+        if number % 2 == 0:
+            wire.drop()
+        else:
+            members.append(wire)
+    publisher = core.connect("p")
+    counts = [0] * len(members)
+    for packet_id in range(1, 81):
+        publisher.publish("t", "m", 1, packet_id)
+        core.settle()
+        for index, member in enumerate(members):
+            for packet in member.take():
+                assert isinstance(packet, Publish)
+                counts[index] += 1
+                member.send(PubAck(packet_id=packet.packet_id or 0))
+    assert counts == [20, 20, 20, 20]
+
+
+def test_a_slow_member_holds_a_small_part_of_a_burst(make_core: MakeCore) -> None:
+    core = make_core(strategy="least-loaded")
+    members = []
+    for number in range(3):
+        wire = core.connect(f"c{number}")
+        wire.subscribe("$share/g/t", qos=1)
+        members.append(wire)
+    slow, *others = members
+    publisher = core.connect("p")
+    for packet_id in range(1, 301):
+        publisher.publish("t", f"{packet_id}", 1, packet_id)
+    core.settle()
+    kept_by_slow = [packet for packet in slow.take() if isinstance(packet, Publish)]
+    got = [packet.payload for packet in kept_by_slow]
+    while any(fresh := [member.take() for member in others]):
+        core.advance(0.001)
+        for member, packets in zip(others, fresh, strict=True):
+            for packet in packets:
+                assert isinstance(packet, Publish)
+                got.append(packet.payload)
+                member.send(PubAck(packet_id=packet.packet_id or 0))
+        core.settle()
+    assert sorted(got, key=int) == [f"{number}".encode() for number in range(1, 301)]
+    assert len(kept_by_slow) == 4
+
+
+def test_a_member_that_acknowledges_in_batches_gets_more_each_second(make_core: MakeCore) -> None:
+    core = make_core(strategy="least-loaded")
+    member = core.connect("c")
+    member.subscribe("$share/g/t", qos=1)
+    publisher = core.connect("p")
+    for packet_id in range(1, 101):
+        publisher.publish("t", "m", 1, packet_id)
+    core.settle()
+    counts = [len(member.take())]
+    for _ in range(5):
+        core.advance(1.0)
+        core.settle()
+        counts.append(len(member.take()))
+    assert counts == [4, 4, 8, 16, 32, 36]

@@ -54,6 +54,7 @@ from siltstone.topic.grammar import TopicFilter
 RETAIN: Final = 4
 # The shortest time between two log lines about events that every message can cause.
 QUIET_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 
 Act = Callable[[], None]
@@ -127,6 +128,7 @@ class Broker:
         self.ready = Ready(self._wake)
         self.router = Router()
         self.unstored = Router()
+        self.router.begins_to_wait = self._look_later
         self.retained = retained
         rules = () if database is None else settings.storage.rules
         self.interest = Interest(is_asked=asks_for_interest(rules))
@@ -178,6 +180,14 @@ class Broker:
 
     def _later(self, seconds: float, act: Act) -> Timer:
         return self.timers.at(self.shell.now() + seconds, act)
+
+    def _look_later(self) -> None:
+        """Look after the share groups with waiting messages in a second."""
+        self._later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.router.look(self.shell.now()):
+            self._look_later()
 
     def _wake(self) -> None:
         self.shell.soon(self.flush)

@@ -12,7 +12,7 @@ from typing import Final
 from siltstone.broker.broker import Broker
 from siltstone.broker.listen.outlet import Owner
 from siltstone.broker.publish.rate import Rate
-from siltstone.session.sending.outbox import Outbox
+from siltstone.session.sending.outbox import Behind
 
 # A read with this many messages is bulk. Its client waits at most this long for a subscriber.
 _BULK: Final = 256
@@ -41,7 +41,7 @@ class Backpressure:
         if self._rate.per_second:
             self._slow_down(count)
 
-    def _wait_for(self, behind: Outbox) -> None:
+    def _wait_for(self, behind: Behind) -> None:
         """Stop reading for a short time, so that a subscriber that is far behind can catch up.
 
         Only a client that publishes in bulk waits, and at most `_PACE_SECONDS`. It continues at a

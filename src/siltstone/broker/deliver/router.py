@@ -9,9 +9,10 @@ therefore costs one look-up, however many subscriptions there are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, cast
 
-from siltstone.broker.deliver.shares import ShareGroup, Subscriber, offer_message
+from siltstone.broker.deliver.shares import LendingTerms, ShareGroup, Subscriber, offer_message
 from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch
 from siltstone.session.sending.delivery import NEVER
 from siltstone.session.sending.outbox import Outbox
@@ -78,6 +79,13 @@ class Router:
         self._routes: dict[bytes, Route] = {}
         self._routes_bytes = 0
         self._nowhere = Route()
+        # The terms of new share groups; None if messages do not wait in groups.
+        self.terms: LendingTerms | None = None
+        # The groups with waiting messages, and groups that had some at the last look.
+        self._waiting: dict[ShareGroup, None] = {}
+        # Called when a group begins to wait, unless `look` is called each second already.
+        self._is_looking = False
+        self.begins_to_wait: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._matcher)
@@ -99,7 +107,7 @@ class Router:
         key = (name, levels)
         group = self._groups.get(key)
         if group is None:
-            group = ShareGroup(name, strategy)
+            group = ShareGroup(name, strategy, self.terms)
             self._groups[key] = group
             self._matcher.put(levels, group, group)
             self._forget(levels)
@@ -114,8 +122,28 @@ class Router:
         group.leave(outbox)
         if not group.members:
             del self._groups[key]
+            self._waiting.pop(group, None)
             self._matcher.remove(levels, group)
             self._forget(levels)
+
+    def waiting_groups(self) -> list[ShareGroup]:
+        """Return the share groups with messages that wait for a member."""
+        return [group for group in self._waiting if group.queued]
+
+    def replenish(self, outbox: Outbox, now: float) -> None:
+        """Send more to a session that has acknowledged something or has connected."""
+        if self._waiting:
+            for group in list(self._waiting):
+                group.replenish(outbox, now)
+
+    def look(self, now: float) -> bool:
+        """Look after the groups with waiting messages; return whether there still are any."""
+        for group in list(self._waiting):
+            group.look(now)
+            if not group.queued:
+                self._waiting.pop(group, None)
+        self._is_looking = len(self._waiting) > 0
+        return self._is_looking
 
     def forget_routes(self) -> None:
         """Drop all cached routes, for example because the rights of sessions changed."""
@@ -149,9 +177,14 @@ class Router:
                 else:
                     target.send(topic, payload, flags, properties, expires_at)
             for group in route.groups:
-                member = group.choose(topic, source)
-                if member is not None:
-                    member.send(topic, payload, flags, properties, expires_at)
+                if group.offer(topic, payload, flags, properties, expires_at, source, now):
+                    self._wait(group)
+
+    def _wait(self, group: ShareGroup) -> None:
+        self._waiting[group] = None
+        if not self._is_looking and self.begins_to_wait is not None:
+            self._is_looking = True
+            self.begins_to_wait()
 
     def _find(self, topic: bytes) -> Route:
         """Find the route of a topic with the matcher, and cache it."""

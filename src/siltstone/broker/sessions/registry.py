@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 
 from siltstone.broker.deliver.router import Router
+from siltstone.broker.deliver.shares import LendingTerms
 from siltstone.broker.deliver.slices import SLICE_LEVELS, slice_end
 from siltstone.broker.publish.interest import Interest
 from siltstone.broker.sessions.timers import Timer, Timers
@@ -46,6 +47,13 @@ class Registry:
         self._soon = soon
         self._ended = ended
         self.budget = Budget(limits.queued_bytes_total_max)
+        router.terms = LendingTerms(
+            ready,
+            self.budget,
+            limits.queued_messages_max,
+            limits.queued_bytes_max,
+            limits.inflight_max,
+        )
         self.sessions: dict[str, Session] = {}
         self.subscription_count = 0
         self._expiries: dict[str, Timer] = {}

@@ -5,6 +5,9 @@ comes, or just before its first change, whichever is earlier. The capture theref
 its start, and the loop never does more than a small piece of it at once. Sessions that began later
 are not included.
 
+Messages that wait in a share group belong to no session yet. They are captured with one member of
+the group.
+
 State that ends with a connection is left out: clients, windows, keep alives, the wills of connected
 clients, messages of QoS 0, and sessions that end with their connections.
 """
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.deliver.shares import ShareGroup, Subscriber
 from siltstone.broker.retained.log import Retained
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
@@ -49,6 +53,13 @@ class Inflight(NamedTuple):
     packet_id: int
 
 
+class Shared(NamedTuple):
+    """The messages that waited in a share group, and the member that gets them."""
+
+    member: Subscriber
+    waiting: list[Delivery]
+
+
 class Captured(NamedTuple):
     """A session as it was; waiting messages are encoded later, because they do not change."""
 
@@ -62,6 +73,7 @@ class Captured(NamedTuple):
     received: tuple[int, ...]
     released: tuple[int, ...]
     will: tuple[Will, float] | None
+    shared: list[Shared]
 
 
 class Capture:
@@ -81,6 +93,10 @@ class Capture:
         self._sessions = list(broker.registry.sessions.values())
         self._sessions.reverse()
         self._taken: list[Captured] = []
+        # By the client id of the member.
+        self._shared: dict[str, list[Shared]] = {}
+        for group in broker.router.waiting_groups():
+            self._assign(group)
         broker.ready.epoch += 1
         broker.ready.watch = self._take
 
@@ -106,6 +122,18 @@ class Capture:
         self._sessions.clear()
         self._taken.clear()
 
+    def _assign(self, group: ShareGroup) -> None:
+        """Assign the messages that wait in a group to the kept member with the highest QoS."""
+        keeper: Subscriber | None = None
+        for member in group.members:
+            session = self._broker.registry.sessions.get(member.outbox.client_id)
+            is_kept = session is not None and session.expiry_seconds and session.durable is None
+            if is_kept and member.qos > (0 if keeper is None else keeper.qos):
+                keeper = member
+        if keeper is not None:
+            shared = Shared(keeper, group.waiting())
+            self._shared.setdefault(keeper.outbox.client_id, []).append(shared)
+
     def _take(self, outbox: Outbox) -> None:
         session = self._broker.registry.sessions.get(outbox.client_id)
         if session is not None and session.expiry_seconds and session.durable is None:
@@ -130,6 +158,7 @@ class Capture:
             tuple(session.received.packet_ids),
             tuple([each.packet_id for each in inflight if each.released]),
             self._broker.wills.waiting(session.client_id),
+            self._shared.pop(session.client_id, []),
         )
 
     def retained_records(self) -> Iterator[Record]:
@@ -149,10 +178,15 @@ class Capture:
         for subscribed in captured.subscriptions:
             yield _subscription_record(subscribed)
         for delivery, properties, packet_id in captured.inflight:
-            yield self._message(delivery, properties, packet_id)
+            yield self._message(delivery, delivery.flags, properties, packet_id)
         for delivery in captured.waiting:
             if delivery.flags & 3:
-                yield self._message(delivery, delivery.properties, 0)
+                yield self._message(delivery, delivery.flags, delivery.properties, 0)
+        for member, waiting in captured.shared:
+            for delivery in waiting:
+                flags = member.flags_of(delivery.flags)
+                properties = delivery.properties + member.identifier
+                yield self._message(delivery, flags, properties, 0)
         if captured.received or captured.released:
             yield Handshakes(received=captured.received, released=captured.released)
         if captured.will is not None:
@@ -165,12 +199,14 @@ class Capture:
                 due_us=self._wall_us(due),
             )
 
-    def _message(self, delivery: Delivery, properties: bytes, packet_id: int) -> QueuedMessage:
+    def _message(
+        self, delivery: Delivery, flags: int, properties: bytes, packet_id: int
+    ) -> QueuedMessage:
         expires_at = delivery.expires_at
         return QueuedMessage(
             topic=delivery.topic,
             payload=delivery.body(),
-            flags=delivery.flags & _ROW_FLAGS,
+            flags=flags & _ROW_FLAGS,
             properties=properties,
             expires_us=NEVER_US if expires_at == NEVER else self._wall_us(expires_at),
             packet_id=packet_id,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from librt.strings import BytesWriter
 
@@ -37,14 +37,24 @@ _RELIEVED_MAX: Final = 1_000
 _NOT_FOUND: Final = 0x92
 
 
+class Behind(Protocol):
+    """A queue that publishers may wait for."""
+
+    def is_stuck(self, now: float) -> bool:
+        """Tell whether waiting is useless."""
+
+    def when_relieved(self, act: Callable[[], None]) -> None:
+        """Call `act` once, when most of the queue was sent."""
+
+
 class Ready:
     """The outboxes that have bytes to write; `wake` is called when the first one is added."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.outboxes: list[Outbox] = []
-        # An outbox that is far behind, found since the broker last checked.
-        self.behind: Outbox | None = None
+        # An outbox or share group that is far behind, found since the broker last checked.
+        self.behind: Behind | None = None
         # Called with each outbox once before it changes, and the number of times this was started.
         self.watch: Callable[[Outbox], None] | None = None
         self.epoch = 0

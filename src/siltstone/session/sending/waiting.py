@@ -61,6 +61,14 @@ class Waiting:
         """Return the flags of the next message; the queue must not be empty."""
         return self._first().messages[0].flags
 
+    def first_topic(self) -> bytes:
+        """Return the topic of the next message; the queue must not be empty."""
+        return self._first().messages[0].topic
+
+    def has_room(self, size: int) -> bool:
+        """Tell whether a message of this size fits without dropping others."""
+        return self._has_room(size, 0)
+
     def pop(self) -> Delivery:
         """Remove and return the next message.
 

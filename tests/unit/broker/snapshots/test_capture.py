@@ -356,3 +356,33 @@ class TestWatching:
         outbox.acknowledge(PUBREC, [1], 0.0)
         assert waiting.payload == b"payload"
         assert [(each.payload, each.released) for each in outbox.deliveries()] == [(b"", True)]
+
+
+def test_what_waits_in_a_share_group_is_taken_with_a_member_that_is_kept() -> None:
+    core = MemoryCore(strategy="least-loaded")
+    core.connect("brief").subscribe("$share/g/a", qos=2)
+    member = core.connect("c", **KEPT)
+    member.subscribe("$share/g/a", qos=1, identifier=7)
+    publisher = core.connect("p")
+    for number in range(1, 12):
+        publisher.publish("a", f"{number}", 2, number)
+    capture = Capture(core.broker)
+    # What changes after the start of the capture is not in it.
+    sent = [packet.packet_id for packet in member.take() if isinstance(packet, Publish)]
+    member.send(*[PubAck(packet_id=packet_id or 0) for packet_id in sent])
+    found = [record for record in finished(capture) if isinstance(record, QueuedMessage)]
+    assert [(record.flags, record.properties) for record in found] == [(1, b"\x0b\x07")] * 7
+    assert [record.payload for record in found if record.packet_id == 0] == [b"9", b"10", b"11"]
+
+
+def test_what_waits_in_a_share_group_survives_a_restart() -> None:
+    core = MemoryCore(strategy="least-loaded")
+    member = core.connect("c", **KEPT)
+    member.subscribe("$share/g/a", qos=1)
+    publisher = core.connect("p")
+    for number in range(1, 12):
+        publisher.publish("a", f"{number}", 1, number)
+    member.drop()
+    again = core.restarted(strategy="least-loaded").connect("c", clean_start=False, **KEPT)
+    found = [packet.payload for packet in again.take() if isinstance(packet, Publish)]
+    assert found == [f"{number}".encode() for number in range(1, 12)]
