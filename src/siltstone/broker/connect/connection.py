@@ -201,6 +201,8 @@ class ClientConnection:
         broker.timers.cancel(self._timer)
         self._keep_alive.end()
         try:
+            if self._intake is not None:
+                self._intake.tell_rest()
             if self._session is not None:
                 self._leave(self._session, self._will if with_will else None)
         finally:
