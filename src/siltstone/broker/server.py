@@ -546,6 +546,7 @@ class Server:
         # Wait for the wills and the sessions of the clients that were connected.
         timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
         await until_settled(broker, timeout)
+        broker.tell_rest()
 
 
 async def _compact(retained: RetainedMessages) -> None:
