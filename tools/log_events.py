@@ -106,8 +106,8 @@ MEANINGS: Final = {
     "session or share group starts at the beginning.",
     "publish_not_retained": "The limits of retained messages are reached; the message was stored "
     "and delivered, but not retained.",
-    "publish_refused": "Messages of a client were refused; at most one event per 10 seconds, client "
-    "and reason. `text` has their number.",
+    "publish_refused": "Messages of a client were refused; at most one event per 10 seconds, "
+    "client and reason. `text` has their number.",
     "publishes_not_stored": "The store refused messages; `count` counts them since the last event.",
     "read_planned": "Spark has planned a batch query; `plan` says how much it reads.",
     "reclaim_failed": "Slabs of delivered messages could not be removed; the broker tries again.",

@@ -170,6 +170,8 @@ class Broker:
         self.due_wills = DueWills(self.taps, self._keep_will)
         # Connected clients, and clients that wait for the outcome of earlier publishes.
         self.clients: dict[str, Peer] = {}
+        # The limit of connected clients; file descriptors may allow fewer than the settings.
+        self.clients_max = settings.limits.connections_max
         self.waiting: dict[str, Peer] = {}
         # The number of logins that wait for a thread, and the bytes of incomplete packets.
         self.logins = self.partial_bytes = 0

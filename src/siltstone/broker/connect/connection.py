@@ -473,9 +473,7 @@ class ClientConnection:
     def _network(self) -> str:
         return network_of(self._address)
 
-    def _facts(
-        self, reason: Reason, text: str, topic: bytes | None = None
-    ) -> dict[str, object]:
+    def _facts(self, reason: Reason, text: str, topic: bytes | None = None) -> dict[str, object]:
         facts: dict[str, object] = {"client_id": self.client_id, "address": self._address}
         if self._asked_user:
             facts["user"] = self._asked_user
