@@ -35,9 +35,9 @@ MORE_FACTS: Final[dict[str, tuple[str, ...]]] = {
     "client_closed": CLIENT_FACTS,
     "client_connected": CLIENT_FACTS[:3],
     "client_disconnected": CLIENT_FACTS[:4],
-    "client_refused": CLIENT_FACTS,
-    "connect_timed_out": CLIENT_FACTS[:4],
-    "login_refused": ("user", "address", "unlogged"),
+    "client_refused": (*CLIENT_FACTS, "unlogged"),
+    "connect_timed_out": (*CLIENT_FACTS[:4], "unlogged"),
+    "login_refused": (*CLIENT_FACTS[:4], "unlogged"),
     "position_reset": ("client_id", "group"),
     "publish_not_retained": (*CLIENT_FACTS, "topic"),
     "publish_refused": (*CLIENT_FACTS, "topic"),
@@ -68,7 +68,7 @@ MEANINGS: Final = {
     "client_connected": "A client has connected.",
     "client_disconnected": "A client has sent DISCONNECT.",
     "client_refused": "The broker refused a connection before or at CONNECT; `reason` and `text` "
-    "say why.",
+    "say why. After 10 events of an address, one per 10 seconds; `unlogged` counts the others.",
     "clock_confirmed": "A command confirmed the clock of the machine after a jump.",
     "clock_save_failed": "The time could not be saved for the next start.",
     "clock_set_back": "The clock of the machine was set back; times that were saved ahead of it "
@@ -78,7 +78,7 @@ MEANINGS: Final = {
     "committed_offset_ignored": "A consumer of topic logs had committed an offset in logs that "
     "were dropped since; the offset does not count.",
     "connect_timed_out": "A connection sent no CONNECT within `limits.connect_timeout` and was "
-    "closed.",
+    "closed. After 10 events, one per 10 seconds; `unlogged` counts the others.",
     "connections_refused": "A limit of connections was reached; `count` connections were refused "
     "since the last event.",
     "control_socket_failed": "The broker runs without a control socket; commands that ask the "
@@ -106,8 +106,8 @@ MEANINGS: Final = {
     "session or share group starts at the beginning.",
     "publish_not_retained": "The limits of retained messages are reached; the message was stored "
     "and delivered, but not retained.",
-    "publish_refused": "Messages of a client were refused; at most one event per 10 seconds and "
-    "client.",
+    "publish_refused": "Messages of a client were refused; at most one event per 10 seconds, "
+    "client and reason. `text` has their number.",
     "publishes_not_stored": "The store refused messages; `count` counts them since the last event.",
     "read_planned": "Spark has planned a batch query; `plan` says how much it reads.",
     "reclaim_failed": "Slabs of delivered messages could not be removed; the broker tries again.",

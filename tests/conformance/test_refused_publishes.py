@@ -10,7 +10,8 @@ from siltstone.broker.access.access import Access
 from siltstone.broker.access.acl import Acl
 from siltstone.errors import PoisonedError, UsageError
 from siltstone.mqtt.encode import encode
-from siltstone.mqtt.packets import PubAck, Publish, PubRec
+from siltstone.mqtt.packets import Disconnect, PubAck, Publish, PubRec
+from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from tests.support.broker_core import V3, V5, Core, message, over_quota
 
@@ -69,6 +70,11 @@ def test_mqtt_3_1_1_is_closed_for_it_where_that_is_set() -> None:
     assert core.database.rows == []
 
 
+def refusals(caplog: pytest.LogCaptureFixture, event: str = "publish_refused") -> list[str]:
+    told = [record for record in caplog.records if record.message == event]
+    return [record.__dict__["facts"]["text"] for record in told]
+
+
 @pytest.mark.parametrize("version", [V3, V5])
 def test_refused_messages_are_told_in_one_line_for_a_while(
     version: Version, caplog: pytest.LogCaptureFixture
@@ -78,11 +84,54 @@ def test_refused_messages_are_told_in_one_line_for_a_while(
     for number in range(1, 6):
         client.publish("b", "2", 1, number)
         core.advance(4.0)
-    told = [record for record in caplog.records if record.message == "publish_refused"]
-    assert [record.__dict__["facts"]["text"] for record in told] == [
+    core.advance(20.0)
+    assert refusals(caplog) == [
         "messages since the last line: 1",
-        "messages since the last line: 3",
+        "messages since the last line: 2",
+        "messages since the last line: 2",
     ]
+    core.advance(10.0)
+    client.publish("b", "2", 1, 6)
+    assert refusals(caplog)[3:] == ["messages since the last line: 1"]
+
+
+@pytest.mark.parametrize("version", [V3, V5])
+@pytest.mark.parametrize("ends", ["disconnect", "lost", "shutdown"])
+def test_the_rest_of_the_refused_messages_is_told_when_the_connection_ends(
+    version: Version, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core(access=allowing("topic write a/#"))
+    client = core.connect("c", version=version)
+    for number in range(1, 302):
+        client.publish("b", "2", 1, number)
+    if ends == "disconnect":
+        client.send(Disconnect())
+    elif ends == "lost":
+        client.client.lost()
+    else:
+        client.client.end(Reason.SERVER_SHUTTING_DOWN)
+    assert refusals(caplog) == [
+        "messages since the last line: 1",
+        "messages since the last line: 300",
+    ]
+    core.advance(60.0)
+    assert len(refusals(caplog)) == 2
+
+
+def test_messages_that_are_only_not_retained_are_counted_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = Core(access=allowing("topic write a/#"), retained_messages_max=0)
+    client = core.connect("c", version=V3)
+    for number in range(1, 6):
+        client.publish("b", "2", 1, number)
+    client.publish("a/1", "1", 1, 6, retain=True)
+    client.send(Disconnect())
+    assert refusals(caplog) == [
+        "messages since the last line: 1",
+        "messages since the last line: 4",
+    ]
+    assert refusals(caplog, "publish_not_retained") == ["messages since the last line: 1"]
 
 
 def test_mqtt_3_1_1_is_kept_and_dispatched_but_not_retained() -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp, Publish
+from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version, encode_variable
 from tests.support.broker_process import MIB, BrokerProcess, Settings, broker_process
@@ -282,3 +283,25 @@ def test_a_storm_of_connections_is_survived_and_the_last_ones_are_told_to_wait(
         assert broker.peak_bytes() < PEAK_BYTES_MAX
         with connected(broker.port, "after") as client:
             assert client.publish("after", b"") is Reason.SUCCESS
+
+
+@pytest.mark.parametrize("size_bytes", [300_000, 1 * MIB, 8 * MIB])
+def test_a_client_that_sends_a_large_connect_can_read_why_it_is_refused(
+    broker: BrokerProcess, size_bytes: int
+) -> None:
+    pairs = ((("k" * 1000), ("v" * 1000)),) * (size_bytes // 2005)
+    connect = Connect(version=V5, client_id="c", properties=Properties(user_properties=pairs))
+    with MqttSocket(broker.port) as client:
+        client.send(connect)
+        is_small = size_bytes < 6 * 65_536
+        reason = Reason.QUOTA_EXCEEDED if is_small else Reason.PACKET_TOO_LARGE
+        assert client.expect(ConnAck).reason is reason
+        assert client.rest() == []
+
+
+def test_a_client_that_still_sends_can_read_why_its_connection_ends(broker: BrokerProcess) -> None:
+    with connected(broker.port, "c") as client:
+        # SUBSCRIBE of 8 MiB, beyond limits.control_size_max by its first bytes.
+        client.send_bytes(b"\x82" + encode_variable(8 * MIB) + bytes(8 * MIB))
+        assert client.expect(Disconnect).reason is Reason.QUOTA_EXCEEDED
+        assert client.rest() == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.mqtt.reason import Reason
+from siltstone.mqtt.wire import Version
 from tests.support.broker_process import BrokerProcess, clean_environment
 from tests.support.mqtt_socket import MqttSocket
 
@@ -59,3 +60,23 @@ def test_connections_end_before_descriptors_do_and_publishing_goes_on(tmp_path: 
         for number in range(1, 5):
             reason = client.publish("t", bytes(400_000), packet_id=number)
             assert reason is Reason.SUCCESS
+
+
+@pytest.mark.timeout(120)
+def test_clients_beyond_the_descriptors_are_told_to_wait(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "d", files_max=FILES_MAX)
+    with ExitStack() as stack:
+        stack.callback(broker.kill)
+        broker.start()
+        (told,) = broker.events("open_files_limit_low")
+        reasons: list[Reason] = []
+        for number in range(FILES_MAX):
+            # Refused clients stay open too, as slow ones do.
+            version = (Version.V3_1_1, Version.V5)[number % 2]
+            client = stack.enter_context(MqttSocket(broker.port, version))
+            reasons.append(client.connect(f"c{number}").reason)
+        accepted = reasons.count(Reason.SUCCESS)
+        assert 0 < accepted < told["allowed"]
+        assert reasons[:accepted] == [Reason.SUCCESS] * accepted
+        assert set(reasons[accepted:]) == {Reason.SERVER_BUSY, Reason.SERVER_UNAVAILABLE}
+        assert broker.events("connections_refused") == []

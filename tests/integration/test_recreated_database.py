@@ -85,6 +85,17 @@ def test_sessions_and_share_groups_get_every_message_of_the_new_database(
     assert len(told(broker)) == 2
 
 
+def test_a_position_before_the_first_row_is_reset_and_told(broker: BrokerProcess) -> None:
+    come_back(broker, "session", 0, "t/#")
+    come_back(broker, "member", 0, GROUP)
+    publish(broker, [b"missed"])
+    drop(broker, "messages")
+    publish(broker, [b"new"])
+    assert come_back(broker, "session", 1) == [b"new"]
+    assert come_back(broker, "member", 1) == [b"new"]
+    assert told(broker) == [("warning", "session", 0), ("warning", GROUP, 0)]
+
+
 def test_a_committed_offset_of_dropped_topic_logs_is_none_of_the_new_ones(tmp_path: Path) -> None:
     with served_by_process(tmp_path / "data") as broker:
         for values, committed in (([b"a", b"b", b"c"], 2), ([b"d", b"e", b"f", b"g"], 1)):

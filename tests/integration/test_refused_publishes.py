@@ -18,7 +18,9 @@ def test_a_stock_client_goes_on_behind_a_message_that_it_may_not_publish(tmp_pat
             client.publish("plant/1", b"end")
             client.wait_for(lambda payloads: payloads == [b"end"])
         assert len(broker.events("client_connected")) == 1
+        broker.stop()
         assert [event["text"] for event in broker.events("publish_refused")] == [
-            "messages since the last line: 1"
+            "messages since the last line: 1",
+            "messages since the last line: 19",
         ]
     assert stored(tmp_path / "data") == [("plant/1", b"end")]

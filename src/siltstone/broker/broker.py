@@ -55,6 +55,9 @@ RETAIN: Final = 4
 # The shortest time between two log lines about events that every message can cause.
 QUIET_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
+# The first refused connections of a network are logged one by one, then one line per interval.
+REFUSED_LINES: Final = 10
+REFUSED_SECONDS: Final = 10.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 
 Act = Callable[[], None]
@@ -157,15 +160,25 @@ class Broker:
         )
         self.throttle = _throttle(settings.access, clock)
         self.login_lanes = LoginQueues(shell.soon)
-        self.login_log = SparseLog(self.log, shell.now)
+        self.login_log = SparseLog(self.log, shell.now, self.timers.at)
+        # By the network of the client: refused connections, and those that sent no CONNECT.
+        self.refusal_log, self.silence_log = (
+            SparseLog(
+                self.log, shell.now, self.timers.at, seconds=REFUSED_SECONDS, lines=REFUSED_LINES
+            )
+            for _ in range(2)
+        )
         self.taps = PublishObservers()
         self.due_wills = DueWills(self.taps, self._keep_will)
         # Connected clients, and clients that wait for the outcome of earlier publishes.
         self.clients: dict[str, Peer] = {}
+        # The limit of connected clients; file descriptors may allow fewer than the settings.
+        self.clients_max = settings.limits.connections_max
         self.waiting: dict[str, Peer] = {}
         # The number of logins that wait for a thread, and the bytes of incomplete packets.
         self.logins = self.partial_bytes = 0
-        self._quiet_until, self._untold = 0.0, 0
+        # Messages that could not be stored since the last line about them.
+        self._untold, self._last_loss, self._is_quiet = 0, "", False
 
     @property
     def is_settled(self) -> bool:
@@ -309,17 +322,28 @@ class Broker:
             self.alarms.refuse_write(error.needed_bytes)
         self.statistics.publishes_refused += count
         self._untold += count
-        now = self.shell.now()
-        if now >= self._quiet_until:
-            log(
-                self.log,
-                logging.WARNING,
-                "publishes_not_stored",
-                count=self._untold,
-                error=str(error),
-            )
-            self._quiet_until = now + QUIET_SECONDS
-            self._untold = 0
+        self._last_loss = str(error)
+        if not self._is_quiet:
+            self._is_quiet = True
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        """Log what was lost since the last line, and wait; end the waiting if nothing was."""
+        self._is_quiet = self._untold > 0
+        if self._is_quiet:
+            self._log_lost()
+            self.timers.at(self.shell.now() + QUIET_SECONDS, self._tell_lost)
+
+    def _log_lost(self) -> None:
+        count, self._untold = self._untold, 0
+        log(self.log, logging.WARNING, "publishes_not_stored", count=count, error=self._last_loss)
+
+    def tell_rest(self) -> None:
+        """Log the events that were counted for a later line, because the broker stops."""
+        for each in (self.login_log, self.refusal_log, self.silence_log):
+            each.flush()
+        if self._untold:
+            self._log_lost()
 
     def dispatch(self, batch: PublishBatch, source: Outbox | None) -> None:
         """Send a batch to the subscribers; `source` is the outbox of the publishing session.

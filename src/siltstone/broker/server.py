@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
@@ -30,7 +31,7 @@ from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
 from siltstone.broker.control.storage_drift import tell_drift
 from siltstone.broker.control.sys_topics import SysTopics
-from siltstone.broker.listen.admission import Admission
+from siltstone.broker.listen.admission import STRANGERS_MAX, Admission, clients_within
 from siltstone.broker.listen.descriptors import Shares, share_descriptors, tell_shares
 from siltstone.broker.listen.sockets import Listener, open_listener
 from siltstone.broker.listen.tls import server_context
@@ -260,7 +261,7 @@ class Server:
         snapshots = self._make_snapshots(loop, broker)
         _spare_collector()
         links = self._open_links(broker)
-        shares = self._share_descriptors(limit)
+        shares = self._share_descriptors(limit, broker)
         sys_topics = SysTopics(broker)
         watch = ClockWatch(self._store, broker, self._clock)
         for number, act in (
@@ -371,17 +372,21 @@ class Server:
     def _keep_free(self) -> int:
         return self._settings.storage.keep_free(self._fs.disk_bytes(self._store.path))
 
-    def _share_descriptors(self, limit: int) -> Shares:
+    def _share_descriptors(self, limit: int, broker: Broker) -> Shares:
         """Reserve descriptors for the store; log a warning if this limits connections."""
         settings = self._settings
         clients = settings.limits.connections_max
         topic_logs = settings.topiclog.connections_max if settings.topiclog.enabled else 0
-        shares = share_descriptors(
-            limit, open_file_count(), clients_wanted=clients, topic_logs_wanted=topic_logs
+        # Connections of clients that are refused with CONNACK need descriptors too.
+        wanted = clients + STRANGERS_MAX
+        found = share_descriptors(
+            limit, open_file_count(), clients_wanted=wanted, topic_logs_wanted=topic_logs
         )
+        if found.clients < wanted:
+            self._admission.bound(found.clients)
+            broker.clients_max = min(clients, clients_within(found.clients))
+        shares = replace(found, clients=min(clients, found.clients))
         tell_shares(shares, limit, clients_wanted=clients, topic_logs_wanted=topic_logs)
-        if shares.clients < clients:
-            self._admission.bound(shares.clients)
         return shares
 
     def _make_broker(self, shell: LoopShell) -> Broker:
@@ -546,6 +551,7 @@ class Server:
         # Wait for the wills and the sessions of the clients that were connected.
         timeout = _STORE_TIMEOUT if self.tell_failure() is None else _FAILED_TIMEOUT
         await until_settled(broker, timeout)
+        broker.tell_rest()
 
 
 async def _compact(retained: RetainedMessages) -> None:

@@ -124,6 +124,8 @@ class Connection:
                     event = exc
             else:
                 event = item
+                if self._splitter.refused_connect:
+                    self.version = _version_of(self._splitter.refused_connect)
             if isinstance(event, PeerError | Disconnect):
                 self.state = State.CLOSED
                 yield event

@@ -45,6 +45,8 @@ _QUOTA_EXCEEDED: Final = 0x97
 _KNOWN_BYTES_MAX: Final = 262_144
 _KNOWN_OVERHEAD: Final = 100
 _PLAIN_MAX: Final = 64
+# The bytes of CONNECT up to its protocol level: the name `MQTT` with its length, and the level.
+_LEVEL_END: Final = 7
 
 # After this many bytes of one packet, the rest is buffered in separate parts, so that it is copied
 # only once, into the payload. The topic and the properties are before this limit, except with
@@ -87,6 +89,8 @@ class PacketSplitter:
         self._version = 0
         self._held = False
         self._failed = False
+        # The first bytes of a CONNECT that is too large: the name and the level of the protocol.
+        self.refused_connect = b""
         self._pending = bytearray()
         # The bytes after the first ones of a large packet, in parts; the last part is still
         # growing.
@@ -222,6 +226,13 @@ class PacketSplitter:
                 size = _variable(data, start + 1, body)
             stop: i64 = body + size
             if stop - start > self.packet_size_max:
+                if self._version == 0 and first >> 4 == 1:
+                    # The answer depends on the version, so these bytes are needed.
+                    level_end: i64 = body + _LEVEL_END
+                    if end < level_end and end < stop:
+                        self._needed = end - start + 1
+                        return start
+                    self.refused_connect = data[body:level_end]
                 raise ProtocolError(
                     f"packet is too large: size_bytes={stop - start}"
                     f" max_bytes={self.packet_size_max}",

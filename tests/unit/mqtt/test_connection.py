@@ -207,6 +207,17 @@ class TestLimits:
         assert reason == Reason.PACKET_TOO_LARGE
 
     @BOTH
+    @pytest.mark.parametrize("cut", [1, 2, 4, 5, 10, 11, 1000])
+    def test_connect_beyond_its_limit_is_refused_in_its_own_version(
+        self, version: Version, cut: int
+    ) -> None:
+        data = encode(version, Connect(version=version, client_id="c", username="u" * 60_000))
+        connection = Connection(50_000, 200)
+        events = [*connection.feed(data[:cut]), *connection.feed(data[cut:1000])]
+        _, _, reason = refusal(events)
+        assert (connection.version, reason) == (version, Reason.PACKET_TOO_LARGE)
+
+    @BOTH
     def test_packets_after_connect_have_another(self, version: Version) -> None:
         payload = bytes(CONNECT_SIZE_MAX)
         [batch] = list(

@@ -20,6 +20,7 @@ from siltstone.broker.connect.ending import last_words
 from siltstone.broker.connect.keep_alive import PROGRESS_BYTES, KeepAlive
 from siltstone.broker.connect.login import Login
 from siltstone.broker.connect.negotiate import Negotiated
+from siltstone.broker.connect.throttle import network_of
 from siltstone.broker.deliver.requests import Requests
 from siltstone.broker.listen.outlet import Nowhere, Outlet
 from siltstone.broker.publish.receive import PublishReceiver
@@ -179,9 +180,12 @@ class ClientConnection:
         )
         if data:
             self._outlet.write(data)
-        self.report(
-            logging.INFO, "client_refused" if session is None else "client_closed", reason, text
-        )
+        if session is None:
+            self._broker.refusal_log.tell(
+                logging.INFO, "client_refused", self._facts(reason, text), self._network
+            )
+        else:
+            self.report(logging.INFO, "client_closed", reason, text)
 
     def _finish_and_close(self, *, with_will: bool) -> None:
         outlet = self._outlet
@@ -201,6 +205,8 @@ class ClientConnection:
         broker.timers.cancel(self._timer)
         self._keep_alive.end()
         try:
+            if self._intake is not None:
+                self._intake.tell_rest()
             if self._session is not None:
                 self._leave(self._session, self._will if with_will else None)
         finally:
@@ -451,7 +457,8 @@ class ClientConnection:
     def _connect_timed_out(self) -> None:
         if self._connection.state is State.CONNECTING:
             # [MQTT-3.1.4-1]: no CONNECT within a reasonable time, so no CONNACK is sent.
-            self.report(logging.INFO, "connect_timed_out", Reason.MAXIMUM_CONNECT_TIME, "")
+            facts = self._facts(Reason.MAXIMUM_CONNECT_TIME, "")
+            self._broker.silence_log.tell(logging.INFO, "connect_timed_out", facts, self._network)
             self._finish_and_close(with_will=False)
 
     def report(
@@ -459,8 +466,14 @@ class ClientConnection:
     ) -> None:
         """Log an event of this client."""
         logger = self._broker.log
-        if not logger.isEnabledFor(level):
-            return
+        if logger.isEnabledFor(level):
+            log(logger, level, event, **self._facts(reason, text, topic))
+
+    @property
+    def _network(self) -> str:
+        return network_of(self._address)
+
+    def _facts(self, reason: Reason, text: str, topic: bytes | None = None) -> dict[str, object]:
         facts: dict[str, object] = {"client_id": self.client_id, "address": self._address}
         if self._asked_user:
             facts["user"] = self._asked_user
@@ -470,7 +483,7 @@ class ClientConnection:
             facts["text"] = text
         if topic is not None:
             facts["topic"] = topic
-        log(logger, level, event, **facts)
+        return facts
 
 
 _FIRST_BYTES: Final[dict[type[PubAck | PubRec | PubRel | PubComp], int]] = {

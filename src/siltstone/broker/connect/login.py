@@ -171,13 +171,11 @@ class Login:
         broker = self._broker
         shown = self._credentials
         is_locked = broker.throttle.failed(shown.username, shown.address)
-        facts = {"user": shown.username or "", "address": shown.address}
+        facts: dict[str, object] = {"user": shown.username or "", "address": shown.address}
         broker.login_log.tell(
             logging.WARNING,
             "login_refused",
-            client_id=shown.client_id,
-            reason=reason.name.lower(),
-            **facts,
+            {"client_id": shown.client_id, "reason": reason.name.lower(), **facts},
         )
         if is_locked:
             seconds = broker.settings.access.login_lockout

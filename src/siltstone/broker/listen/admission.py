@@ -2,28 +2,48 @@
 
 A client above `connections_max` is refused with CONNACK. For this, some connections above the limit
 are accepted until they have sent CONNECT. Their number is limited too, because each takes memory.
+At this limit, a new connection takes the place of one that has sent its last packet and only waits
+for its client to close.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from siltstone.broker.settings.broker import Limits
 
 _TELL_SECONDS: Final = 10.0
 
 # Connections that are being opened or closed, in addition to `connections_max`.
-_STRANGERS_MAX: Final = 1000
+STRANGERS_MAX: Final = 1000
+# If file descriptors limit the connections, this part of them, and at least so many.
+_STRANGERS_PART: Final = 16
+_STRANGERS_MIN: Final = 4
+
+
+class Closing(Protocol):
+    """A connection that has sent its last packet."""
+
+    def give_way(self) -> None:
+        """Leave the admission, and close at once."""
+
+
+def clients_within(connections: int) -> int:
+    """Return how many of these connections clients may keep; the others are for refusals."""
+    part = max(_STRANGERS_MIN, connections // _STRANGERS_PART)
+    return connections - min(STRANGERS_MAX, part)
 
 
 class Admission:
     """Counts connections by address."""
 
     def __init__(self, limits: Limits) -> None:
-        self._max = limits.connections_max + _STRANGERS_MAX
+        self._max = limits.connections_max + STRANGERS_MAX
         self._per_address_max = limits.connections_per_address_max
         self._count = 0
         self._by_address: dict[str, int] = {}
+        # In the order in which they began to close.
+        self._closing: dict[Closing, None] = {}
         self._refused = 0
         self._told_at: float | None = None
 
@@ -47,12 +67,25 @@ class Admission:
 
     def enter(self, address: str) -> bool:
         """Count a new connection if the limits allow it; return whether they do."""
-        here = self._by_address.get(address, 0)
-        if self._count >= self._max or 0 < self._per_address_max <= here:
+        if 0 < self._per_address_max <= self._by_address.get(address, 0):
             return False
+        if self._count >= self._max:
+            if not self._closing:
+                return False
+            oldest = next(iter(self._closing))
+            del self._closing[oldest]
+            oldest.give_way()
         self._count += 1
-        self._by_address[address] = here + 1
+        self._by_address[address] = self._by_address.get(address, 0) + 1
         return True
+
+    def closes(self, connection: Closing) -> None:
+        """Let an admitted connection give way to a new one from now on."""
+        self._closing[connection] = None
+
+    def closed(self, connection: Closing) -> None:
+        """Forget a connection that is closed, if it was closing."""
+        self._closing.pop(connection, None)
 
     def leave(self, address: str) -> None:
         """Remove an admitted connection from the counts."""

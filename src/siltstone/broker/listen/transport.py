@@ -107,8 +107,7 @@ class ClientTransport:
         contain(self._client.lost)
         if self._aborting is not None:
             self._aborting.cancel()
-        if self._admitted is not None:
-            self._admission.leave(self._admitted)
+        self._leave()
         self._closed(self)
         # Break the reference cycle between the two.
         self._transport = None
@@ -160,6 +159,19 @@ class ClientTransport:
         else:
             transport.close()
         self._aborting = self._loop.call_later(self._broker.settings.drain_timeout, self.abort)
+        if self._admitted is not None:
+            self._admission.closes(self)
+
+    def give_way(self) -> None:
+        """Close at once and leave the admission: a new connection needs the place."""
+        self._leave()
+        self.abort()
+
+    def _leave(self) -> None:
+        address, self._admitted = self._admitted, None
+        if address is not None:
+            self._admission.closed(self)
+            self._admission.leave(address)
 
     def abort(self) -> None:
         """Close at once."""

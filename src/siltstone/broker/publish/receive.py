@@ -27,6 +27,7 @@ from siltstone.broker.publish.append import Producer
 from siltstone.broker.publish.observers import SettlePart
 from siltstone.broker.publish.outcomes import reason_of
 from siltstone.broker.retained.messages import Exchange
+from siltstone.broker.sessions.timers import Timer
 from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
 from siltstone.mqtt.flow import (
@@ -46,8 +47,19 @@ _DUP: Final = 8
 # The bit that only QoS 2 has.
 QOS2: Final = 2
 _ALLOWED_MAX: Final = 10_000
-# At most one line for each client and interval reports refused messages.
+# At most one line for each client, event, reason and interval reports refused messages.
 _REFUSAL_QUIET_SECONDS: Final = 10.0
+
+
+class _Refusals:
+    """Refused messages of one event and reason that no line reports yet."""
+
+    __slots__ = ("timer", "topic", "untold")
+
+    def __init__(self) -> None:
+        self.untold = 0
+        self.topic = b""
+        self.timer: Timer | None = None
 
 
 class PublishReceiver:
@@ -66,8 +78,7 @@ class PublishReceiver:
         # Cached rights by topic, and the Access object that decided them.
         self._may_publish: dict[bytes, bool] = {}
         self._judge = broker.access
-        self._quiet_until = 0.0
-        self._untold = 0
+        self._refusals: dict[tuple[str, Reason], _Refusals] = {}
         # No more messages are accepted; the connection ends soon.
         self._is_held = False
         limits = broker.limits
@@ -401,17 +412,49 @@ class PublishReceiver:
     def _tell_refused(
         self, event: str, batch: PublishBatch, refused: list[int], reason: Reason
     ) -> None:
-        """Count refused messages, and log them at most once every `_REFUSAL_QUIET_SECONDS`."""
+        """Count refused messages and log them: the first at once, the others every
+        `_REFUSAL_QUIET_SECONDS` and at the end of the connection.
+        """
         broker = self._broker
         broker.statistics.publishes_refused += len(refused)
-        self._untold += len(refused)
-        now = broker.shell.now()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _REFUSAL_QUIET_SECONDS
-            text = f"messages since the last line: {self._untold}"
-            self._untold = 0
-            topic = batch.topics[refused[0]]
-            self._owner.report(logging.WARNING, event, reason, text, topic=topic)
+        kind = (event, reason)
+        known = self._refusals.get(kind)
+        is_first = known is None
+        if known is None:
+            known = _Refusals()
+            self._refusals[kind] = known
+        known.untold += len(refused)
+        known.topic = batch.topics[refused[0]]
+        if self._owner.ended:
+            self.tell_rest()
+        elif is_first:
+            self._tell_kind(kind)
+
+    def _tell_kind(self, kind: tuple[str, Reason]) -> None:
+        """Log the refusals of one kind since its last line, and wait; forget it if none came."""
+        known = self._refusals[kind]
+        if not known.untold:
+            del self._refusals[kind]
+            return
+        self._log_refusals(kind, known)
+        broker = self._broker
+        known.timer = broker.timers.at(
+            broker.shell.now() + _REFUSAL_QUIET_SECONDS, partial(self._tell_kind, kind)
+        )
+
+    def tell_rest(self) -> None:
+        """Log the refusals that no line reports yet, because the connection ends."""
+        refusals, self._refusals = self._refusals, {}
+        for kind, known in refusals.items():
+            self._broker.timers.cancel(known.timer)
+            if known.untold:
+                self._log_refusals(kind, known)
+
+    def _log_refusals(self, kind: tuple[str, Reason], known: _Refusals) -> None:
+        event, reason = kind
+        text = f"messages since the last line: {known.untold}"
+        known.untold = 0
+        self._owner.report(logging.WARNING, event, reason, text, topic=known.topic)
 
     def _hold(self, reason: Reason, text: str) -> None:
         """Stop reading, and end the connection after `refusal_delay` seconds.

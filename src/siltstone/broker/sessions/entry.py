@@ -61,15 +61,15 @@ class EnteringClient(Peer, Protocol):
 
 
 def is_turned_away(broker: Broker, visitor: EnteringClient, client_id: str) -> bool:
-    """Refuse a client above `connections_max`, unless it takes over a connection.
+    """Refuse a client above `clients_max`, unless it takes over a connection.
 
     Return whether it was refused.
     """
-    if len(broker.clients) < broker.limits.connections_max or client_id in broker.clients:
+    if len(broker.clients) < broker.clients_max or client_id in broker.clients:
         return False
-    visitor.end(
-        Reason.SERVER_BUSY, "too many clients are connected: limits.connections_max is reached"
-    )
+    is_set = broker.clients_max == broker.limits.connections_max
+    limit = "limits.connections_max" if is_set else "the limit of open files"
+    visitor.end(Reason.SERVER_BUSY, f"too many clients are connected: {limit} is reached")
     return True
 
 

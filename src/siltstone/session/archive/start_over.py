@@ -9,6 +9,7 @@ next message with that id for the same message.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from siltstone.session.archive.records import (
     DUP,
@@ -22,14 +23,21 @@ from siltstone.session.archive.records import (
 )
 from siltstone.store.slab.identity import DatabaseIdentity
 
+_SHARED: Final = "$share/"
+
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """What a session or group lost: the number of rows before its position, and those in flight."""
+    """What a session or group lost: the number of rows before its position, and those in flight.
+
+    `may_miss` says whether rows of the former database may have waited for it. None wait for a
+    session without subscriptions of its own: those of share groups wait for the group.
+    """
 
     former: str
     rows_behind: int
     inflight: int
+    may_miss: bool = True
 
 
 def session_in(
@@ -52,7 +60,10 @@ def session_in(
         identity=origin.text,
     )
     stored = sum(one.shard != NOT_STORED for one in session.inflight)
-    return started, StartOver(session.identity, _rows(session.position), stored)
+    rows_behind = _rows(session.position)
+    is_reader = any(not one.filter.startswith(_SHARED) for one in session.subscriptions)
+    may_miss = bool(rows_behind or stored or is_reader)
+    return started, StartOver(session.identity, rows_behind, stored, may_miss)
 
 
 def group_in(group: SavedGroup, origin: DatabaseIdentity) -> tuple[SavedGroup, StartOver | None]:

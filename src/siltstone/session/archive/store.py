@@ -335,7 +335,8 @@ class SessionArchive:
 
 
 def _tell(started: StartOver | None, origin: DatabaseIdentity, **whose: str) -> None:
-    if started is not None and (started.rows_behind or started.inflight):
+    # Also at position 0: rows of the former database that were not delivered are gone.
+    if started is not None and started.may_miss:
         log(
             _LOG,
             logging.WARNING,

@@ -109,6 +109,8 @@ class ReadableSlabs:
             slab = self._slabs.get(record.id)
             if slab is None:
                 slab = open_slab(self._fs, self._directory, record, manifest.settings)
+                # Its files are opened after the manifest was read, so they have all its rows.
+                slab.follows = record.state is SlabState.CURRENT
             slab.record = record
             slabs[record.id] = slab
         self.manifest = manifest

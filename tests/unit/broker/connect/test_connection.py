@@ -592,3 +592,25 @@ def test_what_nobody_wants_to_hear_is_not_put_together(caplog: pytest.LogCapture
     caplog.set_level(logging.ERROR)
     Core().connect("c").drop()
     assert caplog.records == []
+
+
+@VERSIONS
+def test_many_refusals_of_one_address_leave_few_lines_with_their_number(
+    version: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    core = Core(connections_max=1)
+    core.connect("first")
+    for number in range(500):
+        core.wire(version, "10.0.0.1").connect(f"c{number}")
+    core.wire(version, "10.0.0.2").connect("other")
+    core.advance(20.0)
+    core.advance(20.0)
+    told = [
+        record.__dict__["facts"] for record in caplog.records if record.message == "client_refused"
+    ]
+    by_address = [(facts["address"], facts.get("unlogged", 0)) for facts in told]
+    assert by_address.count(("10.0.0.1", 0)) == 10
+    assert by_address.count(("10.0.0.2", 0)) == 1
+    assert sum(1 + unlogged for _, unlogged in by_address) == 501
+    assert len(by_address) == 12

@@ -23,6 +23,7 @@ from siltstone.session.durable.lag import (
     session_lag,
 )
 from siltstone.store.database import Database
+from siltstone.store.feed.pool import Source
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, World
 
@@ -138,6 +139,29 @@ def test_rows_that_retention_took_are_counted_for_a_session_that_had_a_place() -
         placed = replace(SESSION, position=(ShardSerial(0, 1),))
         found = [session_lag(source, saved, END_US) for saved in (placed, SESSION)]
     assert [(each.messages, each.gone) for each in found] == [(1, 2), (1, 0)]
+
+
+@pytest.fixture
+def generations() -> Iterator[Source]:
+    """Three generations of two rows, opened by a process that does not write them."""
+    world = World()
+    with world.database() as database:
+        for number in range(6):
+            database.append([Row("t/0", b"x", qos=1)]).wait()
+            world.clock.advance(1)
+            if number in (1, 3):
+                database.seal()
+        with world.reader() as reader:
+            yield reader.feed_source()
+
+
+def test_another_process_counts_the_rows_of_all_generations(generations: Source) -> None:
+    counted = Lag(6, 6, NOW_US, is_more=False)
+    assert session_lag(generations, SESSION, END_US) == counted
+    assert group_lag(generations, SavedGroup(name="g", filter="t/+"), END_US) == counted
+    placed = replace(SESSION, position=(ShardSerial(0, 5),))
+    assert session_lag(generations, placed, END_US).messages == 1
+    assert session_lag(generations, SESSION, END_US, count_max=3) == Lag(3, 3, NOW_US, is_more=True)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def test_a_reader_finds_the_slabs_of_the_manifest() -> None:
         assert reader.manifest == slabs.manifest
         assert ids(reader) == [(0, 1), (1, 1), (0, 2), (1, 2)]
         assert [slab.row_count() for slab in reader.all()] == [1, 0, 0, 0]
+        assert [reader.ended(slab.id) for slab in reader.all()] == [True, True, False, False]
         reader.refresh()
         assert [reader.ended(slab.id) for slab in reader.all()] == [True, True, False, False]
 
