@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -403,14 +403,14 @@ class TestSaving:
         session = desk.core.durables.sessions["s"]
         assert session.durable is not None
         refusals = [OverloadedError("full")]
-        save = session.durable.owned.save_later
+        save = session.durable.owned.save_in_parts
 
-        def save_later() -> object:
+        def save_in_parts(soon: Callable[[Callable[[], None]], None]) -> object:
             if refusals:
                 raise refusals.pop()
-            return save()
+            return save(soon)
 
-        owned = replace_save(session.durable.owned, save_later)
+        owned = replace_save(session.durable.owned, save_in_parts)
         monkeypatch.setattr(session.durable, "owned", owned)
         leave(wire)
         assert desk.saved().connected
@@ -699,12 +699,12 @@ def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once
     assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 2),), 1)
 
 
-def replace_save(owned: object, save_later: object) -> object:
+def replace_save(owned: object, save_in_parts: object) -> object:
     """Return what an owned session is, but for the way it is saved."""
 
     class Other:
         def __getattr__(self, name: str) -> object:
-            return save_later if name == "save_later" else getattr(owned, name)
+            return save_in_parts if name == "save_in_parts" else getattr(owned, name)
 
     return Other()
 
