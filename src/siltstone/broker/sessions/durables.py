@@ -496,6 +496,10 @@ class Durables:
         """Return the time of the loop."""
         return self._shell.now()
 
+    def soon(self, act: Act) -> None:
+        """Run `act` when the current work is done."""
+        self._shell.soon(act)
+
     def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
         """Run `work` in a thread; call `then` on the loop with its result or error."""
         answers: list[T | SiltstoneError] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol, cast
 
 from siltstone.errors import SiltstoneError
@@ -62,16 +63,28 @@ class StagedFilters:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.levels: set[tuple[bytes, ...]] = set()
+        self.filters: dict[str, TopicFilter] = {}
+
+
+def plain_text(topic_filter: TopicFilter) -> str:
+    """Return the text of a filter without the name of a share group.
+
+    A string knows its hash. That of a tuple of levels is computed for each look-up, which takes
+    long for thousands of filters.
+    """
+    if topic_filter.group is None:
+        return topic_filter.text
+    return b"/".join(topic_filter.levels).decode()
 
 
 class FilterGroup:
     """Feeds with the same filters: they are matched together."""
 
-    def __init__(self, filters: dict[tuple[bytes, ...], TopicFilter], shards: int) -> None:
-        self.filters = tuple(filters.values())
-        # The key of the group: the levels of all filters.
-        self.key = frozenset(filters)
+    def __init__(self, filters: Iterable[TopicFilter], shards: int) -> None:
+        self.by_text: dict[str, TopicFilter] = {plain_text(each): each for each in filters}
+        self.filters = tuple(self.by_text.values())
+        # The key of the group: the texts of all filters.
+        self.key = frozenset(self.by_text)
         self.members = 0
         self.live: list[dict[Feed, None]] = []
         for _ in range(shards):

@@ -13,7 +13,7 @@ from tests.support.feed_builders import RowsInMemory, batch_of, parsed
 
 
 def group_of(*filters: str) -> FilterGroup:
-    return FilterGroup({each.levels: each for each in parsed(*filters)}, 1)
+    return FilterGroup(parsed(*filters), 1)
 
 
 def feed_at(place: int) -> Feed:
