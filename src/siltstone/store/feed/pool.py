@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, cast
 
 from siltstone.errors import SiltstoneError
 from siltstone.store.feed.position import FeedPosition
@@ -15,6 +15,11 @@ from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
 Rows = list[int] | None
+# Returns the groups that want a topic.
+Wanting = Callable[[bytes], "tuple[FilterGroup, ...]"]
+
+# A matcher of this number of filters is made at once.
+_FEW_FILTERS: Final = 100
 
 
 class Found:
@@ -90,6 +95,10 @@ class FilterGroup:
         for _ in range(shards):
             self.live.append({})
         self._matcher: Matcher | None = None
+
+    def has_matcher(self) -> bool:
+        """Return whether its own matcher exists, or costs little."""
+        return self._matcher is not None or len(self.filters) <= _FEW_FILTERS
 
     def join(self, matcher: Matcher) -> None:
         """Add this group to a matcher, under its filters."""
@@ -181,12 +190,25 @@ class Held:
         """Return whether it has all rows that a group wants of these serials."""
         return self.complete or group in self._rows
 
-    def rows_of(self, group: FilterGroup) -> Rows:
-        """Return the rows that a covered group wants, None for all."""
+    def rows_of(self, group: FilterGroup, wanting: Wanting) -> Rows:
+        """Return the rows that a covered group wants, None for all.
+
+        A matcher for thousands of filters takes long to make, so `wanting` finds the groups of each
+        topic instead.
+        """
         if group in self._rows:
             return self._rows[group]
-        assert self.batch is not None
-        rows = wanted_rows(self.batch, {group: None})[group]
+        batch = self.batch
+        assert batch is not None
+        if group.has_matcher():
+            rows = wanted_rows(batch, {group: None})[group]
+        else:
+            batch.load()
+            names = batch.names
+            mine = [number for number in range(len(names)) if group in wanting(names[number])]
+            rows = None
+            if len(mine) < len(names):
+                rows = rows_of_names(rows_by_name(batch, set(mine)), mine)
         self._rows[group] = rows
         return rows
 

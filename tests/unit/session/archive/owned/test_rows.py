@@ -323,14 +323,19 @@ class TestParts:
             assert [type(error) for error in outcomes] == [FencedError]
             assert world.archive.peek("c") == replace(many(1_000), user="owner")
 
-    def test_a_mistake_in_a_part_fails_the_save_and_nothing_is_lost(self) -> None:
+    def test_a_mistake_in_a_part_fails_the_save_and_nothing_is_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: None) -> None:
+            raise ZeroDivisionError
+
         with ArchiveWorld() as world:
             turns = Turns()
             owned = world.archive.create(many(1_000))
             ticket = connected(owned, turns)
             assert isinstance(ticket, CommitInParts)
             outcomes = outcomes_of(ticket)
-            ticket._parts = (1 // 0 for _ in range(1))  # type: ignore[assignment] # noqa: SLF001
+            monkeypatch.setattr(ticket, "_parts", map(fail, [None]))
             turns.run()
             assert [type(error) for error in outcomes] == [OutcomeUnknownError]
             assert (ticket.done, owned.is_dirty) == (True, True)
