@@ -500,6 +500,10 @@ class Durables:
         """Run `act` when the current work is done."""
         self._shell.soon(act)
 
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
+        self._shell.read_in_thread(work, then)
+
     def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
         """Run `work` in a thread; call `then` on the loop with its result or error."""
         answers: list[T | SiltstoneError] = []

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+from siltstone.broker.sessions.batched_calls import BatchedCalls
 from siltstone.broker.sessions.durables import Durables
 from siltstone.broker.sessions.timers import Timers
 from siltstone.broker.sessions.turns import Turn
@@ -50,6 +51,8 @@ _SAVE_SECONDS: Final = 0.1
 _US: Final = 1_000_000
 # The number of groups without members that one turn of the loop saves.
 PARKED_AT_ONCE: Final = 20
+# The number of groups that are loaded or created together. Their answers take one turn of the loop.
+LOADED_AT_ONCE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +188,14 @@ class StoredShareGroups:
         self._looks = 0
         # Groups that are being created in the archive.
         self._keeping: dict[StoredShareGroup, None] = {}
+        archive = durables.archive
+        # One thread for all groups: many threads would take the interpreter's lock from the loop.
+        self._loading: BatchedCalls[tuple[str, str], OwnedGroup | None] = BatchedCalls(
+            durables.read_in_thread, archive.take_groups, together_max=LOADED_AT_ONCE
+        )
+        self._creating: BatchedCalls[SavedGroup, OwnedGroup] = BatchedCalls(
+            durables.read_in_thread, archive.create_groups, together_max=LOADED_AT_ONCE
+        )
         # Groups without members that wait to be saved, each in its turn, and the number that this
         # turn of the loop may still save.
         self._parking: deque[Act] = deque()
@@ -282,10 +293,8 @@ class StoredShareGroups:
 
     def _load(self, group: StoredShareGroup, turn: Turn) -> None:
         """Load the group from the archive, if it is there."""
-        archive = self._durables.archive
-        name, text = group.name, group.filter.text
         step = turn.step("its group to be loaded", partial(self._loaded, group, turn))
-        self._durables.ask(partial(archive.take_group, name, text), step)
+        self._loading.ask((group.name, group.filter.text), step)
 
     def _loaded(
         self, group: StoredShareGroup, turn: Turn, found: OwnedGroup | SiltstoneError | None
@@ -331,10 +340,9 @@ class StoredShareGroups:
             position=position_of(group.progress),
             done=done_of(group.progress),
         )
-        archive = self._durables.archive
         self._keeping[group] = None
         step = turn.step("its group to be created", partial(self._kept, group, turn))
-        self._durables.ask(partial(archive.create_group, saved), step)
+        self._creating.ask(saved, step)
 
     def _kept(self, group: StoredShareGroup, turn: Turn, made: OwnedGroup | SiltstoneError) -> None:
         self._keeping.pop(group, None)

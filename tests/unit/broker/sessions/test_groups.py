@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, pairwise
 
 import pytest
 
-from siltstone.broker.sessions.groups import PARKED_AT_ONCE, StoredShareGroup
+from siltstone.broker.sessions.groups import LOADED_AT_ONCE, PARKED_AT_ONCE, StoredShareGroup
 from siltstone.broker.sessions.turns import Turn
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import ClosedError, OverloadedError
@@ -24,7 +25,8 @@ from siltstone.mqtt.packets import (
     Unsubscribe,
 )
 from siltstone.session.archive.owned.group import OwnedGroup
-from siltstone.session.archive.records import SerialRange, ShardSerial
+from siltstone.session.archive.records import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.archive.store import CreatedGroups, SessionArchive, TakenGroups
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Wire, message
@@ -367,17 +369,17 @@ def test_progress_is_saved_within_a_second_and_when_the_last_member_goes() -> No
         )
 
 
-def test_a_group_that_cannot_be_loaded_is_tried_again() -> None:
+def test_a_group_that_cannot_be_loaded_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [OverloadedError("no room")]
+    take_groups = SessionArchive.take_groups
+
+    def refuse(archive: SessionArchive, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        if fails:
+            raise fails.pop()
+        return take_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "take_groups", refuse)
     with group_core() as core:
-        fails = [OverloadedError("no room")]
-        take_group = core.archive.take_group
-
-        def refuse(name: str, topic_filter: str) -> object:
-            if fails:
-                raise fails.pop()
-            return take_group(name, topic_filter)
-
-        core.archive.take_group = refuse  # type: ignore[assignment]
         member = join(core, "a", durable=False)
         publish(core, "1")
         assert values(member) == []
@@ -385,17 +387,19 @@ def test_a_group_that_cannot_be_loaded_is_tried_again() -> None:
         assert values(member) == ["1"]
 
 
-def test_a_group_that_cannot_be_created_is_tried_again_before_the_member_is_told() -> None:
+def test_a_group_that_cannot_be_created_is_tried_again_before_the_member_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = [OverloadedError("no room")]
+    create_groups = SessionArchive.create_groups
+
+    def refuse(archive: SessionArchive, groups: Sequence[SavedGroup]) -> CreatedGroups:
+        if fails:
+            raise fails.pop()
+        return create_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "create_groups", refuse)
     with group_core() as core:
-        fails = [OverloadedError("no room")]
-        create_group = core.archive.create_group
-
-        def refuse(group: object) -> object:
-            if fails:
-                raise fails.pop()
-            return create_group(group)  # type: ignore[arg-type]
-
-        core.archive.create_group = refuse  # type: ignore[assignment]
         wire = come(core, "a")
         subscription = Subscription(filter=TopicFilter.parse(GROUP), qos=1)
         assert wire.exchange(Subscribe(packet_id=1, subscriptions=(subscription,))) == []
@@ -612,6 +616,28 @@ def join_many(core: DurableCore) -> Wire:
     wire.subscribe(*(f"$share/g/{text}" for text in MANY), qos=1)
     core.run()
     return wire
+
+
+def test_many_groups_are_loaded_and_created_by_one_thread_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches: list[int] = []
+    take_groups, create_groups = SessionArchive.take_groups, SessionArchive.create_groups
+
+    def take(archive: SessionArchive, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        batches.append(len(groups))
+        return take_groups(archive, groups)
+
+    def create(archive: SessionArchive, groups: Sequence[SavedGroup]) -> CreatedGroups:
+        batches.append(len(groups))
+        return create_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "take_groups", take)
+    monkeypatch.setattr(SessionArchive, "create_groups", create)
+    with group_core() as core:
+        join_many(core)
+        assert (sum(batches), max(batches)) == (2 * len(MANY), LOADED_AT_ONCE)
+        assert all(saved(core, topic_filter=text) is not None for text in MANY)
 
 
 def test_the_groups_of_a_session_that_leaves_are_saved_in_turns_of_the_loop(
