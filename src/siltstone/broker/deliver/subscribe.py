@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from siltstone.broker.deliver.shares import Subscriber
-from siltstone.broker.deliver.slices import SLICE_LEVELS
+from siltstone.broker.deliver.slices import SLICE_LEVELS, cost_of
 from siltstone.broker.retained.log import Retained
 from siltstone.broker.retained.messages import RetainedMessages
 from siltstone.broker.sessions.groups import StoredShareGroups
@@ -132,7 +132,7 @@ class Subscriptions:
         levels = 0
         for each in saved:
             self.put_back(session, each, rights)
-            levels += 1 + len(each.subscription.filter.levels)
+            levels += cost_of(each.subscription.filter)
             if levels >= SLICE_LEVELS:
                 return True
         return False

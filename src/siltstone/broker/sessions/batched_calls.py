@@ -20,10 +20,19 @@ class BatchedCalls(Generic[Item, Answer]):
     """Items that wait for one kind of work; `work` returns all answers, in order, or raises."""
 
     def __init__(
-        self, in_thread: InThread, work: Callable[[Sequence[Item]], Sequence[Answer]]
+        self,
+        in_thread: InThread,
+        work: Callable[[Sequence[Item]], Sequence[Answer]],
+        *,
+        together_max: int = _TOGETHER_MAX,
     ) -> None:
+        """Use `in_thread` for batches of at most `together_max` items, one batch at a time.
+
+        The answers of a batch are passed on in one turn of the loop.
+        """
         self._in_thread = in_thread
         self._work = work
+        self._together_max = together_max
         self._waiting: list[tuple[Item, Callable[[Answer | SiltstoneError], None]]] = []
         self._is_away = False
 
@@ -34,7 +43,8 @@ class BatchedCalls(Generic[Item, Answer]):
             self._go()
 
     def _go(self) -> None:
-        taken, self._waiting = self._waiting[:_TOGETHER_MAX], self._waiting[_TOGETHER_MAX:]
+        together = self._together_max
+        taken, self._waiting = self._waiting[:together], self._waiting[together:]
         self._is_away = True
         answers: list[Answer | SiltstoneError] = []
 

@@ -110,8 +110,8 @@ class Deadlines:
                 self._durables.tell(turn.client_id, owned)
             turn.end()
             return
-        will = self._durables.due_will(owned.state)
-        is_over = self._durables.is_expired(owned.state)
+        will = self._durables.due_will(owned.bare)
+        is_over = self._durables.is_expired(owned.bare)
         if will is not None:
             step = turn.step("its will to be stored", partial(self._published, turn, owned))
             self._wills.publish(owned, will, step)
@@ -125,7 +125,7 @@ class Deadlines:
             # The will stays due.
             self._durables.tell(turn.client_id, error)
             turn.end()
-        elif self._durables.is_expired(owned.state):
+        elif self._durables.is_expired(owned.bare):
             self._drop(turn, owned)
         else:
             known = partial(self._wills.forget, owned)

@@ -97,4 +97,4 @@ def _note_kept(given: _Given, settle: Settle, error: Exception | None) -> None:
 
 
 def _key(owned: OwnedSession) -> tuple[str, int | None]:
-    return owned.client_id, owned.state.away_since_us
+    return owned.client_id, owned.bare.away_since_us

@@ -37,7 +37,6 @@ from siltstone.session.durable.saves import SaveScheduler, SaveTicket
 from siltstone.session.durable.session import Durable, new_session
 from siltstone.session.session import Session
 from siltstone.store.feed.pool import StagedFilters
-from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.topic.grammar import TopicFilter
 
 Act = Callable[[], None]
@@ -199,6 +198,7 @@ class Durables:
             session.publisher,
             session.outbox,
             ends=self.feeding.ends,
+            soon=self._shell.soon,
             hop=self._shell.soon_from_thread,
             later=self._later,
             failed=partial(self._lost, session),
@@ -247,11 +247,11 @@ class Durables:
         for topic_filter, qos in self._missing.pop(client_id, ()):
             self._interest.forget(topic_filter, qos)
 
-    def _miss_from_now(self, session: Session, state: SavedSession) -> None:
+    def _miss_from_now(self, session: Session, owned: OwnedSession) -> None:
         """Register the filters of a session that disconnects, so that its messages are stored."""
         self._miss_no_more(session.client_id)
         if session.expiry_seconds and self._interest.is_asked:
-            for topic_filter, qos in _filters_of(state):
+            for topic_filter, qos in _filters_of(owned.state):
                 self._interest.miss(topic_filter, qos)
 
     def begin(self, session: Session) -> None:
@@ -342,7 +342,7 @@ class Durables:
         del self._rota[session]
         session.outbox.moved = None
         turn = Turn(session.client_id, lambda: self._save_last(turn, session, durable, will))
-        contain(partial(self._miss_from_now, session, durable.owned.state))
+        contain(partial(self._miss_from_now, session, durable.owned))
         contain(partial(self.feeding.end, durable))
         try:
             # At once, because the outbox is about to drop its messages in flight.
@@ -399,7 +399,8 @@ class Durables:
         def dropped() -> None:
             self._kept -= 1
 
-        self.carry_out(owned.client_id, owned.drop_later, then, dropped)
+        drop = partial(owned.drop_in_parts, self._shell.soon)
+        self.carry_out(owned.client_id, drop, then, dropped)
 
     def drop_away(self, owned: OwnedSession, then: Act) -> None:
         """Delete a disconnected session."""
@@ -419,7 +420,7 @@ class Durables:
     def carry_out(
         self,
         name: str,
-        submit: Callable[[], CommitTicket | None],
+        submit: Callable[[], SaveTicket | None],
         then: Act,
         durable: Act | None = None,
     ) -> None:
@@ -494,6 +495,14 @@ class Durables:
     def now(self) -> float:
         """Return the time of the loop."""
         return self._shell.now()
+
+    def soon(self, act: Act) -> None:
+        """Run `act` when the current work is done."""
+        self._shell.soon(act)
+
+    def read_in_thread(self, work: Act, then: Act) -> None:
+        """Run `work`, which waits for the disk, in a thread, then `then` on the loop."""
+        self._shell.read_in_thread(work, then)
 
     def ask(self, work: Callable[[], T], then: Callable[[T | SiltstoneError], None]) -> None:
         """Run `work` in a thread; call `then` on the loop with its result or error."""

@@ -191,17 +191,17 @@ class SessionEntry:
             self._give_up(owned)
         elif self._visitor.ended:
             self._turn.end()
-        elif owned is not None and owned.state.user != self._identity.user:
+        elif owned is not None and owned.bare.user != self._identity.user:
             _refuse_stranger(self._visitor)
             self._turn.end()
         elif owned is None:
             self._begin_anew()
-        elif self._connect.clean_start or self._durables.is_expired(owned.state):
+        elif self._connect.clean_start or self._durables.is_expired(owned.bare):
             # [MQTT-3.1.2-4]; [MQTT-3.1.3-9]: the will is published when the session ends.
-            self._publish(owned, owned.state.will, partial(self._drop, owned))
+            self._publish(owned, owned.bare.will, partial(self._drop, owned))
         else:
             # A will whose delay passed before the client connected again is published.
-            will = self._durables.due_will(owned.state)
+            will = self._durables.due_will(owned.bare)
             self._publish(owned, will, partial(self._join, owned, is_present=True))
 
     def _publish(self, owned: OwnedSession, will: SavedWill | None, then: Act) -> None:

@@ -12,11 +12,14 @@ message after that, even if the broker crashes.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
+from siltstone.broker.sessions.batched_calls import BatchedCalls
 from siltstone.broker.sessions.durables import Durables
 from siltstone.broker.sessions.timers import Timers
 from siltstone.broker.sessions.turns import Turn
@@ -46,6 +49,10 @@ _PASSED_LOOKS: Final = 30
 # The interval for saving groups whose members have unacknowledged rows.
 _SAVE_SECONDS: Final = 0.1
 _US: Final = 1_000_000
+# The number of groups without members that one turn of the loop saves.
+PARKED_AT_ONCE: Final = 20
+# The number of groups that are loaded or created together. Their answers take one turn of the loop.
+LOADED_AT_ONCE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +188,18 @@ class StoredShareGroups:
         self._looks = 0
         # Groups that are being created in the archive.
         self._keeping: dict[StoredShareGroup, None] = {}
+        archive = durables.archive
+        # One thread for all groups: many threads would take the interpreter's lock from the loop.
+        self._loading: BatchedCalls[tuple[str, str], OwnedGroup | None] = BatchedCalls(
+            durables.read_in_thread, archive.take_groups, together_max=LOADED_AT_ONCE
+        )
+        self._creating: BatchedCalls[SavedGroup, OwnedGroup] = BatchedCalls(
+            durables.read_in_thread, archive.create_groups, together_max=LOADED_AT_ONCE
+        )
+        # Groups without members that wait to be saved, each in its turn, and the number that this
+        # turn of the loop may still save.
+        self._parking: deque[Act] = deque()
+        self._parks_left = PARKED_AT_ONCE
         self._again()
         self._save_again()
 
@@ -215,16 +234,18 @@ class StoredShareGroups:
             group.put_progress()
             del self.groups[group.text]
             self.busy.pop(group, None)
-            self._begin_turn(group, self._park)
+            self._begin_turn(group, self._park_in_turn)
         else:
             self._feeding.replenish(group)
 
     def when_kept(self, texts: Iterable[str], act: Act) -> None:
         """Call `act` when all groups of these filters that must be saved are saved."""
-        for text in texts:
+        following = iter(texts)
+        for text in following:
             group = self.groups.get(text)
             if group is not None and not group.is_safe:
-                group.waiting.append(partial(self.when_kept, texts, act))
+                left = chain((text,), following)
+                group.waiting.append(partial(self.when_kept, left, act))
                 return
         act()
 
@@ -272,10 +293,8 @@ class StoredShareGroups:
 
     def _load(self, group: StoredShareGroup, turn: Turn) -> None:
         """Load the group from the archive, if it is there."""
-        archive = self._durables.archive
-        name, text = group.name, group.filter.text
         step = turn.step("its group to be loaded", partial(self._loaded, group, turn))
-        self._durables.ask(partial(archive.take_group, name, text), step)
+        self._loading.ask((group.name, group.filter.text), step)
 
     def _loaded(
         self, group: StoredShareGroup, turn: Turn, found: OwnedGroup | SiltstoneError | None
@@ -321,10 +340,9 @@ class StoredShareGroups:
             position=position_of(group.progress),
             done=done_of(group.progress),
         )
-        archive = self._durables.archive
         self._keeping[group] = None
         step = turn.step("its group to be created", partial(self._kept, group, turn))
-        self._durables.ask(partial(archive.create_group, saved), step)
+        self._creating.ask(saved, step)
 
     def _kept(self, group: StoredShareGroup, turn: Turn, made: OwnedGroup | SiltstoneError) -> None:
         self._keeping.pop(group, None)
@@ -354,6 +372,28 @@ class StoredShareGroups:
         waiting, group.waiting = group.waiting, []
         for act in waiting:
             contain(act)
+
+    def _park_in_turn(self, group: StoredShareGroup, turn: Turn) -> None:
+        """Save a group that lost its last member, now or in a later turn of the loop.
+
+        A session may be the last member of a thousand groups.
+        """
+        if self._parks_left == PARKED_AT_ONCE:
+            self._durables.soon(self._park_more)
+        if self._parks_left:
+            self._parks_left -= 1
+            self._park(group, turn)
+        else:
+            step = turn.step("its group to be saved", partial(self._park, group, turn))
+            self._parking.append(step)
+
+    def _park_more(self) -> None:
+        parked = min(PARKED_AT_ONCE, len(self._parking))
+        self._parks_left = PARKED_AT_ONCE - parked
+        if parked:
+            self._durables.soon(self._park_more)
+        for _ in range(parked):
+            self._parking.popleft()()
 
     def _park(self, group: StoredShareGroup, turn: Turn) -> None:
         """Save the position of a group that lost its last member; end a group that is not saved."""

@@ -56,7 +56,7 @@ class _Expected:
     def add(self, state_topic: str, index: Index) -> None:
         self.owners.add(_owner(state_topic))
         self.rows |= index.rows
-        self.counts.update([*index.counts])
+        self.counts.update(topic for topic, _ in index.all_counts())
 
 
 def _session(row: Row, read: Read) -> Index:

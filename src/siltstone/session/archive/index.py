@@ -7,8 +7,8 @@ functions are pure: they compute the rows and counts that a state implies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from siltstone.session.archive.keys import (
@@ -34,14 +34,27 @@ GROUP: Final = "group"
 KINDS: Final = (WILL, EXPIRY, GROUP)
 
 _SECOND_US: Final = 1_000_000
+# The number of counts after which `moving` lets its caller pause.
+COUNTS_AT_ONCE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The rows of an index by topic, and the topics that count one more, each with its note."""
+    """The rows of an index by topic, and the topics that count one more, each with its note.
+
+    The filters of a disconnected session are counted too. There may be thousands of them, so their
+    counts are made one by one, from the subscriptions by the topics of their rows.
+    """
 
     rows: dict[str, bytes]
     counts: dict[str, bytes]
+    away: dict[str, SavedSubscription] = field(default_factory=dict)
+
+    def all_counts(self) -> Iterator[tuple[str, bytes]]:
+        """Yield all topics that count one more, each with its note."""
+        yield from self.counts.items()
+        for topic, subscription in self.away.items():
+            yield _away_count(topic, subscription)
 
 
 NO_INDEX: Final = Index({}, {})
@@ -74,12 +87,15 @@ def session_index(
     counts = {COUNT_SESSIONS: b""}
     if session.connected:
         rows[f"connected/{keys.word}"] = client_id
-    else:
-        for topic, subscription in subscriptions.items():
-            # The topic has the word of the filter: to make it anew takes long for many filters.
-            away = away_topic(keys.filter_word(topic), subscription.qos)
-            counts[away] = subscription.filter.encode()
-    return Index(rows, counts)
+        return Index(rows, counts)
+    return Index(rows, counts, dict(subscriptions))
+
+
+def _away_count(topic: str, subscription: SavedSubscription) -> tuple[str, bytes]:
+    """Return the topic that counts a filter, and its note, from the topic of the subscription."""
+    # That topic ends with the word of the filter: to make it anew takes long for many filters.
+    away = away_topic(topic.rpartition("/")[2], subscription.qos)
+    return away, subscription.filter.encode()
 
 
 def group_index(group: SavedGroup, keys: GroupKeys) -> Index:
@@ -98,6 +114,12 @@ def gone(old: Index, new: Index) -> list[str]:
 
 def move(tx: Transaction, old: Index, new: Index) -> None:
     """Update the index from the old state to the new one; the caller deletes the rows of `gone`."""
+    for _ in moving(tx, old, new):
+        pass
+
+
+def moving(tx: Transaction, old: Index, new: Index) -> Iterator[None]:
+    """Do the same as `move`, and yield now and then, because it may take long."""
     for topic, value in new.rows.items():
         if topic not in old.rows:
             tx.write(topic, value)
@@ -107,3 +129,21 @@ def move(tx: Transaction, old: Index, new: Index) -> None:
     for topic, note in new.counts.items():
         if topic not in old.counts:
             tx.add(topic, 1, note)
+    yield from _counting(tx, -1, old.away, new.away)
+    yield from _counting(tx, 1, new.away, old.away)
+
+
+def _counting(
+    tx: Transaction,
+    amount: int,
+    away: Mapping[str, SavedSubscription],
+    other: Mapping[str, SavedSubscription],
+) -> Iterator[None]:
+    """Count the filters of `away` that `other` does not have with the same QoS."""
+    for number, (topic, subscription) in enumerate(away.items(), 1):
+        same = other.get(topic)
+        if same is None or same.qos != subscription.qos:
+            counted, note = _away_count(topic, subscription)
+            tx.add(counted, amount, note)
+        if number % COUNTS_AT_ONCE == 0:
+            yield

@@ -61,7 +61,6 @@ class SessionKeys:
     """The topics of one session."""
 
     __slots__ = (
-        "_filter_start",
         "_prefix",
         "all",
         "owner",
@@ -78,17 +77,12 @@ class SessionKeys:
         self.owner = prefix + "owner"
         self.progress = prefix + "progress"
         self.received = prefix + "received"
-        self._filter_start = len(self.filter(""))
         # A filter for all rows of the session.
         self.all = prefix + "#"
 
     def filter(self, text: str) -> str:
         """Return the topic of a subscription."""
         return f"{self._prefix}filter/{word(text)}"
-
-    def filter_word(self, topic: str) -> str:
-        """Return the word of the filter in the topic of a subscription."""
-        return topic[self._filter_start :]
 
     def message(self, packet_id: int) -> str:
         """Return the topic of a message that is not in the store."""

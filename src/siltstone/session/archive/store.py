@@ -113,6 +113,8 @@ Groups = list[SavedGroup]
 Dues = list[Due]
 TakenSessions = list[OwnedSession | None]
 CreatedSessions = list[OwnedSession]
+TakenGroups = list[OwnedGroup | None]
+CreatedGroups = list[OwnedGroup]
 
 
 class SessionArchive:
@@ -266,16 +268,27 @@ class SessionArchive:
 
     def take_group(self, name: str, topic_filter: str) -> OwnedGroup | None:
         """Load a share group and fence off its former leader; None if it does not exist."""
-        keys = GroupKeys(group_id(name, topic_filter))
-        ticket = self._rows.fence(keys.id, owner_topic=keys.owner, state_topic=keys.state)
-        serial = serial_of(ticket)
-        found = None if serial is None else self._load_group(keys)
-        if serial is None or found is None:
-            return None
-        owned = OwnedGroup(self._rows.begin(keys.id), found[0], found[1], serial)
-        if self._origin is not None:
-            _tell(owned.start_in(self._origin), self._origin, group=keys.id)
-        return owned
+        return self.take_groups([(name, topic_filter)])[0]
+
+    def take_groups(self, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        """Take many share groups by name and filter, in one or a few group commits."""
+        keys = [GroupKeys(group_id(name, topic_filter)) for name, topic_filter in groups]
+        tickets = [
+            self._rows.fence(known.id, owner_topic=known.owner, state_topic=known.state)
+            for known in keys
+        ]
+        serials = [serial_of(ticket) for ticket in tickets]
+        taken: TakenGroups = []
+        for known, serial in zip(keys, serials, strict=True):
+            found = None if serial is None else self._load_group(known)
+            if serial is None or found is None:
+                taken.append(None)
+            else:
+                owned = OwnedGroup(self._rows.begin(known.id), found[0], found[1], serial)
+                if self._origin is not None:
+                    _tell(owned.start_in(self._origin), self._origin, group=known.id)
+                taken.append(owned)
+        return taken
 
     def peek_group(self, name: str, topic_filter: str) -> SavedGroup | None:
         """Return a group as it was saved last, without taking it."""
@@ -287,16 +300,29 @@ class SessionArchive:
 
     def create_group(self, group: SavedGroup) -> OwnedGroup:
         """Create a share group; it replaces an existing group of the same name and filter."""
-        keys = GroupKeys(group_id(group.name, group.filter))
+        return self.create_groups([group])[0]
+
+    def create_groups(self, groups: Sequence[SavedGroup]) -> CreatedGroups:
+        """Create many share groups, in one or a few group commits."""
         if self._origin is not None:
-            group = replace(group, identity=self._origin.text)
-        content = GroupContent(group, keys)
-        stored = content.stored(1)
-        serial = serial_of(self._rows.create(keys.id, content, stored))
-        if serial is None:
-            drop = partial(self._drop_group, group)
-            serial = self._rows.replace(keys.id, content, stored, drop)
-        return OwnedGroup(self._rows.begin(keys.id), content, stored, serial)
+            groups = [replace(group, identity=self._origin.text) for group in groups]
+        contents = [
+            GroupContent(group, GroupKeys(group_id(group.name, group.filter))) for group in groups
+        ]
+        states = [content.stored(1) for content in contents]
+        tickets = [
+            self._rows.create(content.keys.id, content, stored)
+            for content, stored in zip(contents, states, strict=True)
+        ]
+        serials = [serial_of(ticket) for ticket in tickets]
+        created: CreatedGroups = []
+        for content, stored, serial in zip(contents, states, serials, strict=True):
+            key = content.keys.id
+            if serial is None:
+                drop = partial(self._drop_group, content.meta)
+                serial = self._rows.replace(key, content, stored, drop)  # noqa: PLW2901
+            created.append(OwnedGroup(self._rows.begin(key), content, stored, serial))
+        return created
 
     def list_groups(self, after: str = "", limit: int = _MANY) -> Groups:
         """Return groups without progress, by `$share/<name>/<filter>`, starting after `after`."""

@@ -54,16 +54,18 @@ class Durable:
         outbox: Outbox,
         *,
         ends: Callable[[], dict[int, int]],
+        soon: Callable[[Act], None],
         hop: Callable[[Act], None],
         later: Callable[[float, Act], object],
         failed: Callable[[Exception], None],
     ) -> None:
         self.owned = owned
+        self._soon = soon
         self.outbox = outbox
         self.progress = Progress()
         self.reader = Reader(publisher, outbox, self.progress)
         self.keeper = SaveScheduler(self._submit, hop=hop, later=later, failed=failed)
-        self.inbound = Inbound(owned.client_id, owned.state.received)
+        self.inbound = Inbound(owned.client_id, owned.bare.received)
         self.feed: Feed | None = None
         self.credit = 0
         self._failed = failed
@@ -84,7 +86,7 @@ class Durable:
         self.is_lost = False
         self.when_lost: Callable[[Exception], None] | None = None
         self._asked = False
-        self._dropped_before = owned.state.dropped
+        self._dropped_before = owned.dropped
         self._extras: set[int] = set()
         self._saved_traffic = (0, 0)
         # Called once when there is something to save.
@@ -103,7 +105,7 @@ class Durable:
         """Start from the saved state. Rows of each shard before `doubtful` may have been sent
         without a record of it.
         """
-        state = self.owned.state
+        state = self.owned.bare
         self.credit = window + _AHEAD
         self._epoch_us = wall_us - round(now * _US)
         restore_progress(self.progress, state.position, state.done)
@@ -385,14 +387,14 @@ class Durable:
 
     def _submit(self) -> SaveTicket | None:
         if self._is_frozen:
-            return self.owned.save_later()
+            return self.owned.save_in_parts(self._soon)
         self.put_progress()
         unsaved, releases = self.outbox.take_unsaved()
         # Handshakes from now on are not part of this save.
         self._asked = False
         self._saved[0].extend(unsaved)
         self._saved[1].extend(releases)
-        return self.owned.save_later()
+        return self.owned.save_in_parts(self._soon)
 
     def put_progress(self) -> None:
         """Add the messages in flight and the progress to the next save."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from siltstone.store.feed.pool import FilterGroup, Place, StagedFilters
+from siltstone.store.feed.pool import FilterGroup, Place, StagedFilters, plain_text
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
@@ -23,13 +23,13 @@ class FilterGroups:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._groups: dict[frozenset[tuple[bytes, ...]], FilterGroup] = {}
+        self._groups: dict[frozenset[str], FilterGroup] = {}
         self._places: dict[FilterGroup, Place] = {}
         self._matcher = Matcher()
         self._wanting: dict[bytes, tuple[FilterGroup, ...]] = {}
         self._combinations: dict[tuple[FilterGroup, ...], tuple[FilterGroup, ...]] = {}
         # The places of groups that are gone, each with filters to remove from the matcher.
-        self._left: list[tuple[Place, list[tuple[bytes, ...]]]] = []
+        self._left: list[tuple[Place, list[TopicFilter]]] = []
 
     def all(self) -> list[FilterGroup]:
         """Return all groups."""
@@ -50,7 +50,7 @@ class FilterGroups:
         """
         group = self._group_of(filters)
         if staged is not None and group.members == 0:
-            self._file(group, staged.place, frozenset(staged.levels))
+            self._file(group, staged.place, staged.filters)
         elif staged is not None:
             self.unstage(staged)
         return self._join(group, None)
@@ -58,15 +58,15 @@ class FilterGroups:
     def stage(self, staged: StagedFilters | None, filters: list[TopicFilter]) -> StagedFilters:
         """Put filters into the matcher for a feed that begins later; None: the first of them."""
         if staged is None:
-            staged = StagedFilters(Place(FilterGroup({}, self._shards)))
+            staged = StagedFilters(Place(FilterGroup((), self._shards)))
         for each in filters:
             self._matcher.put(each.levels, staged.place, staged.place)
-            staged.levels.add(each.levels)
+            staged.filters[plain_text(each)] = each
         return staged
 
     def unstage(self, staged: StagedFilters) -> None:
         """Leave staged filters behind: their feed does not begin."""
-        self._left.append((staged.place, list(staged.levels)))
+        self._left.append((staged.place, list(staged.filters.values())))
 
     def follow(self, former: FilterGroup, filters: Iterable[TopicFilter]) -> FilterGroup:
         """Return the group of new filters for a member of `former`; the caller then leaves
@@ -77,29 +77,31 @@ class FilterGroups:
         return self._join(self._group_of(filters), former if former.members == 1 else None)
 
     def _group_of(self, filters: Iterable[TopicFilter]) -> FilterGroup:
-        group = FilterGroup({each.levels: each for each in filters}, self._shards)
+        group = FilterGroup(filters, self._shards)
         return self._groups.get(group.key) or group
 
     def _join(self, group: FilterGroup, former: FilterGroup | None) -> FilterGroup:
         """Add a member to a group; a new group takes the place of the former one."""
         if group.members == 0 and group not in self._places:
             if former is None:
-                self._file(group, Place(group), frozenset())
+                self._file(group, Place(group), {})
             else:
                 del self._groups[former.key]
-                self._file(group, self._places.pop(former), former.key)
+                self._file(group, self._places.pop(former), former.by_text)
         group.members += 1
         return group
 
-    def _file(self, group: FilterGroup, place: Place, filed: frozenset[tuple[bytes, ...]]) -> None:
+    def _file(self, group: FilterGroup, place: Place, filed: dict[str, TopicFilter]) -> None:
         """Put a new group into a place whose filters are `filed`."""
         place.group = group
         self._groups[group.key] = group
         self._places[group] = place
-        for levels in group.key - filed:
-            self._matcher.put(levels, place, place)
-        for levels in filed - group.key:
-            self._matcher.remove(levels, place)
+        for text, each in group.by_text.items():
+            if text not in filed:
+                self._matcher.put(each.levels, place, place)
+        for text, each in filed.items():
+            if text not in group.by_text:
+                self._matcher.remove(each.levels, place)
         self._forget_topics()
 
     def leave(self, group: FilterGroup) -> None:
@@ -111,7 +113,7 @@ class FilterGroups:
             return
         place = self._places.pop(group)
         del self._groups[group.key]
-        self._left.append((place, list(group.key)))
+        self._left.append((place, list(group.filters)))
         self._forget_topics()
 
     def clear(self, levels_max: int) -> bool:
@@ -124,7 +126,7 @@ class FilterGroups:
             while filters:
                 if removed >= levels_max:
                     return True
-                levels = filters.pop()
+                levels = filters.pop().levels
                 self._matcher.remove(levels, place)
                 removed += 1 + len(levels)
             self._left.pop()

@@ -444,7 +444,8 @@ class FeedHub:
                 place = held.rows_from
             stop = held.stop
             if batch.count:
-                stop = hand_over(dispatch, feed, held.rows_of(feed.group), place, stop)
+                rows = held.rows_of(feed.group, self._groups.who_wants)
+                stop = hand_over(dispatch, feed, rows, place, stop)
             feed.places[shard] = stop
             self._settle(lane, feed)
         self._send(dispatch)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, cast
 
 from siltstone.errors import SiltstoneError
 from siltstone.store.feed.position import FeedPosition
@@ -14,6 +15,11 @@ from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
 Rows = list[int] | None
+# Returns the groups that want a topic.
+Wanting = Callable[[bytes], "tuple[FilterGroup, ...]"]
+
+# A matcher of this number of filters is made at once.
+_FEW_FILTERS: Final = 100
 
 
 class Found:
@@ -62,21 +68,37 @@ class StagedFilters:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.levels: set[tuple[bytes, ...]] = set()
+        self.filters: dict[str, TopicFilter] = {}
+
+
+def plain_text(topic_filter: TopicFilter) -> str:
+    """Return the text of a filter without the name of a share group.
+
+    A string knows its hash. That of a tuple of levels is computed for each look-up, which takes
+    long for thousands of filters.
+    """
+    if topic_filter.group is None:
+        return topic_filter.text
+    return b"/".join(topic_filter.levels).decode()
 
 
 class FilterGroup:
     """Feeds with the same filters: they are matched together."""
 
-    def __init__(self, filters: dict[tuple[bytes, ...], TopicFilter], shards: int) -> None:
-        self.filters = tuple(filters.values())
-        # The key of the group: the levels of all filters.
-        self.key = frozenset(filters)
+    def __init__(self, filters: Iterable[TopicFilter], shards: int) -> None:
+        self.by_text: dict[str, TopicFilter] = {plain_text(each): each for each in filters}
+        self.filters = tuple(self.by_text.values())
+        # The key of the group: the texts of all filters.
+        self.key = frozenset(self.by_text)
         self.members = 0
         self.live: list[dict[Feed, None]] = []
         for _ in range(shards):
             self.live.append({})
         self._matcher: Matcher | None = None
+
+    def has_matcher(self) -> bool:
+        """Return whether its own matcher exists, or costs little."""
+        return self._matcher is not None or len(self.filters) <= _FEW_FILTERS
 
     def join(self, matcher: Matcher) -> None:
         """Add this group to a matcher, under its filters."""
@@ -168,12 +190,25 @@ class Held:
         """Return whether it has all rows that a group wants of these serials."""
         return self.complete or group in self._rows
 
-    def rows_of(self, group: FilterGroup) -> Rows:
-        """Return the rows that a covered group wants, None for all."""
+    def rows_of(self, group: FilterGroup, wanting: Wanting) -> Rows:
+        """Return the rows that a covered group wants, None for all.
+
+        A matcher for thousands of filters takes long to make, so `wanting` finds the groups of each
+        topic instead.
+        """
         if group in self._rows:
             return self._rows[group]
-        assert self.batch is not None
-        rows = wanted_rows(self.batch, {group: None})[group]
+        batch = self.batch
+        assert batch is not None
+        if group.has_matcher():
+            rows = wanted_rows(batch, {group: None})[group]
+        else:
+            batch.load()
+            names = batch.names
+            mine = [number for number in range(len(names)) if group in wanting(names[number])]
+            rows = None
+            if len(mine) < len(names):
+                rows = rows_of_names(rows_by_name(batch, set(mine)), mine)
         self._rows[group] = rows
         return rows
 

@@ -12,6 +12,7 @@ from siltstone.topic.grammar import TopicFilter
         ("a", 3, 3),
         ("a", 1000, SLICE_LEVELS // 2),
         ("a/b/c", 1000, SLICE_LEVELS // 4),
+        ("$share/g/a/b/c", 1000, 17),
         ("/".join(["a"] * 128), 10, 4),
         ("/".join(["a"] * 1000), 10, 1),
     ],

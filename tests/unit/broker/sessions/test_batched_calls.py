@@ -108,3 +108,14 @@ def test_work_that_answers_too_few_leaves_nobody_waiting() -> None:
     desk.errands._work = lambda items: work(items)[:1]  # noqa: SLF001 - a mistake of ours
     desk.run()
     assert [type(answer) for answer in desk.answers] == [int, int, OutcomeUnknownError]
+
+
+def test_a_batch_may_be_smaller() -> None:
+    desk = Desk()
+    desk.errands = BatchedCalls(
+        lambda work, then: desk.jobs.append((work, then)), desk.work, together_max=2
+    )
+    desk.ask(*range(5))
+    while desk.jobs:
+        desk.run()
+    assert desk.asked == [[0], [1, 2], [3, 4]]

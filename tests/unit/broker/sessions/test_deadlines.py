@@ -130,11 +130,11 @@ class TestBridged:
             assert bridges[0].taken == [b"gone"]
 
     @pytest.mark.parametrize("expiry", [2, 100])
-    @pytest.mark.parametrize("name", ["save_later", "drop_later"])
+    @pytest.mark.parametrize("name", ["save_later", "drop_in_parts"])
     def test_while_its_session_cannot_be_saved_or_deleted_it_is_not_published_again(
         self, desk: DurableDesk, name: str, expiry: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(_: OwnedSession) -> None:
+        def fail(_: OwnedSession, *__: object) -> None:
             raise over_quota()
 
         bridges = bridged_desk(desk, 1)

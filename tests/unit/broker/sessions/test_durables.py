@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,6 +25,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
+from siltstone.session.archive.owned.parts import CommitInParts
 from siltstone.session.archive.records import SavedReceived, SerialRange, ShardSerial
 from siltstone.session.durable.session import Durable
 from siltstone.session.sending.outbox import Outbox
@@ -403,14 +404,14 @@ class TestSaving:
         session = desk.core.durables.sessions["s"]
         assert session.durable is not None
         refusals = [OverloadedError("full")]
-        save = session.durable.owned.save_later
+        save = session.durable.owned.save_in_parts
 
-        def save_later() -> object:
+        def save_in_parts(soon: Callable[[Callable[[], None]], None]) -> object:
             if refusals:
                 raise refusals.pop()
-            return save()
+            return save(soon)
 
-        owned = replace_save(session.durable.owned, save_later)
+        owned = replace_save(session.durable.owned, save_in_parts)
         monkeypatch.setattr(session.durable, "owned", owned)
         leave(wire)
         assert desk.saved().connected
@@ -625,6 +626,55 @@ class TestManyFilters:
         assert 0 < len(hub._groups._matcher) < len(self.TEXTS)  # noqa: SLF001
         assert self.filed(desk) == 0
 
+    def test_its_filters_are_counted_in_turns_when_it_comes_and_when_it_goes(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("siltstone.session.archive.index.COUNTS_AT_ONCE", 20)
+        parts = count_parts(monkeypatch)
+        wire = desk.come()
+        # The first part is prepared at once.
+        assert len(parts) == 12
+        assert list(desk.core.archive.filters()) == []
+        leave(wire)
+        assert len(parts) == 24
+        assert len(list(desk.core.archive.filters())) == len(self.TEXTS)
+
+    def test_one_that_ends_is_deleted_in_turns(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wire = desk.come()
+        parts = count_parts(monkeypatch)
+        monkeypatch.setattr("siltstone.session.archive.owned.rows._ROWS_AT_ONCE", 20)
+        leave(wire, 0)
+        # 250 filters, the state, the owner, the progress, and the row of the connected client.
+        assert len(parts) == 12
+        assert (desk.core.peek("s"), desk.core.archive.count()) == (None, 0)
+
+    @pytest.mark.parametrize("stop", [1, 6, 12, 13, 18, 24])
+    def test_a_power_cut_between_the_parts_leaves_it_as_it_was(
+        self, desk: DurableDesk, monkeypatch: pytest.MonkeyPatch, stop: int
+    ) -> None:
+        monkeypatch.setattr("siltstone.session.archive.index.COUNTS_AT_ONCE", 20)
+        desk.publish("f/7/x", "1")
+        parts = count_parts(monkeypatch)
+        wire = desk.core.wire()
+        properties = Properties(session_expiry_interval=100)
+        wire.send(Connect(version=V5, client_id="s", clean_start=False, properties=properties))
+        core = desk.core
+        while len(parts) < stop:
+            core.flush_commits()
+            if len(parts) == 12 and not core.shell.acts and not core.shell.works:
+                wire.drop()
+            if core.shell.works:
+                work, then = core.shell.works.popleft()
+                work()
+                then()
+            if core.shell.acts:
+                core.shell.acts.popleft()()
+        desk.crash()
+        assert {each.filter for each in desk.saved().subscriptions} == set(self.TEXTS)
+        assert consume(desk.come())[-1:] == [Got("1", 1, dup=stop > 12)]
+
 
 class TestAFullQueue:
     """A client that acknowledges one message at a time, and whose queue holds two."""
@@ -699,12 +749,25 @@ def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once
     assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 2),), 1)
 
 
-def replace_save(owned: object, save_later: object) -> object:
+def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[CommitInParts]:
+    """Return the list of the parts that are prepared later, each with its transaction."""
+    parts: list[CommitInParts] = []
+    prepare = CommitInParts._one  # noqa: SLF001
+
+    def one(self: CommitInParts) -> None:
+        parts.append(self)
+        prepare(self)
+
+    monkeypatch.setattr(CommitInParts, "_one", one)
+    return parts
+
+
+def replace_save(owned: object, save_in_parts: object) -> object:
     """Return what an owned session is, but for the way it is saved."""
 
     class Other:
         def __getattr__(self, name: str) -> object:
-            return save_later if name == "save_later" else getattr(owned, name)
+            return save_in_parts if name == "save_in_parts" else getattr(owned, name)
 
     return Other()
 

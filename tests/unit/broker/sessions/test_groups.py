@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, pairwise
 
 import pytest
 
-from siltstone.broker.sessions.groups import StoredShareGroup
+from siltstone.broker.sessions.groups import LOADED_AT_ONCE, PARKED_AT_ONCE, StoredShareGroup
 from siltstone.broker.sessions.turns import Turn
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import ClosedError, OverloadedError
@@ -23,7 +24,10 @@ from siltstone.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from siltstone.session.archive.records import SerialRange, ShardSerial
+from siltstone.session.archive.owned.group import OwnedGroup
+from siltstone.session.archive.records import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.archive.store import CreatedGroups, SessionArchive, TakenGroups
+from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Wire, message
 from tests.support.durable_core import DurableCore
@@ -365,17 +369,17 @@ def test_progress_is_saved_within_a_second_and_when_the_last_member_goes() -> No
         )
 
 
-def test_a_group_that_cannot_be_loaded_is_tried_again() -> None:
+def test_a_group_that_cannot_be_loaded_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [OverloadedError("no room")]
+    take_groups = SessionArchive.take_groups
+
+    def refuse(archive: SessionArchive, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        if fails:
+            raise fails.pop()
+        return take_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "take_groups", refuse)
     with group_core() as core:
-        fails = [OverloadedError("no room")]
-        take_group = core.archive.take_group
-
-        def refuse(name: str, topic_filter: str) -> object:
-            if fails:
-                raise fails.pop()
-            return take_group(name, topic_filter)
-
-        core.archive.take_group = refuse  # type: ignore[assignment]
         member = join(core, "a", durable=False)
         publish(core, "1")
         assert values(member) == []
@@ -383,17 +387,19 @@ def test_a_group_that_cannot_be_loaded_is_tried_again() -> None:
         assert values(member) == ["1"]
 
 
-def test_a_group_that_cannot_be_created_is_tried_again_before_the_member_is_told() -> None:
+def test_a_group_that_cannot_be_created_is_tried_again_before_the_member_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = [OverloadedError("no room")]
+    create_groups = SessionArchive.create_groups
+
+    def refuse(archive: SessionArchive, groups: Sequence[SavedGroup]) -> CreatedGroups:
+        if fails:
+            raise fails.pop()
+        return create_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "create_groups", refuse)
     with group_core() as core:
-        fails = [OverloadedError("no room")]
-        create_group = core.archive.create_group
-
-        def refuse(group: object) -> object:
-            if fails:
-                raise fails.pop()
-            return create_group(group)  # type: ignore[arg-type]
-
-        core.archive.create_group = refuse  # type: ignore[assignment]
         wire = come(core, "a")
         subscription = Subscription(filter=TopicFilter.parse(GROUP), qos=1)
         assert wire.exchange(Subscribe(packet_id=1, subscriptions=(subscription,))) == []
@@ -598,3 +604,94 @@ def test_rows_that_retention_took_first_are_told(caplog: pytest.LogCaptureFixtur
     (record,) = caplog.records
     assert record.getMessage() == "share_group_rows_lost"
     assert record.__dict__["facts"] == {"group": GROUP, "serials": 7}
+
+
+# Many groups of one session.
+
+MANY = [f"t/{number}" for number in range(3 * PARKED_AT_ONCE)]
+
+
+def join_many(core: DurableCore) -> Wire:
+    wire = come(core, "a")
+    wire.subscribe(*(f"$share/g/{text}" for text in MANY), qos=1)
+    core.run()
+    return wire
+
+
+def test_many_groups_are_loaded_and_created_by_one_thread_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches: list[int] = []
+    take_groups, create_groups = SessionArchive.take_groups, SessionArchive.create_groups
+
+    def take(archive: SessionArchive, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        batches.append(len(groups))
+        return take_groups(archive, groups)
+
+    def create(archive: SessionArchive, groups: Sequence[SavedGroup]) -> CreatedGroups:
+        batches.append(len(groups))
+        return create_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "take_groups", take)
+    monkeypatch.setattr(SessionArchive, "create_groups", create)
+    with group_core() as core:
+        join_many(core)
+        assert (sum(batches), max(batches)) == (2 * len(MANY), LOADED_AT_ONCE)
+        assert all(saved(core, topic_filter=text) is not None for text in MANY)
+
+
+def test_the_groups_of_a_session_that_leaves_are_saved_in_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with group_core() as core:
+        wire = join_many(core)
+        saves: list[OwnedGroup] = []
+        save = OwnedGroup.save_later
+
+        def count(owned: OwnedGroup) -> CommitTicket | None:
+            saves.append(owned)
+            return save(owned)
+
+        monkeypatch.setattr(OwnedGroup, "save_later", count)
+        wire.drop()
+        steps = [len(saves)]
+        # No group has members, and no other member can come before its position is saved.
+        assert groups_of(core).groups == {}
+        assert len(core.durables.turns) == len(MANY) + 1
+        while core.shell.acts:
+            before = len(saves)
+            core.shell.acts.popleft()()
+            steps.append(len(saves) - before)
+        assert [each for each in steps if each] == [PARKED_AT_ONCE] * 3
+        core.run()
+        assert len(core.durables.turns) == 0
+        left = [saved(core, topic_filter=text) for text in MANY]
+        assert all(group is not None and group.empty_since_us is not None for group in left)
+
+
+def test_a_member_that_comes_before_the_groups_are_saved_misses_nothing() -> None:
+    with group_core() as core:
+        wire, other = join_many(core), come(core, "b")
+        publish(core, "1", topic=MANY[-1])
+        assert values(wire) == ["1"]
+        wire.drop()
+        wanted = Subscription(filter=TopicFilter.parse(f"$share/g/{MANY[-1]}"), qos=1)
+        other.send(Subscribe(packet_id=1, subscriptions=(wanted,)))
+        publish(core, "2", topic=MANY[-1])
+        packets = other.take()
+        assert [type(packet) for packet in packets if not isinstance(packet, Publish)] == [SubAck]
+        found = [packet for packet in packets if isinstance(packet, Publish)]
+        assert [packet.payload for packet in found] == [b"1", b"2"]
+
+
+def test_a_crash_before_all_groups_are_saved_loses_nothing() -> None:
+    with group_core() as core:
+        wire = join_many(core)
+        for text in (MANY[0], MANY[-1]):
+            publish(core, text, topic=text)
+        wire.drop()
+        later = core.crash()
+        try:
+            assert sorted(consume(come(later, "a"))) == [MANY[0], MANY[-1]]
+        finally:
+            later.close()

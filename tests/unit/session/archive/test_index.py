@@ -23,17 +23,23 @@ SUBSCRIPTIONS = {KEYS.filter(each.filter): each for each in WHOLE.subscriptions}
 
 
 def test_a_session_that_is_away_has_timers_and_counts_for_its_filters() -> None:
-    assert session_index(WHOLE, SUBSCRIPTIONS, KEYS) == Index(
-        {
-            due_topic(65 * SECOND_US, "will", KEYS.word): NAME,
-            due_topic(3605 * SECOND_US, "expiry", KEYS.word): NAME,
-        },
-        {
-            "count/sessions": b"",
-            away_topic(word("$share/g/a/+"), 1): b"$share/g/a/+",
-            away_topic(word("b/#"), 2): b"b/#",
-        },
-    )
+    index = session_index(WHOLE, SUBSCRIPTIONS, KEYS)
+    assert index.rows == {
+        due_topic(65 * SECOND_US, "will", KEYS.word): NAME,
+        due_topic(3605 * SECOND_US, "expiry", KEYS.word): NAME,
+    }
+    assert dict(index.all_counts()) == {
+        "count/sessions": b"",
+        away_topic(word("$share/g/a/+"), 1): b"$share/g/a/+",
+        away_topic(word("b/#"), 2): b"b/#",
+    }
+
+
+def test_an_index_does_not_change_with_the_subscriptions() -> None:
+    subscriptions = dict(SUBSCRIPTIONS)
+    index = session_index(WHOLE, subscriptions, KEYS)
+    subscriptions.clear()
+    assert index == session_index(WHOLE, SUBSCRIPTIONS, KEYS)
 
 
 def test_a_session_that_is_connected_has_neither() -> None:

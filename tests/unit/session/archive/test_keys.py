@@ -41,7 +41,6 @@ def test_the_topics_of_a_session() -> None:
         "session/a.\x02b/#",
     ]
     assert keys.filter("x/#") == 'session/a.\x02b/filter/x.\x02"\x02'
-    assert keys.filter_word(keys.filter("x/#")) == word("x/#")
     assert keys.message(7) == "session/a.\x02b/extra/00007"
 
 

@@ -55,6 +55,7 @@ class Desk:
             b"c",
             self.outbox,
             ends=lambda: dict(self.ends),
+            soon=self.acts.append,
             hop=self.acts.append,
             later=lambda seconds, act: None,
             failed=self.failures.append,

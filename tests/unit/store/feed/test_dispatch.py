@@ -12,7 +12,7 @@ SERIALS = (2, 5, 9)
 
 
 def feed_of(credit: int) -> Feed:
-    return Feed(FilterGroup({each.levels: each for each in parsed("#")}, 1), START, credit, "tag")
+    return Feed(FilterGroup(parsed("#"), 1), START, credit, "tag")
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,14 @@ def test_a_member_may_follow_to_a_group_that_is_there() -> None:
     assert groups.follow(former, parsed("b")) is there
     groups.leave(former)
     assert (groups.who_wants(b"a"), groups.who_wants(b"b"), there.members) == ((), (there,), 2)
+
+
+def test_filters_that_differ_only_in_their_share_group_are_one() -> None:
+    groups = FilterGroups(1)
+    plain = groups.join(parsed("a/b"))
+    assert groups.join(parsed("$share/g/a/b")) is plain
+    both = groups.join(parsed("a/b", "$share/g/a/b", "c"))
+    following = groups.follow(both, parsed("a/b"))
+    assert following is plain
+    groups.leave(both)
+    assert groups.who_wants(b"a/b") == (plain,)

@@ -13,7 +13,7 @@ from tests.support.feed_builders import RowsInMemory, batch_of, parsed
 
 
 def group_of(*filters: str) -> FilterGroup:
-    return FilterGroup({each.levels: each for each in parsed(*filters)}, 1)
+    return FilterGroup(parsed(*filters), 1)
 
 
 def feed_at(place: int) -> Feed:
@@ -55,12 +55,36 @@ def test_rows_are_found_for_each_group() -> None:
     }
 
 
+def nothing_wanted(_: bytes) -> tuple[FilterGroup, ...]:
+    raise AssertionError("a group with few filters has its own matcher")
+
+
 class TestHeld:
+    def test_a_group_of_few_filters_finds_its_rows_itself(self) -> None:
+        kept, few = held(0, 3), group_of("b", *(f"f/{number}" for number in range(99)))
+        assert kept.rows_of(few, nothing_wanted) == []
+
+    def test_the_groups_of_each_topic_tell_what_many_filters_want(self) -> None:
+        many = group_of(*(f"f/{number}" for number in range(101)))
+        batch = batch_of(0, range(4), ["a", "f/1", "a", "f/2"], 4)
+
+        def wanting(topic: bytes) -> tuple[FilterGroup, ...]:
+            return (many,) if topic.startswith(b"f") else ()
+
+        assert Held(0, 4, 0, batch).rows_of(many, wanting) == [1, 3]
+        assert Held(0, 4, 0, batch).rows_of(many, lambda _: (many,)) is None
+        assert Held(0, 4, 0, batch).rows_of(many, lambda _: ()) == []
+        assert not many.has_matcher()
+
     def test_what_was_read_covers_those_it_was_read_for(self) -> None:
         mine, other = group_of("a"), group_of("b")
         read = held(0, 3)
         read.give({mine: [1]})
-        assert (read.covers(mine), read.covers(other), read.rows_of(mine)) == (True, False, [1])
+        assert (read.covers(mine), read.covers(other), read.rows_of(mine, nothing_wanted)) == (
+            True,
+            False,
+            [1],
+        )
 
     def test_what_was_committed_covers_everybody(self) -> None:
         group = group_of("a/1")
@@ -68,8 +92,8 @@ class TestHeld:
         committed = Held(0, 3, 0, batch)
         committed.complete = True
         assert committed.covers(group)
-        assert committed.rows_of(group) == [0, 2]
-        assert committed.rows_of(group) is committed.rows_of(group)
+        assert committed.rows_of(group, nothing_wanted) == [0, 2]
+        assert committed.rows_of(group, nothing_wanted) is committed.rows_of(group, nothing_wanted)
 
 
 class TestLane:
@@ -137,7 +161,10 @@ class TestReadJob:
         assert source.reads == [(0, 1, ["a", "b"])]
         assert job.held is not None
         assert (job.held.start, job.held.stop) == (1, 4)
-        assert (job.held.rows_of(first), job.held.rows_of(second)) == (None, [1])
+        assert (
+            job.held.rows_of(first, nothing_wanted),
+            job.held.rows_of(second, nothing_wanted),
+        ) == (None, [1])
 
     def test_for_nobody_it_reads_nothing(self) -> None:
         source = RowsInMemory([["a"]])

@@ -4,20 +4,33 @@ Every save requires the serial by which the owner took the rows, so a former own
 nothing. A save that updates the index also requires the stored state on which the update is based.
 If the save before it failed, this save fails as well, so the index never counts a session twice and
 never misses one.
+
+A save of thousands of filters takes long to prepare, so it can be prepared in parts. What it stores
+is fixed when it begins. A later save or deletion completes the preparation first: they are
+submitted in the order in which they began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from siltstone.errors import UsageError
-from siltstone.session.archive.index import NO_INDEX, Index, gone, move
+from siltstone.session.archive.index import NO_INDEX, Index, gone, moving
+from siltstone.session.archive.owned.parts import CommitInParts, Soon
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.transaction import Transaction
 
 # Begins a transaction on the shard of the rows.
 Begin = Callable[[], Transaction]
+# A submitted change, or one that is being prepared.
+Submitted = CommitTicket | CommitInParts
+
+T = TypeVar("T", bound=Submitted)
+_END: Final = object()
+# The number of rows in one part of a preparation.
+_ROWS_AT_ONCE: Final = 200
 
 
 class Stored(NamedTuple):
@@ -64,7 +77,7 @@ class Content(Protocol):
 class _Save(NamedTuple):
     """A save in progress: its rows, what was stored before it, and the chain it is based on."""
 
-    ticket: CommitTicket
+    ticket: Submitted
     touched: dict[str, None]
     before: Stored
     chain: int
@@ -80,6 +93,7 @@ class OwnedRows:
         "_content",
         "_dropping",
         "_owner_topic",
+        "_parts",
         "_saves",
         "_state_topic",
         "_stored",
@@ -103,7 +117,9 @@ class OwnedRows:
         # The number of failed saves that update the index. Saves based on a failed one are not
         # counted.
         self._chain = 0
-        self._dropping: CommitTicket | None = None
+        self._dropping: Submitted | None = None
+        # The last change that is prepared in parts.
+        self._parts: CommitInParts | None = None
 
     def touch(self, topic: str) -> None:
         """Record that a row was changed."""
@@ -122,6 +138,29 @@ class OwnedRows:
 
         Raises: OverloadedError, PoisonedError, ClosedError; UsageError if the rows were dropped.
         """
+        return self._save(_at_once)
+
+    def save_in_parts(self, soon: Soon) -> Submitted | None:
+        """Do the same as `save_later`, and prepare a large save in parts, each called by `soon`.
+
+        Then its errors, too, are those of the ticket.
+        """
+        return self._save(partial(self._prepare, soon))
+
+    def drop_later(self) -> CommitTicket:
+        """Begin to delete everything: all rows, the state, the owner and the index."""
+        tx = self._beginning()
+        ticket = self._dropping = _at_once(tx, self._deletions(tx))
+        return ticket
+
+    def drop_in_parts(self, soon: Soon) -> Submitted:
+        """Do the same as `drop_later`, in parts as `save_in_parts` does."""
+        tx = self._beginning()
+        ticket = self._dropping = self._prepare(soon, tx, self._deletions(tx))
+        return ticket
+
+    def _save(self, submit: Callable[[Transaction, Iterator[None]], T]) -> T | None:
+        self._complete_parts()
         self._settle()
         if not self._touched:
             return None
@@ -131,8 +170,8 @@ class OwnedRows:
         new = self._next(touched)
         submitted = False
         try:
-            self._schedule(tx, touched, old, new)
-            ticket = tx.submit()
+            rows = {topic: self._content.row(topic) for topic in touched}
+            ticket = submit(tx, self._changes(tx, rows, old, new))
             submitted = True
         finally:
             if not submitted:
@@ -142,18 +181,22 @@ class OwnedRows:
         self._saves.append(_Save(ticket, touched, old, self._chain, new is not old))
         return ticket
 
-    def drop_later(self) -> CommitTicket:
-        """Begin to delete everything: all rows, the state, the owner and the index."""
+    def _prepare(self, soon: Soon, tx: Transaction, changes: Iterator[None]) -> Submitted:
+        """Submit changes that have one part; for others, prepare the first part."""
+        if next(changes, _END) is _END:
+            return tx.submit()
+        self._parts = CommitInParts(changes, tx, soon)
+        return self._parts
+
+    def _complete_parts(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.complete()
+
+    def _beginning(self) -> Transaction:
+        self._complete_parts()
         self._settle()
-        tx = self._owning()
-        stored = self._stored
-        rows = {*self._content.topics(), *self._touched, self._state_topic, self._owner_topic}
-        tx.require_present(self._state_topic, value=stored.state)
-        for topic in [*rows, *gone(stored.found, NO_INDEX)]:
-            tx.delete(topic)
-        move(tx, stored.found, NO_INDEX)
-        self._dropping = tx.submit()
-        return self._dropping
+        return self._owning()
 
     def _settle(self) -> None:
         """Check the outcome of the saves that are done. The rows of a failed save count as changed
@@ -181,23 +224,32 @@ class OwnedRows:
         touched.pop(self._state_topic, None)
         return self._stored
 
-    def _schedule(
-        self, tx: Transaction, touched: dict[str, None], old: Stored, new: Stored
-    ) -> None:
-        """Put the changes into a transaction. Deletions come first, because this costs less."""
-        rows = {topic: self._content.row(topic) for topic in touched}
-        for topic, value in rows.items():
-            if value is None:
-                tx.delete(topic)
+    def _changes(
+        self, tx: Transaction, rows: dict[str, bytes | None], old: Stored, new: Stored
+    ) -> Iterator[None]:
+        """Put the changes into a transaction, and yield after each part. Deletions come first,
+        because this costs less.
+        """
+        yield from _deleting(tx, [topic for topic, value in rows.items() if value is None])
         if new is not old:
             tx.require_present(self._state_topic, value=old.state)
-            for topic in gone(old.found, new.found):
-                tx.delete(topic)
+            yield from _deleting(tx, gone(old.found, new.found))
             tx.write(self._state_topic, new.state)
-            move(tx, old.found, new.found)
+            yield from moving(tx, old.found, new.found)
+        written = 0
         for topic, value in rows.items():
             if value is not None:
                 tx.write(topic, value)
+                written += 1
+                if written % _ROWS_AT_ONCE == 0:
+                    yield
+
+    def _deletions(self, tx: Transaction) -> Iterator[None]:
+        stored = self._stored
+        rows = {*self._content.topics(), *self._touched, self._state_topic, self._owner_topic}
+        tx.require_present(self._state_topic, value=stored.state)
+        yield from _deleting(tx, [*rows, *gone(stored.found, NO_INDEX)])
+        yield from moving(tx, stored.found, NO_INDEX)
 
     def _owning(self) -> Transaction:
         dropping = self._dropping
@@ -206,6 +258,19 @@ class OwnedRows:
         tx = self._begin()
         tx.require_owner(self._owner_topic, self.serial)
         return tx
+
+
+def _at_once(tx: Transaction, changes: Iterator[None]) -> CommitTicket:
+    for _ in changes:
+        pass
+    return tx.submit()
+
+
+def _deleting(tx: Transaction, topics: list[str]) -> Iterator[None]:
+    for number, topic in enumerate(topics, 1):
+        tx.delete(topic)
+        if number % _ROWS_AT_ONCE == 0:
+            yield
 
 
 class Owned:
@@ -236,6 +301,12 @@ class Owned:
         """
         return self._rows.save_later()
 
+    def save_in_parts(self, soon: Soon) -> Submitted | None:
+        """Do the same as `save_later`. If there is much to save, each call by `soon` prepares a
+        part of it; then the ticket also has the errors that `save_later` raises.
+        """
+        return self._rows.save_in_parts(soon)
+
     def save(self) -> None:
         """Store the changes and wait. Raises: what save_later and the commit raise."""
         ticket = self.save_later()
@@ -245,6 +316,10 @@ class Owned:
     def drop_later(self) -> CommitTicket:
         """Begin to delete it, with all its rows and index entries."""
         return self._rows.drop_later()
+
+    def drop_in_parts(self, soon: Soon) -> Submitted:
+        """Do the same as `drop_later`, in parts as `save_in_parts` does."""
+        return self._rows.drop_in_parts(soon)
 
     def drop(self) -> None:
         """Delete it and wait for the commit. Raises: FencedError."""

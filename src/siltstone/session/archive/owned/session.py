@@ -73,10 +73,15 @@ class SessionContent:
 
     def session(self) -> SavedSession:
         """Return the whole session: subscriptions sorted by filter, messages by packet id."""
+        subscriptions = sorted(self.subscriptions.values(), key=lambda one: one.filter)
+        return replace(self.bare(), subscriptions=tuple(subscriptions))
+
+    def bare(self) -> SavedSession:
+        """Return the session without its subscriptions; messages are sorted by packet id."""
         position, done, inflight, next_packet_id = self.progress
         return replace(
             self.meta,
-            subscriptions=tuple(sorted(self.subscriptions.values(), key=lambda one: one.filter)),
+            subscriptions=(),
             position=position,
             done=done,
             inflight=inflight,
@@ -130,6 +135,11 @@ class OwnedSession(Owned):
     def state(self) -> SavedSession:
         """The session as it is now, saved or not; sorted like SessionContent.session."""
         return self._content.session()
+
+    @property
+    def bare(self) -> SavedSession:
+        """The same without the subscriptions; thousands of them take time to sort."""
+        return self._content.bare()
 
     @property
     def dropped(self) -> int:

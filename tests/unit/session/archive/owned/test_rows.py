@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from siltstone.errors import (
@@ -12,7 +16,10 @@ from siltstone.errors import (
     QuotaExceededError,
     UsageError,
 )
-from siltstone.session.archive.records import ShardSerial
+from siltstone.session.archive.owned.parts import CommitInParts
+from siltstone.session.archive.owned.rows import Submitted
+from siltstone.session.archive.owned.session import OwnedSession
+from siltstone.session.archive.records import SavedSession, ShardSerial
 from siltstone.store.tx.commit.ticket import CommitTicket
 from tests.support.archive_builders import WHOLE, ArchiveWorld, away
 from tests.support.tx_model import held
@@ -159,3 +166,178 @@ def test_after_a_write_that_failed_nothing_more_is_promised() -> None:
         with pytest.raises(PoisonedError):
             owned.save()
         assert world.restart().peek("c") == away("c", "a")
+
+
+class Turns:
+    """Calls that are made one at a time."""
+
+    def __init__(self) -> None:
+        self.acts: deque[Callable[[], None]] = deque()
+        self.count = 0
+
+    def run(self, count: int = 1_000) -> None:
+        while self.acts and count:
+            self.acts.popleft()()
+            self.count += 1
+            count -= 1
+
+
+def many(count: int) -> SavedSession:
+    return away("c", *(f"f/{number:04}" for number in range(count)))
+
+
+def outcomes_of(ticket: Submitted | None) -> list[Exception | None]:
+    """Return the list that receives the outcome of a save."""
+    outcomes: list[Exception | None] = []
+    assert ticket is not None
+    ticket.on_done(lambda known: outcomes.append(known.error))
+    return outcomes
+
+
+def wait_behind(world: ArchiveWorld) -> None:
+    """Wait for everything that was submitted, by one more commit."""
+    world.archive.create(away("behind")).drop()
+
+
+def connected(owned: OwnedSession, turns: Turns) -> Submitted | None:
+    owned.put_meta(connected=True, away_since_us=None)
+    return owned.save_in_parts(turns.acts.append)
+
+
+class TestParts:
+    def test_a_small_save_has_one_part(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(away("c", "a", "b"))
+            ticket = connected(owned, turns)
+            assert isinstance(ticket, CommitTicket)
+            ticket.wait()
+            assert isinstance(owned.drop_in_parts(turns.acts.append), CommitTicket)
+            assert not turns.acts
+
+    def test_the_counts_of_many_filters_are_prepared_in_turns_and_stored_together(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            outcomes = outcomes_of(connected(owned, turns))
+            turns.run()
+            wait_behind(world)
+            assert (turns.count, outcomes) == (5, [None])
+            assert (filters_of(world), world.archive.peek("c")) == ([], owned.state)
+
+    def test_nothing_is_stored_before_the_last_part(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            ticket = connected(owned, turns)
+            turns.run(4)
+            assert len(turns.acts) == 1
+            assert world.archive.peek("c") == many(1_000)
+            assert ticket is not None
+            assert (ticket.done, ticket.error) == (False, None)
+            assert world.restart().peek("c") == many(1_000)
+
+    def test_many_filters_are_deleted_in_turns(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            outcomes = outcomes_of(owned.drop_in_parts(turns.acts.append))
+            turns.run()
+            assert turns.count == 10
+            wait_behind(world)
+            assert (outcomes, world.topics()) == ([None], [])
+
+    def test_what_is_being_deleted_cannot_be_deleted_again(self) -> None:
+        with ArchiveWorld() as world:
+            owned = world.archive.create(many(1_000))
+            owned.drop_in_parts(Turns().acts.append)
+            with pytest.raises(UsageError, match="was dropped"):
+                owned.drop_later()
+            wait_behind(world)
+            assert world.topics() == []
+
+    def test_changes_after_the_begin_belong_to_the_next_save(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            outcomes = outcomes_of(connected(owned, turns))
+            was = owned.state
+            owned.put_meta(connected=False, away_since_us=7)
+            owned.drop_subscription("f/0000")
+            owned.put_progress(position=(ShardSerial(0, 5),))
+            turns.run()
+            wait_behind(world)
+            assert (outcomes, world.archive.peek("c")) == ([None], was)
+            assert owned.is_dirty
+            owned.save()
+            assert world.archive.peek("c") == owned.state
+            assert filters_of(world) == [(f"f/{number:04}", 1) for number in range(1, 1_000)]
+
+    @pytest.mark.parametrize("done", range(5))
+    def test_a_later_save_or_deletion_completes_the_preparation_first(self, done: int) -> None:
+        for is_drop in (False, True):
+            with ArchiveWorld() as world:
+                turns = Turns()
+                owned = world.archive.create(many(1_000))
+                outcomes = outcomes_of(connected(owned, turns))
+                turns.run(done)
+                if is_drop:
+                    owned.drop()
+                    assert (outcomes, world.topics()) == ([None], [])
+                else:
+                    owned.put_meta(connected=False, away_since_us=7)
+                    owned.save()
+                    assert (outcomes, world.archive.peek("c")) == ([None], owned.state)
+                    assert len(filters_of(world)) == 1_000
+                turns.run()
+                assert outcomes == [None]
+
+    def test_without_room_the_ticket_has_the_error_and_nothing_is_lost(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            other = world.archive.create(away("d", "d"))
+            world.database.configure(pending_bytes_max=1)
+            with held(world.database):
+                other.put_meta(user="u")
+                assert other.save_later() is not None
+                outcomes = outcomes_of(connected(owned, turns))
+                turns.run()
+                assert [type(error) for error in outcomes] == [OverloadedError]
+                assert owned.is_dirty
+            owned.save()
+            assert world.archive.peek("c") == owned.state
+            assert filters_of(world) == [("d", 1)]
+
+    def test_a_former_owner_is_fenced_off_between_the_parts(self) -> None:
+        with ArchiveWorld() as world:
+            turns = Turns()
+            former = world.archive.create(many(1_000))
+            outcomes = outcomes_of(connected(former, turns))
+            turns.run(2)
+            owner = world.archive.take("c")
+            assert owner is not None
+            turns.run()
+            owner.put_meta(user="owner")
+            owner.save()
+            assert [type(error) for error in outcomes] == [FencedError]
+            assert world.archive.peek("c") == replace(many(1_000), user="owner")
+
+    def test_a_mistake_in_a_part_fails_the_save_and_nothing_is_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: None) -> None:
+            raise ZeroDivisionError
+
+        with ArchiveWorld() as world:
+            turns = Turns()
+            owned = world.archive.create(many(1_000))
+            ticket = connected(owned, turns)
+            assert isinstance(ticket, CommitInParts)
+            outcomes = outcomes_of(ticket)
+            monkeypatch.setattr(ticket, "_parts", map(fail, [None]))
+            turns.run()
+            assert [type(error) for error in outcomes] == [OutcomeUnknownError]
+            assert (ticket.done, owned.is_dirty) == (True, True)
+            owned.save()
+            assert world.archive.peek("c") == owned.state
