@@ -215,7 +215,7 @@ def test_who_sends_a_byte_now_and_then_before_connect_is_closed_in_time(
             client.close()
             slow.discard(client)
     assert sent < 100
-    broker.wait_for("connect_timed_out", skip=before, count=count)
+    broker.wait_for_total("connect_timed_out", count, skip=before)
 
 
 @pytest.mark.usefixtures("bystanders")

@@ -137,6 +137,16 @@ class BrokerProcess:
             assert len(found) >= count, f"no event {event!r} in {self._events}"
             return found[count - 1]
 
+    def wait_for_total(self, event: str, total: int, *, skip: int = 0) -> None:
+        """Wait until an event has happened this often, with those that a summary line counts."""
+
+        def counted() -> int:
+            return sum(1 + int(str(each.get("unlogged", 0))) for each in self._named(event, skip))
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or counted() >= total, EVENT_SECONDS)
+            assert counted() == total, f"{counted()} events {event!r} in {self._events}"
+
     def reload(self) -> Event:
         """Send SIGHUP; return the event that reports the result."""
         with self._changed:

@@ -150,6 +150,8 @@ class ShardWriter(Generic[C]):
         # Whether new calls are refused: the queue is closing, or a write has failed.
         self._stopped = False
         self._close_error: SiltstoneError | None = None
+        # The error for all later calls, after an internal error ended the thread.
+        self._failure: SiltstoneError | None = None
         self._begun: list[C] = []
         self._obeyed: list[Ticket] = []
         # Started by the first call or order: a database may have thousands of idle shards.
@@ -233,6 +235,8 @@ class ShardWriter(Generic[C]):
     def check_open(self) -> None:
         """Raise PoisonedError or ClosedError if the queue accepts no more calls."""
         self._layout.check()
+        if self._failure is not None:
+            raise self._failure
         if self._closing:
             raise ClosedError("the database is closed")
 
@@ -380,7 +384,9 @@ class ShardWriter(Generic[C]):
     def _fail_all(self, cause: Exception) -> None:
         """Settle all tickets with an error after an internal error ended the thread."""
         _LOG.error("shard_failed", exc_info=cause, extra={"facts": {"shard": self._number}})
+        unknown, refused = self._layout.fail(cause)
         with self.mutex:
+            self._failure = refused
             self._closing = self._stopped = True
             waiting = list(self._pending)
             orders = self._obeyed + [ticket for _, ticket in self._orders]
@@ -388,7 +394,6 @@ class ShardWriter(Generic[C]):
             self._orders.clear()
             self._condition.notify_all()
         begun = self._begun
-        unknown, refused = self._layout.fail(cause)
         self._tell(begun, [unknown] * len(begun))
         self._tell(waiting, [refused] * len(waiting))
         for ticket in orders:

@@ -354,10 +354,26 @@ def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
         assert outcomes(begun, waiting) == ["OutcomeUnknownError", "PoisonedError"]
         with pytest.raises(PoisonedError, match="the thread has ended"):
             ticket.wait(10)
-        with pytest.raises(ClosedError):
+        with pytest.raises(PoisonedError, match="the thread has ended"):
             submit(writer, Note("c"))
     assert notes.is_released
     assert [record.getMessage() for record in caplog.records] == ["shard_failed"]
+
+
+def test_a_call_that_comes_while_the_thread_fails_is_told_of_the_failure() -> None:
+    late = Note("late")
+
+    class Failing(Notes):
+        def fail(self, cause: Exception) -> tuple[SiltstoneError, SiltstoneError]:
+            # What the layout poisons here is known to all calls from now on.
+            submit(writer, late)
+            return super().fail(cause)
+
+    notes = Failing(mistake=ZeroDivisionError("mistake"))
+    with writing(notes) as writer:
+        first = Note("first")
+        submit(writer, first)
+        assert outcomes(first, late) == ["OutcomeUnknownError", "PoisonedError"]
 
 
 @pytest.mark.parametrize(

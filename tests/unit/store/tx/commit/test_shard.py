@@ -223,8 +223,8 @@ class TestEnds:
                     ticket.wait(10)
                 errors.append(type(caught.value))
             assert errors == [OutcomeUnknownError, OutcomeUnknownError, PoisonedError]
-            assert [type(error) for error in ordered] in ([PoisonedError], [ClosedError])
-            with pytest.raises(ClosedError):
+            assert [type(error) for error in ordered] == [PoisonedError]
+            with pytest.raises(PoisonedError, match="close the database and open it again"):
                 submit(world, "b")
         (told,) = caplog.records
         assert told.exc_info is not None
