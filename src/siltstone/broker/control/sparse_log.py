@@ -1,7 +1,7 @@
 """A rate limit for log events that clients can cause at any rate.
 
-Invariants: every event is logged or counted in `unlogged` of a later one, at the latest when `flush`
-is called. Memory and the number of lines are limited, whatever keys the events have.
+Invariants: every event is logged or counted in `unlogged` of a later one, at the latest when
+`flush` is called. Memory and the number of lines are limited, whatever keys the events have.
 """
 
 from __future__ import annotations
