@@ -123,13 +123,30 @@ class TestConnecting:
         core.advance(1000)
         assert wire.exchange(PingReq()) == [PingResp()]
 
-    @pytest.mark.parametrize("data", [b"\xc0\x00", b"\x10\xff\xff\xff\x7f"])
+    @pytest.mark.parametrize(
+        "data",
+        [b"\xc0\x00", b"\x10\xff\xff\xff\x7f\x00\x04MQTT\x04", b"\x10\xff\xff\xff\x7f" + bytes(7)],
+    )
     def test_no_connect_or_a_large_one_ends_the_connection_without_a_word(
         self, data: bytes
     ) -> None:
         wire = Core().wire()
         wire.send_bytes(data)
         assert (wire.take(), wire.is_closed) == ([], True)
+
+    def test_a_large_connect_of_mqtt_5_is_refused_as_soon_as_its_version_is_known(self) -> None:
+        core = Core(connect_timeout=10)
+        data = b"\x10\xff\xff\xff\x7f\x00\x04MQTT\x05"
+        wire, slow = core.wire(), core.wire()
+        wire.send_bytes(data[:-1])
+        slow.send_bytes(data[:-1])
+        assert not wire.is_closed
+        wire.send_bytes(data[-1:])
+        (answer,) = wire.take()
+        assert isinstance(answer, ConnAck)
+        assert (answer.reason, wire.is_closed) == (Reason.PACKET_TOO_LARGE, True)
+        core.advance(10)
+        assert (slow.take(), slow.is_closed) == ([], True)
 
     def test_a_reason_is_left_out_where_the_client_takes_no_such_packet(self) -> None:
         wire = Core().connect("c", maximum_packet_size=30)

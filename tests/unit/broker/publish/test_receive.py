@@ -244,12 +244,17 @@ class TestRefusals:
         core = Core(automatic=False)
         client = core.connect("c")
         caplog.set_level(logging.WARNING)
-        for seconds in (0.0, 0.5, 0.6):
+        for seconds in (0.0, 0.5, 0.6, 0.1):
             core.advance(seconds)
             client.send(message("a"), message("a"))
             core.settle(over_quota())
-        assert core.broker.statistics.publishes_refused == 6
-        assert [getattr(record, "facts", {})["count"] for record in caplog.records] == [2, 4]
+        told = [getattr(record, "facts", {})["count"] for record in caplog.records]
+        assert (core.broker.statistics.publishes_refused, told) == (8, [2, 2])
+        core.broker.tell_rest()
+        told = [getattr(record, "facts", {})["count"] for record in caplog.records]
+        assert told == [2, 2, 4]
+        core.advance(5.0)
+        assert len(caplog.records) == 3
 
 
 class TestReceiveMaximum:
