@@ -104,11 +104,12 @@ class Ticket:
         outcomes = self._outcomes
         return outcomes is not None and all(outcome.duplicate for outcome, _ in outcomes)
 
-    def wait(self, timeout: float | None = None) -> Self:
+    def wait(self, timeout: float | Any | None = None) -> Self:
         """Wait for the outcome and return the ticket. With durability `none`, return at once.
 
         Raises: OutcomeUnknownError when the timeout expires; the error of the call; UsageError.
         """
+        # `Any`: otherwise compiled code raises TypeError for a wrong type, before this check.
         seconds = None if timeout is None else seconds_to_wait(timeout)
         if self._waits:
             self._await(seconds)
@@ -198,7 +199,7 @@ class Ticket:
 
     def _await(self, timeout: float | None) -> None:
         if self._missing and not self._wait(timeout):
-            raise OutcomeUnknownError(f"the outcome is not known after {timeout} seconds")
+            raise OutcomeUnknownError(f"the outcome is not known after {timeout:g} seconds")
         error = self._error
         if error is not None:
             # Drop the traceback of earlier raises: it would keep the frames of their callers alive.
