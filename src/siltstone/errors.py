@@ -56,7 +56,7 @@ class OutcomeUnknownError(SiltstoneError):
 class Unmet:
     """A requirement and the row that was found; expected None means any value.
 
-    found is None if there is no row.
+    `found` is None if the key has no row.
     """
 
     topic: str

@@ -96,7 +96,7 @@ class Outbound:
         self._is_busy = False
 
     def refused(self, batch: PublishBatch, publisher: bytes) -> list[int]:
-        """Return the indexes of messages for which there is no room and which must be sent again.
+        """Return the indexes of messages that do not fit into the spool and must be sent again.
 
         Messages that are dropped instead, and messages of QoS 0, are not included.
         """
@@ -185,7 +185,7 @@ class Outbound:
         return size
 
     def _refuse(self, part: PublishBatch, settle: SettlePart | None) -> int:
-        """Refuse messages for which there is no room; return how often `settle` is called."""
+        """Refuse messages that do not fit; return how often `settle` is called."""
         self._tell_full(len(part.topics))
         if (
             settle is None
@@ -201,7 +201,7 @@ class Outbound:
         return 1
 
     def _tell_full(self, count: int) -> None:
-        """Count messages for which there is no room.
+        """Count messages that do not fit into the spool.
 
         Log a warning for the first one, and whenever the count passes a multiple of 1000.
         """

@@ -110,10 +110,11 @@ class StoreSource:
         It opens the key-value databases and reads little else. Raises: CorruptionError, DiskError.
         """
         self.close()
-        for name in self._store.without_manifest():
+        if lost := self._store.without_manifest():
             raise CorruptionError(
-                f"database {name} has lost its manifest, run `siltstone verify {name} --repair`",
-                path=self._directory / "data" / name,
+                f"database {lost[0]} has lost its manifest, "
+                f"run `siltstone verify {lost[0]} --repair`",
+                path=self._directory / "data" / lost[0],
             )
         for path in self._engines(self._store):
             self._opened.append((path, self._open_engine(self._directory / path)))

@@ -172,24 +172,19 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names of the databases."""
-        data = self.path / "data"
-        if not self._fs.exists(data):
-            return []
-        return [
-            entry.name
-            for entry in self._fs.list(data)
-            if entry.kind is EntryKind.DIRECTORY and self._fs.exists(data / entry.name / MANIFEST)
-        ]
+        return [each.name for each in self._places() if self._fs.exists(each / MANIFEST)]
 
     def without_manifest(self) -> list[str]:
         """Return the names of databases that hold rows and have lost their manifest."""
+        return [each.name for each in self._places() if self._has_lost_manifest(each)]
+
+    def _places(self) -> list[PurePath]:
+        """Return the directories that may be databases."""
         data = self.path / "data"
         if not self._fs.exists(data):
             return []
         return [
-            entry.name
-            for entry in self._fs.list(data)
-            if entry.kind is EntryKind.DIRECTORY and self._has_lost_manifest(data / entry.name)
+            data / entry.name for entry in self._fs.list(data) if entry.kind is EntryKind.DIRECTORY
         ]
 
     def _has_lost_manifest(self, directory: PurePath) -> bool:

@@ -68,7 +68,7 @@ def start_session(
 ) -> SparkSession:
     """Return a Spark session with the source registered; the active one if there is one.
 
-    Raises: UsageError when there is no Java for Spark, or pandas has an unsupported version.
+    Raises: UsageError if Java is missing, or if the version of pandas is not supported.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
