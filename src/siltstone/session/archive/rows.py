@@ -7,7 +7,7 @@ The new owner therefore never has to retry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import merge
 from typing import Final
@@ -42,7 +42,28 @@ class ArchiveRows:
         tx.write(owner_topic, COMMIT_SERIAL)
         return tx.submit()
 
-    def create(self, key: str, content: Content, stored: Stored) -> CommitTicket:
+    def create_many(
+        self, keyed: Sequence[tuple[str, Content]], drop: Callable[[str], None]
+    ) -> list[tuple[Stored, int]]:
+        """Store new sessions or groups by their keys, in one or a few group commits.
+
+        `drop` drops the one that already has a key. Returns for each what was stored, and its
+        serial.
+
+        Raises: ConflictError if other processes repeatedly create the same key.
+        """
+        states = [content.stored(1) for _, content in keyed]
+        tickets = [
+            self._create(key, content, stored)
+            for (key, content), stored in zip(keyed, states, strict=True)
+        ]
+        serials = [serial_of(ticket) for ticket in tickets]
+        return [
+            (stored, self._replace(key, content, stored, drop) if serial is None else serial)
+            for (key, content), stored, serial in zip(keyed, states, serials, strict=True)
+        ]
+
+    def _create(self, key: str, content: Content, stored: Stored) -> CommitTicket:
         """Begin to store a new session or group; the commit fails if the key is in use."""
         keys = content.keys
         tx = self._database.transaction(key=key)
@@ -56,18 +77,16 @@ class ArchiveRows:
         move(tx, NO_INDEX, stored.found)
         return tx.submit()
 
-    def replace(self, key: str, content: Content, stored: Stored, drop: Callable[[], None]) -> int:
-        """Store a new session or group after dropping the existing one; return the serial.
-
-        Raises: ConflictError if other processes repeatedly create the same key.
-        """
+    def _replace(
+        self, key: str, content: Content, stored: Stored, drop: Callable[[str], None]
+    ) -> int:
         for _ in range(_ATTEMPTS):
             try:
-                drop()
+                drop(key)
             except PreconditionError:
                 # Another owner has taken it in between, and is fenced off in the next attempt.
                 continue
-            serial = serial_of(self.create(key, content, stored))
+            serial = serial_of(self._create(key, content, stored))
             if serial is not None:
                 return serial
         raise ConflictError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import merge
 from itertools import groupby, islice
 from typing import Final
@@ -36,6 +35,7 @@ from siltstone.session.archive.keys import (
     due_time,
     due_topic,
     group_id,
+    group_parts,
 )
 from siltstone.session.archive.owned import group as owned_group
 from siltstone.session.archive.owned import session as owned_session
@@ -189,21 +189,15 @@ class SessionArchive:
         """Create many sessions, in one or a few group commits; the last one of an id wins."""
         if self._origin is not None:
             sessions = [replace(session, identity=self._origin.text) for session in sessions]
-        contents = [SessionContent(session, SessionKeys(session.client_id)) for session in sessions]
-        states = [content.stored(1) for content in contents]
-        tickets = [
-            self._rows.create(content.meta.client_id, content, stored)
-            for content, stored in zip(contents, states, strict=True)
+        keyed = [
+            (session.client_id, SessionContent(session, SessionKeys(session.client_id)))
+            for session in sessions
         ]
-        serials = [serial_of(ticket) for ticket in tickets]
-        created: CreatedSessions = []
-        for content, stored, serial in zip(contents, states, serials, strict=True):
-            client_id = content.meta.client_id
-            if serial is None:
-                drop = partial(self._drop, client_id)
-                serial = self._rows.replace(client_id, content, stored, drop)  # noqa: PLW2901
-            created.append(OwnedSession(self._rows.begin(client_id), content, stored, serial))
-        return created
+        created = self._rows.create_many(keyed, self._drop)
+        return [
+            OwnedSession(self._rows.begin(client_id), content, stored, serial)
+            for (client_id, content), (stored, serial) in zip(keyed, created, strict=True)
+        ]
 
     def mark_away(self, client_ids: Iterable[str], at_us: int) -> int:
         """Save sessions as disconnected since a time, because their broker stopped without doing
@@ -306,23 +300,16 @@ class SessionArchive:
         """Create many share groups, in one or a few group commits."""
         if self._origin is not None:
             groups = [replace(group, identity=self._origin.text) for group in groups]
-        contents = [
-            GroupContent(group, GroupKeys(group_id(group.name, group.filter))) for group in groups
+        ids = [group_id(group.name, group.filter) for group in groups]
+        keyed = [
+            (key, GroupContent(group, GroupKeys(key)))
+            for key, group in zip(ids, groups, strict=True)
         ]
-        states = [content.stored(1) for content in contents]
-        tickets = [
-            self._rows.create(content.keys.id, content, stored)
-            for content, stored in zip(contents, states, strict=True)
+        created = self._rows.create_many(keyed, self._drop_group)
+        return [
+            OwnedGroup(self._rows.begin(key), content, stored, serial)
+            for (key, content), (stored, serial) in zip(keyed, created, strict=True)
         ]
-        serials = [serial_of(ticket) for ticket in tickets]
-        created: CreatedGroups = []
-        for content, stored, serial in zip(contents, states, serials, strict=True):
-            key = content.keys.id
-            if serial is None:
-                drop = partial(self._drop_group, content.meta)
-                serial = self._rows.replace(key, content, stored, drop)  # noqa: PLW2901
-            created.append(OwnedGroup(self._rows.begin(key), content, stored, serial))
-        return created
 
     def list_groups(self, after: str = "", limit: int = _MANY) -> Groups:
         """Return groups without progress, by `$share/<name>/<filter>`, starting after `after`."""
@@ -345,8 +332,8 @@ class SessionArchive:
         if owned is not None:
             owned.drop()
 
-    def _drop_group(self, group: SavedGroup) -> None:
-        owned = self.take_group(group.name, group.filter)
+    def _drop_group(self, key: str) -> None:
+        owned = self.take_group(*group_parts(key))
         if owned is not None:
             owned.drop()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from siltstone.errors import ConflictError, FencedError
@@ -15,11 +17,24 @@ def content(client_id: str = "c") -> SessionContent:
     return SessionContent(away(client_id, "a"), SessionKeys(client_id))
 
 
-def test_only_one_of_two_can_create_the_same() -> None:
+def drop_session(world: ArchiveWorld, client_id: str) -> None:
+    owned = world.archive.take(client_id)
+    assert owned is not None
+    owned.drop()
+
+
+def test_of_two_with_the_same_key_the_last_stays() -> None:
+    dropped: list[str] = []
+
+    def drop(key: str) -> None:
+        dropped.append(key)
+        drop_session(world, key)
+
     with ArchiveWorld() as world:
         rows = ArchiveRows(world.database)
-        assert serial_of(rows.create("c", content(), content().stored(1))) == 1
-        assert serial_of(rows.create("c", content(), content().stored(1))) is None
+        (_, first), (_, last) = rows.create_many([("c", content()), ("c", content())], drop)
+        assert dropped == ["c"]
+        assert first < last
         assert rows.count("count/sessions") == 1
 
 
@@ -31,23 +46,26 @@ def test_what_is_not_there_cannot_be_taken_and_leaves_no_trace() -> None:
         assert world.topics() == []
 
 
-def test_replacing_tries_again_when_others_come_between_and_gives_up_in_the_end() -> None:
-    calls: list[int] = []
+def test_creation_tries_again_when_others_come_between_and_gives_up_in_the_end() -> None:
+    calls: list[str] = []
 
-    def drop() -> None:
-        calls.append(len(calls))
+    def drop(key: str) -> None:
+        calls.append(key)
         if len(calls) == 1:
             raise FencedError(())
-        if len(calls) >= 3:
-            world.archive.create(away("c"))
+        if len(calls) == 2:
+            drop_session(world, key)
+        else:
+            world.archive.create(away(key))
 
     with ArchiveWorld() as world:
+        world.archive.create(away("c"))
         rows = ArchiveRows(world.database)
-        assert rows.replace("c", content(), content().stored(1), drop) == 1
-        assert calls == [0, 1]
+        rows.create_many([("c", content())], drop)
+        assert calls == ["c"] * 2
         with pytest.raises(ConflictError, match="key='c'"):
-            rows.replace("c", content(), content().stored(1), drop)
-        assert len(calls) == 12
+            rows.create_many([("c", content())], drop)
+        assert calls == ["c"] * 12
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -55,8 +73,7 @@ def test_a_walk_goes_by_topic_over_all_shards(shards: int) -> None:
     with ArchiveWorld(shards=shards) as world:
         rows = ArchiveRows(world.database)
         names = [f"c{number}" for number in range(20)]
-        for name in names:
-            rows.create(name, content(name), content(name).stored(1)).wait()
+        rows.create_many([(name, content(name)) for name in names], partial(drop_session, world))
         expected = [f"session/{name}/state" for name in sorted(names)]
         assert [row.topic for row in rows.walk(SESSIONS_FILTER)] == expected
         assert [row.topic for row in rows.walk(SESSIONS_FILTER, expected[5])] == expected[5:]
