@@ -12,7 +12,8 @@ from typing import Final
 from siltstone.broker.control.alarms import DISK, DISK_LOW, QUIET, Alarms
 from siltstone.errors import SiltstoneError
 
-# So many looks after the last refused write, the alarm depends on `keep_free_bytes` alone.
+# For this many checks after a refused write, the alarm ends only when the space that the write
+# needed is free.
 HELD_LOOKS: Final = 60
 SCARCE: Final = "the disk is full: publishes and new durable sessions are refused"
 

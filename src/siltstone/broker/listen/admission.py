@@ -16,8 +16,9 @@ _TELL_SECONDS: Final = 10.0
 
 # Connections that are being opened or closed, in addition to `connections_max`.
 STRANGERS_MAX: Final = 1000
-# If file descriptors limit the connections, this part of them, and at least so many.
+# Where the limit of file descriptors allows fewer, one of this many descriptors is for them ...
 _STRANGERS_PART: Final = 16
+# ... but at least this many descriptors are.
 _STRANGERS_MIN: Final = 4
 
 

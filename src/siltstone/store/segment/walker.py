@@ -60,9 +60,9 @@ class Judgement(NamedTuple):
 class FrameWalk:
     """A walk through consecutive valid frames and rooms of a mapped segment.
 
-    The walk ends at the limit, or at the first place without a valid frame. Then `position` is this
-    place, and `problem` says why there is no frame; it is empty at the limit. A frame whose serials
-    were used by a frame before it is not valid: it is the rest of an earlier tail.
+    The walk ends at the limit, or at the first place without a valid frame. `position` is the end
+    of the walk. `problem` describes what is wrong there; at the limit it is empty. A frame whose
+    serials were used by a frame before it is not valid: it is the rest of an earlier tail.
 
     Before `trusted_to`, only the head of a frame is checked, with streams and edges. The rows are
     checked when they are read.

@@ -34,6 +34,7 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import check_open, find_slab, open_slab, ordered
 from siltstone.store.log.write.committer import Committer, OnStored
 from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.shard.opened_shards import Shards
@@ -556,7 +557,7 @@ class WritableSlabs:
     def _start(self, committer: Committer) -> LogShard:
         self._attend(committer)
         number = committer.slab.id.shard
-        return LogShard(
+        layout = LogLayout(
             number,
             committer,
             self._clock,
@@ -564,6 +565,7 @@ class WritableSlabs:
             admit=self._admit,
             housekeeping=lambda: self._look_after(number),
         )
+        return LogShard(layout, self._clock)
 
     def _turn_over(self, committer: Committer) -> Committer:
         """Seal the slab of a shard and begin the next one.

@@ -166,7 +166,8 @@ class ShardWriter(Generic[C]):
     def submit(self, call: C, ticket: Ticket, timeout: float | None) -> None:
         """Queue a call; wait while too many bytes are pending.
 
-        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
+        Raises: OverloadedError if too many are still pending at the timeout; PoisonedError;
+        ClosedError.
         """
         # Take the lock directly: entering the condition takes twice as long.
         with self.mutex:

@@ -47,7 +47,7 @@ class Walk:
         if survey.sealed is not None:
             reach = max(reach, survey.sealed.index.end_position)
         self._bound = min(reach, segment.header.file_bytes)
-        # Why there is no valid frame at the place that the check has reached.
+        # What is wrong with the bytes where the last walk over frames ended.
         self._problem = MISSING
         # Where rooms begin that no frame has followed so far.
         self._rooms_from: int | None = None

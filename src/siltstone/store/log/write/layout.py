@@ -28,7 +28,7 @@ _FRAME_BYTES: Final = 16 * 1024 * 1024
 _FRAME_ROWS: Final = 1 << 20
 
 TurnOver = Callable[[Committer], Committer]
-# Returns why so many bytes may not be stored, None if they may.
+# Returns the error that refuses this number of bytes; None if they may be stored.
 Admit = Callable[[int], SiltstoneError | None]
 
 

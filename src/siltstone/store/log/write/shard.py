@@ -9,7 +9,7 @@ from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
-from siltstone.store.log.write.layout import Admit, LogLayout, TurnOver
+from siltstone.store.log.write.layout import LogLayout, TurnOver
 from siltstone.store.segment.room import Room
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.queue import ShardWriter
@@ -19,26 +19,10 @@ from siltstone.store.writer.ticket import Ticket
 class LogShard:
     """One shard of a log that this process writes."""
 
-    def __init__(
-        self,
-        number: int,
-        committer: Committer,
-        clock: Clock,
-        *,
-        turn_over: TurnOver,
-        admit: Admit,
-        housekeeping: Callable[[], None],
-    ) -> None:
-        self.number = number
-        self._layout = LogLayout(
-            number,
-            committer,
-            clock,
-            turn_over=turn_over,
-            admit=admit,
-            housekeeping=housekeeping,
-        )
-        self._writer: ShardWriter[Call] = ShardWriter("shard", number, self._layout, clock)
+    def __init__(self, layout: LogLayout, clock: Clock) -> None:
+        self.number = layout.number
+        self._layout = layout
+        self._writer: ShardWriter[Call] = ShardWriter("shard", layout.number, layout, clock)
         if self._layout.idle_seconds() is not None:
             self._writer.start()
 
@@ -54,7 +38,8 @@ class LogShard:
     def submit(self, call: Call, ticket: Ticket, timeout: float | None) -> None:
         """Queue a call; wait while too many bytes are pending.
 
-        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
+        Raises: OverloadedError if too many are still pending at the timeout; PoisonedError;
+        ClosedError.
         """
         self._writer.submit(call, ticket, timeout)
 

@@ -36,7 +36,8 @@ class KeyValueShard:
     def submit(self, operations: Operations, timeout: float | None) -> CommitTicket:
         """Queue a transaction; wait while too many bytes are pending.
 
-        Raises: OverloadedError if there is no room before the timeout; PoisonedError; ClosedError.
+        Raises: OverloadedError if too many are still pending at the timeout; PoisonedError;
+        ClosedError.
         """
         ticket = CommitTicket(operations, self._writer.mutex)
         self._writer.submit(operations, ticket, timeout)

@@ -22,6 +22,7 @@ from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.writer.queue import flush_delay
 from siltstone.store.writer.ticket import Ticket
@@ -48,9 +49,10 @@ def started(
     admit: Callable[[int], SiltstoneError | None] = lambda _: None,
     housekeeping: Callable[[], None] = nothing,
 ) -> Iterator[LogShard]:
-    shard = LogShard(
+    layout = LogLayout(
         0, committer, world.clock, turn_over=turn_over, admit=admit, housekeeping=housekeeping
     )
+    shard = LogShard(layout, world.clock)
     try:
         yield shard
     finally:
