@@ -68,7 +68,8 @@ MEANINGS: Final = {
     "client_connected": "A client has connected.",
     "client_disconnected": "A client has sent DISCONNECT.",
     "client_refused": "The broker refused a connection before or at CONNECT; `reason` and `text` "
-    "say why. After 10 events of an address, one per 10 seconds; `unlogged` counts the others.",
+    "say why. After 10 events of an address within 10 seconds, one per 10 seconds; `unlogged` "
+    "counts the others.",
     "clock_confirmed": "A command confirmed the clock of the machine after a jump.",
     "clock_save_failed": "The time could not be saved for the next start.",
     "clock_set_back": "The clock of the machine was set back; times that were saved ahead of it "
@@ -78,7 +79,8 @@ MEANINGS: Final = {
     "committed_offset_ignored": "A consumer of topic logs had committed an offset in logs that "
     "were dropped since; the offset does not count.",
     "connect_timed_out": "A connection sent no CONNECT within `limits.connect_timeout` and was "
-    "closed. After 10 events, one per 10 seconds; `unlogged` counts the others.",
+    "closed. After 10 events of an address within 10 seconds, one per 10 seconds; `unlogged` "
+    "counts the others.",
     "connections_refused": "A limit of connections was reached; `count` connections were refused "
     "since the last event.",
     "control_socket_failed": "The broker runs without a control socket; commands that ask the "
