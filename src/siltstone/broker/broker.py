@@ -140,7 +140,7 @@ class Broker:
             self.rules = StoreRules((), self.interest, NOTHING_STORED)
         else:
             self.rules = StoreRules(rules, self.interest)
-        # The ends of lost connections.
+        # The ends of connections, by loss or DISCONNECT.
         self.endings = Rounds(shell.soon)
         self.bridge = AppendBatcher(
             database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max

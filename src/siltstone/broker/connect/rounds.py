@@ -40,7 +40,8 @@ class Rounds:
         self._used_seconds = 0.0
         while self._waiting and self._used_seconds < ROUND_SECONDS:
             self._run(self._waiting.popleft())
-        self._is_begun = bool(self._waiting)
+        # Also if nothing waits: the next call must not find the time of this round used.
+        self._is_begun = self._used_seconds > 0
         if self._is_begun:
             self._soon(self._begin_next)
 
