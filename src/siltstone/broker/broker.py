@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from siltstone.broker.access.access import Access, Identity
 from siltstone.broker.connect.login_queues import LoginQueues
+from siltstone.broker.connect.rounds import Rounds
 from siltstone.broker.connect.throttle import Throttle
 from siltstone.broker.control.alarms import Alarms
 from siltstone.broker.control.pins import Pins
@@ -139,6 +140,8 @@ class Broker:
             self.rules = StoreRules((), self.interest, NOTHING_STORED)
         else:
             self.rules = StoreRules(rules, self.interest)
+        # The ends of connections, by loss or DISCONNECT.
+        self.endings = Rounds(shell.soon)
         self.bridge = AppendBatcher(
             database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max
         )

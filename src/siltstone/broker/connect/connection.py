@@ -95,6 +95,8 @@ class ClientConnection:
         self.ended = False
         # Whether CONNACK was sent.
         self._is_greeted = False
+        # A DISCONNECT that was received, until it is processed.
+        self._goodbye: Disconnect | None = None
         self._timer = broker.timers.at(
             broker.shell.now() + limits.connect_timeout, self._connect_timed_out
         )
@@ -156,10 +158,12 @@ class ClientConnection:
 
     def lost(self) -> None:
         """End the client, because its connection was lost."""
+        self._part()
         self._finish(with_will=True)
 
     def end(self, reason: Reason, text: str = "") -> None:
         """Send the client the reason, if its version allows it, and close."""
+        self._part()
         if self.ended:
             return
         try:
@@ -234,7 +238,7 @@ class ClientConnection:
     def _take(self, events: Iterator[Event]) -> None:
         """Process packets, a limited number in one turn, so that other clients are served too."""
         for left, event in zip(range(_TURN_EVENTS - 1, -1, -1), events, strict=False):
-            if self.ended:
+            if self.ended or self._goodbye is not None:
                 return
             self._keep_alive.seen()
             match event:
@@ -273,7 +277,10 @@ class ClientConnection:
             case Unsubscribe():
                 self._asked.unsubscribe(packet)
             case Disconnect():
-                self._disconnect(packet)
+                self._goodbye = packet
+                self._broker.endings.run(self._part)
+                if not self.ended:
+                    self.stop()
             case PubAck() | PubRec() | PubRel() | PubComp():
                 self._reasoned(packet)
             case _:
@@ -368,6 +375,12 @@ class ClientConnection:
             )
         )
         self._count_partial()
+
+    def _part(self) -> None:
+        """Process the DISCONNECT that was received. Thousands may come at the same moment."""
+        packet, self._goodbye = self._goodbye, None
+        if packet is not None and not self.ended:
+            contain_with(self._disconnect, packet, partial(self.end, Reason.UNSPECIFIED_ERROR))
 
     def _disconnect(self, packet: Disconnect) -> None:
         session = self._written

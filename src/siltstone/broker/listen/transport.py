@@ -104,10 +104,13 @@ class ClientTransport:
         contain(self._client.resume_writing, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface
-        contain(self._client.lost)
         if self._aborting is not None:
             self._aborting.cancel()
         self._leave()
+        self._broker.endings.run(self._end)
+
+    def _end(self) -> None:
+        contain(self._client.lost)
         self._closed(self)
         # Break the reference cycle between the two.
         self._transport = None

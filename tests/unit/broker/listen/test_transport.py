@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import pytest
 
+from siltstone.broker.connect.rounds import ROUND_SECONDS, Rounds
 from siltstone.broker.listen.admission import Admission
 from siltstone.broker.listen.transport import ClientTransport
 from siltstone.broker.settings.broker import ListenerSettings
@@ -19,7 +21,9 @@ from siltstone.mqtt.packets import (
     PingResp,
     Subscribe,
     Subscription,
+    Will,
 )
+from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import V5, Core, FailingTap, decode_all, message
@@ -132,6 +136,14 @@ class Desk:
         self.core.run()
         return self.transport.take()
 
+    def use_up_round(self) -> list[Callable[[], None]]:
+        """Use up the time of the round in which connections end; return the next round."""
+        rounds: list[Callable[[], None]] = []
+        endings = Rounds(rounds.append, count(0.0, ROUND_SECONDS).__next__)
+        endings.run(lambda: None)
+        self.core.broker.endings = endings
+        return rounds
+
     def connected(self) -> Desk:
         answer = self.send(Connect(version=V5, client_id="c"))
         assert isinstance(answer[0], ConnAck)
@@ -229,6 +241,45 @@ def test_a_connection_that_is_lost_is_told_once_and_its_client_is_gone() -> None
     desk.channel.connection_lost(None)
     assert desk.closed == [desk.channel]
     assert desk.core.broker.clients == {}
+
+
+def test_a_client_returns_before_the_end_of_its_lost_connection_was_processed() -> None:
+    desk = Desk().connected()
+    rounds = desk.use_up_round()
+    desk.transport.closing = True
+    desk.channel.connection_lost(None)
+    assert desk.closed == []
+    again = Desk(desk.core).connected()
+    (peer,) = desk.core.broker.clients.values()
+    rounds[0]()
+    assert desk.closed == [desk.channel]
+    assert [*desk.core.broker.clients.values()] == [peer]
+    assert again.send(PingReq()) == [PingResp()]
+
+
+def test_a_disconnect_counts_from_its_arrival_even_if_it_is_processed_later() -> None:
+    core = Core()
+    watch = Desk(core)
+    watch.send(Connect(version=V5, client_id="watch"))
+    subscription = Subscription(filter=TopicFilter.parse("will"))
+    watch.send(Subscribe(packet_id=1, subscriptions=(subscription,)))
+    desk = Desk(core)
+    will = Will(topic=b"will", payload=b"gone")
+    expiry = Properties(session_expiry_interval=100)
+    desk.send(Connect(version=V5, client_id="c", will=will, properties=expiry))
+    rounds = desk.use_up_round()
+    properties = Properties(session_expiry_interval=0)
+    # What follows a DISCONNECT is not read.
+    assert desk.send(Disconnect(properties=properties), PingReq()) == []
+    assert len(core.broker.clients) == 2
+    again = Desk(core).send(Connect(version=V5, client_id="c", clean_start=False))
+    assert isinstance(again[0], ConnAck)
+    assert again[0].session_present is False
+    rounds[0]()
+    core.run()
+    assert watch.transport.take() == []
+    assert desk.transport.take() == []
+    assert len(core.broker.clients) == 2
 
 
 def test_nothing_waits_for_a_connection_that_is_lost() -> None:
