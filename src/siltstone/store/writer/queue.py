@@ -24,6 +24,7 @@ from mypy_extensions import mypyc_attr
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, OverloadedError, SiltstoneError
+from siltstone.logs import log
 from siltstone.store.writer.ticket import Outcome, Ticket
 
 _LOG: Final = logging.getLogger("siltstone.store")
@@ -63,7 +64,7 @@ class Queued:
         self.rows: list[int] | None = None
 
     def item_count(self) -> int:
-        """Return the number of items in the call, as `max_items` counts them."""
+        """Return the number of items in the call, as `max_items` counts them: at least 1."""
         return 1
 
 
@@ -101,7 +102,11 @@ class Layout(Protocol[C]):
         """Return the seconds without work after which `look_after` is due; None means never."""
 
     def look_after(self) -> None:
-        """Do the maintenance that is due, after a commit or without one: sync, turn over, drop."""
+        """Do the maintenance that is due, after a commit or without one.
+
+        That is to sync, to turn generations over, and to drop them. After a SiltstoneError the work
+        stays due.
+        """
 
     def release(self) -> SiltstoneError | None:
         """Release the resources of the layout; return the error that prevented the last sync."""
@@ -150,6 +155,8 @@ class ShardWriter(Generic[C]):
         # Whether new calls are refused: the queue is closing, or a write has failed.
         self._stopped = False
         self._close_error: SiltstoneError | None = None
+        # The type of the error that stopped the last maintenance; None if it succeeded.
+        self._trouble: type[SiltstoneError] | None = None
         # The error for all later calls, after an internal error ended the thread.
         self._failure: SiltstoneError | None = None
         self._begun: list[C] = []
@@ -201,6 +208,8 @@ class ShardWriter(Generic[C]):
             call.ticket = None
             self._pending_bytes -= call.size_bytes
             self._pending_items -= call.item_count()
+            if self._waits_for_room:
+                self._condition.notify_all()
             return True
 
     def order(self, act: Act) -> Ticket:
@@ -273,27 +282,25 @@ class ShardWriter(Generic[C]):
 
     def _run(self) -> None:
         try:
-            while True:
-                batch, orders = self._take()
+            while (work := self._take()) is not None:
+                batch, orders = work
                 if batch:
                     outcomes = self._layout.commit(batch)
-                    # Set it before settling: after a failure the next call must be refused.
-                    self._stopped = self._closing or self._layout.is_poisoned()
+                    # Before settling: after a failure the next call must be refused.
+                    self._stop_if_poisoned()
                     self._tell(batch, outcomes)
                 for act, ticket in orders:
                     self._obey(act, ticket)
                 if batch or not orders:
-                    if not batch and self._closing:
-                        break
-                    self._layout.look_after()
+                    self.look_after()
             self._close_error = self._layout.release()
         except Exception as exc:  # noqa: BLE001 - a thread that ends silently leaves callers waiting
             self._fail_all(exc)
 
-    def _take(self) -> tuple[list[C], list[Order]]:
+    def _take(self) -> tuple[list[C], list[Order]] | None:
         """Wait for work; return the calls to commit, and the orders if no more calls wait.
 
-        Both are empty when maintenance is due, and at the end.
+        Both are empty when maintenance is due. Returns None at the end.
         """
         with self.mutex:
             while not self._closing and not self._orders:
@@ -318,6 +325,8 @@ class ShardWriter(Generic[C]):
                     self._wakes_at = 0
                     return [], []
             self._wakes_at = 0
+            if self._closing and not self._pending and not self._orders:
+                return None
             batch = self._take_batch()
             orders: list[Order] = []
             if not self._pending:
@@ -349,7 +358,6 @@ class ShardWriter(Generic[C]):
             items += count
         self._pending_bytes -= size
         self._pending_items -= items
-        self._first_at = self._clock.monotonic()
         return batch
 
     def _obey(self, act: Act, ticket: Ticket) -> None:
@@ -358,15 +366,43 @@ class ShardWriter(Generic[C]):
             act()
         except SiltstoneError as exc:
             error = exc
-        self._stopped = self._closing or self._layout.is_poisoned()
+        self._stop_if_poisoned()
         ticket.resolve(error, None)
+
+    def look_after(self) -> None:
+        """Let the layout do the maintenance that is due; log its errors. Only from the thread."""
+        try:
+            self._layout.look_after()
+            self._trouble = None
+        except ClosedError:
+            # The database is being closed. The work is due again after the next start.
+            self._trouble = None
+        except SiltstoneError as exc:
+            # If the disk is full, the next call reports it. A change of the error is logged once.
+            if type(exc) is not self._trouble:
+                self._trouble = type(exc)
+                log(
+                    _LOG,
+                    logging.WARNING,
+                    "shard_upkeep_failed",
+                    shard=self._number,
+                    error=str(exc),
+                )
+        self._stop_if_poisoned()
+
+    def _stop_if_poisoned(self) -> None:
+        # Only ever set here, because another thread may be closing the queue.
+        if self._layout.is_poisoned():
+            self._stopped = True
 
     def _tell(self, batch: list[C], outcomes: Sequence[Outcome | Exception | None]) -> None:
         """Settle the tickets. Those that share the mutex are all settled before any is told."""
         settled: list[Ticket] = []
         others: list[tuple[Ticket, Outcome | Exception | None, list[int] | None]] = []
+        # If their numbers differ, this raises while each call still has its ticket.
+        pairs = list(zip(batch, outcomes, strict=True))
         with self.mutex:
-            for call, outcome in zip(batch, outcomes, strict=True):
+            for call, outcome in pairs:
                 ticket = call.ticket
                 if ticket is None:
                     continue

@@ -181,13 +181,12 @@ class Ticket:
             if self._outcomes is None:
                 self._outcomes = []
             self._outcomes.append((outcome, rows))
-        self._missing -= 1
-        if self._missing:
-            return False
-        if self._error is not None and self._outcomes:
+        if self._missing == 1 and self._error is not None and self._outcomes:
             # One part failed and another was stored: the outcome of the whole call is unknown.
             self._error = _partly_stored(self._error)
-        return True
+        # Last, because a thread that waits reads it without the mutex.
+        self._missing -= 1
+        return self._missing == 0
 
     def tell(self) -> None:
         """Wake the waiting threads and call the callbacks, after all parts are settled."""

@@ -119,3 +119,15 @@ class TestClaims:
         end = writer.end_position
         assert not writer.claim(1 << 20, next_serial=1, last_timestamp_us=5)
         assert writer.end_position == end
+
+    def test_what_follows_a_claim_that_was_given_up_has_the_serial_before_it(self) -> None:
+        writer = writer_of(begun(World()))
+        end = writer.end_position
+        assert writer.claim(40, next_serial=9, last_timestamp_us=5)
+        writer.give_up_claim(3)
+        room = writer.take_room(8, spare_bytes=0)
+        assert room is not None
+        assert room.start == end
+        header = decode_header(writer.segment.view, room.start, room.end)
+        assert header is not None
+        assert header.first_serial == 3

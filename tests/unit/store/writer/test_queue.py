@@ -6,17 +6,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from threading import Event, Thread
 
 import pytest
 
-from siltstone.clock import SystemClock
+from siltstone.clock import ManualClock, SystemClock
 from siltstone.errors import (
     ClosedError,
     OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
     SiltstoneError,
+    StorageFullError,
     UsageError,
 )
 from siltstone.store.writer.queue import Queued, ShardWriter, flush_delay
@@ -314,6 +316,115 @@ def test_who_hears_of_a_failure_finds_the_writer_stopped() -> None:
         assert outcomes(call) == ["PoisonedError"]
         assert isinstance(writer.close(), PoisonedError)
     assert (refused, notes.commits) == ([PoisonedError], [["a"]])
+
+
+def test_an_order_that_poisons_the_layout_stops_the_writer() -> None:
+    notes = Notes()
+
+    def fail() -> None:
+        notes.poisoned = True
+
+    with writing(notes) as writer:
+        writer.order(fail).wait(10)
+        with pytest.raises(PoisonedError):
+            submit(writer, Note("a"))
+        writer.close()
+    assert notes.commits == []
+
+
+def test_maintenance_that_poisons_the_layout_stops_the_writer() -> None:
+    done = Event()
+
+    class Failing(Notes):
+        def look_after(self) -> None:
+            super().look_after()
+            self.poisoned = True
+
+        def idle_seconds(self) -> float | None:
+            if self.poisoned:
+                done.set()
+            return super().idle_seconds()
+
+    notes = Failing(idle=0.0)
+    with writing(notes) as writer:
+        writer.start()
+        assert done.wait(10)
+        with pytest.raises(PoisonedError):
+            submit(writer, Note("a"))
+        writer.close()
+    assert notes.commits == []
+
+
+def test_maintenance_that_fails_is_logged_once_and_the_writer_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Notes):
+        def look_after(self) -> None:
+            super().look_after()
+            raise StorageFullError(PurePath("p"))
+
+    calls = [Note("a"), Note("b")]
+    with writing(Failing()) as writer:
+        for call in calls:
+            submit(writer, call)
+            assert outcomes(call) == ["stored"]
+    assert [record.message for record in caplog.records] == ["shard_upkeep_failed"]
+
+
+def test_a_call_that_waits_for_room_gets_the_room_of_a_withdrawn_one() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    first, second = Note("a", 8), Note("b", 8)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first)
+            waiting = Thread(target=submit, args=(writer, second))
+            waiting.start()
+            while not writer._waits_for_room:  # noqa: SLF001 - nothing else shows it
+                pass
+            assert writer.withdraw(first)
+            waiting.join(10)
+            assert not waiting.is_alive()
+        assert outcomes(second) == ["stored"]
+    assert notes.commits == [["b"]]
+
+
+def test_a_withdrawn_call_does_not_make_the_flush_begin() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, max_items=10)
+    notes = Notes(flush_settings=control)
+    first, second = Note("a", items=6), Note("b", items=6)
+    with writing(notes) as writer:
+        submit(writer, first)
+        assert writer.withdraw(first)
+        submit(writer, second)
+        with pytest.raises(OutcomeUnknownError):
+            second.promise.wait(0.2)
+        writer.close()
+    assert notes.commits == [["b"]]
+
+
+def test_calls_that_a_full_commit_left_do_not_wait_anew() -> None:
+    clock = ManualClock()
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000_000)
+    notes = Notes(flush_settings=control, batch_items_max=1)
+    calls = [Note(name) for name in "abc"]
+    writer: ShardWriter[Note] = ShardWriter("test", 7, notes, clock)
+    with held(writer):
+        submit(writer, *calls)
+        clock.advance(2_000)
+    assert outcomes(*calls) == ["stored"] * 3
+    writer.close()
+
+
+def test_every_call_gets_an_outcome_even_from_a_layout_that_forgets_one() -> None:
+    class Forgetful(Notes):
+        def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+            return super().commit(batch)[1:]
+
+    calls = [Note(name) for name in "abc"]
+    with writing(Forgetful()) as writer:
+        with held(writer):
+            submit(writer, *calls)
+        assert outcomes(*calls) == ["OutcomeUnknownError"] * 3
 
 
 def test_tickets_that_share_the_mutex_are_settled_before_any_is_told() -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from siltstone.errors import InvalidTopicError, OutcomeUnknownError, SiltstoneError, UsageError
+from siltstone.errors import (
+    InvalidTopicError,
+    OutcomeUnknownError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
 from siltstone.store.writer.ticket import Outcome, RowPlaces, Ticket, seconds_to_wait
 from tests.support.builders import new_database, rows_on
 
@@ -84,6 +90,19 @@ class TestTicket:
             ticket.resolve(outcome(count=1), [row])
             seen.append(ticket.done)
         assert seen == [False, False, True]
+
+    def test_a_call_that_was_stored_in_part_is_not_done_before_its_error_says_so(self) -> None:
+        seen: list[bool] = []
+
+        class WatchingError(RetryError):
+            def __str__(self) -> str:
+                seen.append(ticket.done)
+                return "no room"
+
+        ticket = Ticket(2, 2, waits=True)
+        ticket.resolve(outcome(count=1), [0])
+        ticket.resolve(WatchingError(), [1])
+        assert (seen, type(ticket.error)) == ([False], OutcomeUnknownError)
 
     def test_waiting_returns_the_ticket(self) -> None:
         ticket = resolved(outcome())

@@ -14,8 +14,7 @@ from threading import Lock
 from typing import Final
 
 from siltstone.clock import Clock
-from siltstone.errors import ClosedError, RetryError, SiltstoneError
-from siltstone.logs import log
+from siltstone.errors import RetryError, SiltstoneError
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
 from siltstone.store.slab.settings import DatabaseSettings
@@ -57,8 +56,6 @@ class LogLayout:
         self._refused = RefusedSequences()
         self._refused_lock = Lock()
         self._written_at = 0.0
-        # The type of the error that stopped the last maintenance; None if it succeeded.
-        self._trouble: type[SiltstoneError] | None = None
 
     @property
     def flush_settings(self) -> DatabaseSettings:
@@ -132,23 +129,8 @@ class LogLayout:
         try:
             self._sync_in_time()
             self._housekeeping()
-            self._trouble = None
-        except ClosedError:
-            # The database is being closed. The work is due again after the next start.
-            self._trouble = None
-        except SiltstoneError as exc:
-            # The work stays due. If the disk is full, the next append reports it. If the committer
-            # is poisoned, it refuses the next call. Each change of the error is logged once.
-            if type(exc) is not self._trouble:
-                self._trouble = type(exc)
-                log(
-                    _LOG,
-                    logging.WARNING,
-                    "shard_upkeep_failed",
-                    shard=self.number,
-                    error=str(exc),
-                )
-        self.committer.park()
+        finally:
+            self.committer.park()
 
     def _sync_in_time(self) -> None:
         """Sync rows that were written without a sync, when `sync_interval` has passed."""

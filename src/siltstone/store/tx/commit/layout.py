@@ -72,11 +72,7 @@ class KeyValueLayout:
         if now - self._kept_at < _KEEP_SECONDS:
             return
         self._kept_at = now
-        try:
-            self._keep()
-        except SiltstoneError:
-            # The work stays due. If the committer is poisoned, it refuses the next call.
-            return
+        self._keep()
 
     def release(self) -> SiltstoneError | None:
         """Do nothing: the engine belongs to the database."""

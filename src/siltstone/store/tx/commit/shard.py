@@ -61,7 +61,7 @@ class KeyValueShard:
 
         def obey() -> None:
             act()
-            self._layout.look_after()
+            self._writer.look_after()
 
         self._writer.order(obey).wait()
 
