@@ -1,9 +1,9 @@
 """A file system over another one, with faults that a test scripts.
 
-A fault occurs before its operation, so the operation has no effect, except for the first
-`keep_bytes` of a write. The error is the one that the file system of the machine would raise for
-the error number. Faults are checked in the order in which they were added; the first one that
-matches is used.
+A fault occurs before its operation, so the operation has no effect. There are two exceptions: the
+first `keep_bytes` of a write are written, and a file whose `close` fails is closed. The error is
+the one that the file system of the machine would raise for the error number. Faults are checked in
+the order in which they were added; the first one that matches is used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Look = Literal[
     "data_end",
     "map",
     "park",
+    "close",
     "exists",
     "readlink",
     "list",
@@ -76,7 +77,7 @@ class FaultyFileSystem:
     def __init__(self, inner: FileSystem, *faults: Fault) -> None:
         self.inner = inner
         self.operations_left: int | None = None
-        self._power_is_cut = False
+        self.is_power_cut = False
         self._seen: dict[Fault, int] = dict.fromkeys(faults, 0)
         self._mutex = threading.Lock()
 
@@ -95,10 +96,10 @@ class FaultyFileSystem:
         with self._mutex:
             if operation not in _LOOKS and self.operations_left is not None:
                 if self.operations_left == 0:
-                    self._power_is_cut = True
+                    self.is_power_cut = True
                 else:
                     self.operations_left -= 1
-            if self._power_is_cut:
+            if self.is_power_cut:
                 raise PowerCut
             met: Fault | None = None
             for fault in self._seen:
@@ -249,6 +250,8 @@ class FaultyFile:
 
     def close(self) -> None:
         self._inner.close()
+        if not self._fs.is_power_cut:
+            self._fs.check("close", self.path)
 
     def __enter__(self) -> Self:
         return self

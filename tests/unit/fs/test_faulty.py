@@ -52,6 +52,7 @@ LOOKS: dict[Operation, Callable[[FaultyFileSystem], object]] = {
     "data_end": with_file(lambda file: file.data_end(0)),
     "map": with_file(lambda file: file.map(writable=False)),
     "park": with_file(lambda file: file.park(A)),
+    "close": with_file(lambda file: file.close()),
     "exists": lambda fs: fs.exists(A),
     "readlink": lambda fs: fs.readlink(A),
     "list": lambda fs: fs.list(D),

@@ -283,17 +283,18 @@ class ManifestFile:
             self._grow_reserve()
 
     def _append(self, added: AddedLog) -> None:
-        with self._fs.open(self._journal_path(), writable=True) as journal:
-            try:
+        journal = self._fs.open(self._journal_path(), writable=True)
+        try:
+            with journal:
                 append_log(journal, added)
-            except SiltstoneError:
-                # The line may count or not, and must not, because the caller reports an error.
-                self._appends = self._is_clear = False
-                self._is_unsure = True
-                self.current = replace(self.current, has_journal=False)
-                with suppress(SiltstoneError):
-                    self._replace(self.current)
-                raise
+        except SiltstoneError:
+            # The line may count or not, and must not, because the caller reports an error.
+            self._appends = self._is_clear = False
+            self._is_unsure = True
+            self.current = replace(self.current, has_journal=False)
+            with suppress(SiltstoneError):
+                self._replace(self.current)
+            raise
 
     def settle(self) -> None:
         """Make the disk say what the manifest in memory says.

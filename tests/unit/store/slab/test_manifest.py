@@ -317,7 +317,7 @@ class TestAddedLogs:
         assert fs.exists(DIRECTORY / "added.2")
         assert read_manifest(fs, DIRECTORY).logs == ("t0", "t1", "t2")
 
-    @pytest.mark.parametrize("operation", ["write", "sync"])
+    @pytest.mark.parametrize("operation", ["write", "sync", "close"])
     def test_a_log_that_could_not_be_added_gives_its_number_to_the_next(
         self, operation: Operation
     ) -> None:
