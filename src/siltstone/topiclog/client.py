@@ -308,7 +308,12 @@ class TopicLogClient:
                 raise OutcomeUnknownError(
                     f"the reply belongs to no request: kind={head.kind.name} id={head.id}"
                 )
-        return self._replies.pop(request_id)
+        frame = self._replies.pop(request_id)
+        if frame[0].kind is not kind and frame[0].status is not Status.MALFORMED:
+            raise OutcomeUnknownError(
+                f"the reply is of another kind: kind={frame[0].kind.name} id={request_id}"
+            )
+        return frame
 
     def _abandon(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:

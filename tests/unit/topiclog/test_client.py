@@ -148,6 +148,14 @@ def test_a_connection_that_ends_within_a_reply_is_lost(
         client.topics()
 
 
+def test_a_reply_of_another_kind_is_not_taken_for_ours(
+    client: TopicLogClient, line: WiredSocket
+) -> None:
+    line.server.line.out += reply(Kind.SEND, client._next_id + 1, encode_names([]))  # noqa: SLF001
+    with pytest.raises(OutcomeUnknownError, match="of another kind: kind=SEND"):
+        client.topics()
+
+
 def test_a_reply_to_another_request_is_not_taken_for_ours(
     client: TopicLogClient, line: WiredSocket
 ) -> None:
