@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.errors import CorruptionError, OutcomeUnknownError, SiltstoneError, UsageError
 from siltstone.guard import contain
 
 Item = TypeVar("Item")
@@ -14,6 +14,8 @@ Answer = TypeVar("Answer")
 InThread = Callable[[Callable[[], None], Callable[[], None]], None]
 
 _TOGETHER_MAX: Final = 1000
+# One item is damaged, or a newer version wrote it. The other items of its batch are not to blame.
+_OF_ONE_ITEM: Final = (CorruptionError, UsageError)
 
 
 class BatchedCalls(Generic[Item, Answer]):
@@ -42,6 +44,18 @@ class BatchedCalls(Generic[Item, Answer]):
         if not self._is_away:
             self._go()
 
+    def _answer(self, items: list[Item], answers: list[Answer | SiltstoneError]) -> None:
+        try:
+            answers.extend(self._work(items))
+        except _OF_ONE_ITEM as exc:
+            if len(items) == 1:
+                answers.append(exc)
+                return
+            for item in items:
+                self._answer([item], answers)
+        except SiltstoneError as exc:
+            answers.extend([exc] * len(items))
+
     def _go(self) -> None:
         together = self._together_max
         taken, self._waiting = self._waiting[:together], self._waiting[together:]
@@ -49,10 +63,7 @@ class BatchedCalls(Generic[Item, Answer]):
         answers: list[Answer | SiltstoneError] = []
 
         def work() -> None:
-            try:
-                answers.extend(self._work([item for item, _ in taken]))
-            except SiltstoneError as exc:
-                answers.extend([exc] * len(taken))
+            self._answer([item for item, _ in taken], answers)
 
         def then() -> None:
             self._is_away = False

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Final
 
 from siltstone.broker.sessions.batched_calls import BatchedCalls
@@ -244,8 +243,8 @@ class StoredShareGroups:
         for text in following:
             group = self.groups.get(text)
             if group is not None and not group.is_safe:
-                left = chain((text,), following)
-                group.waiting.append(partial(self.when_kept, left, act))
+                # When this group calls back, it is saved or gone.
+                group.waiting.append(partial(self.when_kept, following, act))
                 return
         act()
 

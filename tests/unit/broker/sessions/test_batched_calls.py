@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 
 from siltstone.broker.sessions.batched_calls import BatchedCalls
-from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
+from siltstone.errors import (
+    CorruptionError,
+    OutcomeUnknownError,
+    PoisonedError,
+    SiltstoneError,
+)
 
 Act = Callable[[], None]
 
@@ -15,6 +21,7 @@ class Desk:
         self.jobs: list[tuple[Act, Act]] = []
         self.asked: list[list[int]] = []
         self.error: SiltstoneError | None = None
+        self.damaged: set[int] = set()
         self.answers: list[int | SiltstoneError] = []
         self.errands: BatchedCalls[int, int] = BatchedCalls(
             lambda work, then: self.jobs.append((work, then)), self.work
@@ -24,6 +31,9 @@ class Desk:
         self.asked.append(list(items))
         if self.error is not None:
             raise self.error
+        for item in items:
+            if item in self.damaged:
+                raise CorruptionError(f"damaged: {item}", path=PurePath("p"))
         return [item * 10 for item in items]
 
     def ask(self, *items: int) -> None:
@@ -63,6 +73,18 @@ def test_no_more_than_a_thousand_at_once() -> None:
         desk.run()
     assert [len(items) for items in desk.asked] == [1, 1000, 501]
     assert desk.answers == [item * 10 for item in range(1502)]
+
+
+def test_a_damaged_item_is_the_error_of_nobody_else() -> None:
+    desk = Desk()
+    desk.damaged = {3, 5}
+    desk.ask(1)
+    desk.ask(*range(2, 8))
+    desk.run()
+    desk.run()
+    errors = [answer for answer in desk.answers if isinstance(answer, CorruptionError)]
+    assert [error.reason for error in errors] == ["damaged: 3", "damaged: 5"]
+    assert desk.answers == [10, 20, errors[0], 40, errors[1], 60, 70]
 
 
 def test_an_error_is_everybody_s_answer_and_the_next_ones_are_asked_anew() -> None:
