@@ -54,7 +54,8 @@ def test_connections_end_before_descriptors_do_and_publishing_goes_on(tmp_path: 
         for _ in range(FILES_MAX):
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.port)))
         refused = broker.wait_for("connections_refused")
-        assert refused["connections"] == told["allowed"]
+        # Some more connections are possible, so that clients beyond the limit get an answer.
+        assert refused["connections"] > told["allowed"]
         assert "ulimit -n, LimitNOFILE" in refused["remedy"]
         # More than a segment of 1 MiB holds.
         for number in range(1, 5):
@@ -76,7 +77,7 @@ def test_clients_beyond_the_descriptors_are_told_to_wait(tmp_path: Path) -> None
             client = stack.enter_context(MqttSocket(broker.port, version))
             reasons.append(client.connect(f"c{number}").reason)
         accepted = reasons.count(Reason.SUCCESS)
-        assert 0 < accepted < told["allowed"]
+        assert accepted == told["allowed"]
         assert reasons[:accepted] == [Reason.SUCCESS] * accepted
         assert set(reasons[accepted:]) == {Reason.SERVER_BUSY, Reason.SERVER_UNAVAILABLE}
         assert broker.events("connections_refused") == []

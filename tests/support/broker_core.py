@@ -269,6 +269,7 @@ class Wire:
         self._unread = bytearray()
         self._written = bytearray()
         self.client = ClientConnection(core.broker, self)
+        self.client.address = address
 
     # Called by the broker.
 

@@ -385,7 +385,7 @@ class Server:
         if found.clients < wanted:
             self._admission.bound(found.clients)
             broker.clients_max = min(clients, clients_within(found.clients))
-        shares = replace(found, clients=min(clients, found.clients))
+        shares = replace(found, clients=broker.clients_max)
         tell_shares(shares, limit, clients_wanted=clients, topic_logs_wanted=topic_logs)
         return shares
 

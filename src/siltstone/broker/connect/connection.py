@@ -82,7 +82,8 @@ class ClientConnection:
         )
         self._packet_size_max = 0
         self._asked_expiry = 0
-        self._address = ""
+        # The address of the client, without its port.
+        self.address = ""
         self._asked_id = ""
         self._asked_user = ""
         # How often reading was stopped, and how many of these stops the broker caused, not the
@@ -306,9 +307,7 @@ class ClientConnection:
         Login(self._broker, self, connect).begin(partial(self._credentials, connect))
 
     def _credentials(self, connect: Connect, client_id: str) -> Credentials:
-        credentials = self._outlet.credentials(connect, client_id)
-        self._address = credentials.address
-        return credentials
+        return self._outlet.credentials(connect, client_id)
 
     def welcome(
         self,
@@ -484,10 +483,10 @@ class ClientConnection:
 
     @property
     def _network(self) -> str:
-        return network_of(self._address)
+        return network_of(self.address)
 
     def _facts(self, reason: Reason, text: str, topic: bytes | None = None) -> dict[str, object]:
-        facts: dict[str, object] = {"client_id": self.client_id, "address": self._address}
+        facts: dict[str, object] = {"client_id": self.client_id, "address": self.address}
         if self._asked_user:
             facts["user"] = self._asked_user
         if reason:

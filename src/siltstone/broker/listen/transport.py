@@ -75,7 +75,7 @@ class ClientTransport:
         # The transports of uvloop have the methods of asyncio.Transport, but are not subclasses.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._broker.limits.write_buffer_max)
-        address = self.address
+        address = self._client.address = self.address
         # The connect timeout may end before the TLS handshake does.
         if self._client.ended:
             self.abort()
