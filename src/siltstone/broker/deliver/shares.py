@@ -214,18 +214,18 @@ class ShareGroup:
         if queue is None or flags & 3 == 0:
             self._send_on(topic, payload, flags, properties, expires_at, source)
             return False
-        if not self._may_all_receive(topic):
-            self._send_on(topic, payload, flags, properties, expires_at, source)
-            return len(queue) > 0
         if not queue:
             index = self._next(topic)
             if index < 0:
                 return False
-            if self._found_rank != _BUSY:
+            if self._found_rank != _BUSY or not self._may_all_receive(topic):
                 self._last = index
                 self.members[index].send(topic, payload, flags, properties, expires_at)
                 return False
             self._measure(now)
+        elif not self._may_all_receive(topic):
+            self._send_on(topic, payload, flags, properties, expires_at, source)
+            return True
         delivery = Delivery(topic, payload, flags & _MESSAGE_FLAGS, properties, expires_at)
         self._wait(queue, delivery, now)
         return len(queue) > 0
