@@ -305,11 +305,11 @@ class ShareGroup:
         while queue and left > 0 and not queue.has_room(size):
             oldest = queue.pop()
             left -= oldest.size()
-            self._give(oldest, now)
+            self._give(oldest, self._next(oldest.topic), now)
         if queue.has_room(size):
             queue.add_row(delivery)
         else:
-            self._give(delivery, now)
+            self._give(delivery, self._next(delivery.topic), now)
         if queue.is_long():
             terms.ready.behind = self
 
@@ -327,17 +327,18 @@ class ShareGroup:
                 or (self._found_rank == _AWAY and not self._has_connected())
             ):
                 break
-            self._give(queue.pop(), now)
+            self._give(queue.pop(), index, now)
         self._measure(now)
         if self._relieved and queue.is_short():
             self._relieve()
 
-    def _give(self, delivery: Delivery, now: float) -> None:
-        """Send a message that has waited to the best member."""
+    def _give(self, delivery: Delivery, index: int, now: float) -> None:
+        """Send a message that has waited to the member that `_next` found; -1 means none."""
         self._lent += 1
-        member = self.choose(delivery.topic, None)
-        if member is None:
+        if index < 0:
             return
+        self._last = index
+        member = self.members[index]
         expires_at = delivery.expires_at
         properties = delivery.properties
         if expires_at != NEVER:

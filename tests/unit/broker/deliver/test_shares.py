@@ -522,6 +522,22 @@ class TestLending:
             crowd.offer(1, topic=topic)
         assert (asked, crowd.loads()) == (topics, [2] * 20)
 
+    def test_a_member_is_chosen_once_for_each_message_that_has_waited(self) -> None:
+        asked: list[bytes] = []
+
+        def guard(topic: bytes) -> bool:
+            asked.append(topic)
+            return True
+
+        crowd = Crowd(1, guards=[guard])
+        crowd.offer(4)
+        topics = [b"0", b"1", b"2"]
+        for topic in topics:
+            crowd.offer(1, topic=topic)
+        asked.clear()
+        crowd.acknowledge(0, 4, 1.0)
+        assert (asked, crowd.loads()) == (topics, [3])
+
     def test_what_no_connected_member_may_read_any_more_does_not_stay(self) -> None:
         allowed = {b"t", b"u"}
         crowd = Crowd(1, guards=[lambda topic: topic in allowed])
