@@ -566,6 +566,16 @@ class TestLending:
         crowd.outboxes[0].detach()
         assert behind.is_stuck(1.2) is True
 
+    def test_publishers_wait_no_longer_for_a_group_that_has_ended(self) -> None:
+        crowd = Crowd(2, messages_max=20)
+        crowd.offer(20)
+        relieved: list[int] = []
+        crowd.group.when_relieved(lambda: relieved.append(crowd.group.queued))
+        crowd.group.leave(crowd.outboxes[0])
+        assert (relieved, crowd.group.queued) == ([], 12)
+        crowd.group.leave(crowd.outboxes[1])
+        assert relieved == [0]
+
     def test_who_joins_again_keeps_its_credit(self) -> None:
         crowd = Crowd(1)
         crowd.offer(20)
