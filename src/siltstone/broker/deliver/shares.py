@@ -146,6 +146,8 @@ class ShareGroup:
         self._queue: Waiting | None = None
         if terms is not None and strategy == LEAST_LOADED:
             self._queue = Waiting(terms.budget, terms.messages_max, terms.bytes_max, False)  # noqa: FBT003 - by position
+        # Called before the next change of the queue.
+        self.watch: Callable[[ShareGroup], None] | None = None
         # Callbacks for the time when the queue is short again.
         self._relieved: list[Callable[[], None]] = []
         # The number of messages that left the queue, its value when `is_stuck` last saw it change,
@@ -185,6 +187,7 @@ class ShareGroup:
         queue = self._queue
         if not self.members and queue is not None:
             # [MQTT-3.10.4-2]: the group ends, and nothing that was not sent is sent any more.
+            self._changing()
             queue.clear()
             self._relieve()
 
@@ -296,6 +299,7 @@ class ShareGroup:
 
     def _wait(self, queue: Waiting, delivery: Delivery, now: float) -> None:
         """Add a message to the queue; make room by giving the oldest ones to members."""
+        self._changing()
         size = delivery.size()
         terms = self._terms
         assert terms is not None
@@ -327,6 +331,7 @@ class ShareGroup:
                 or (self._found_rank == _AWAY and not self._has_connected())
             ):
                 break
+            self._changing()
             self._give(queue.pop(), index, now)
         self._measure(now)
         if self._relieved and queue.is_short():
@@ -357,6 +362,11 @@ class ShareGroup:
 
     def _has_connected(self) -> bool:
         return any(member.outbox.attached for member in self.members)
+
+    def _changing(self) -> None:
+        watch = self.watch
+        if watch is not None:
+            watch(self)
 
     def _relieve(self) -> None:
         relieved, self._relieved = self._relieved, []
