@@ -43,8 +43,8 @@ steps = st.lists(
 class World:
     """A broker and its clients."""
 
-    def __init__(self) -> None:
-        self.core = MemoryCore(inflight_max=2)
+    def __init__(self, strategy: str = "round-robin") -> None:
+        self.core = MemoryCore(inflight_max=2, strategy=strategy)
         self.publisher = self.core.connect("p")
         self.wires: dict[str, Wire] = {}
         self.number = 0
@@ -57,6 +57,11 @@ class World:
             *(("publish", 0, qos) for qos in (1, 2, 1, 2)),
         ):
             self.do((action, CLIENTS[number], FILTERS[number % 2], qos))
+        # And a group, whose members have something to do already.
+        for client_id in ("c2", "c3"):
+            self.do(("subscribe", client_id, "$share/g/a", 1))
+        for qos in (1, 2, 1):
+            self.do(("publish", "p", "a", qos))
 
     def do(self, step: Step) -> None:
         action, client_id, text, qos = step
@@ -111,11 +116,17 @@ def grouped(records: list[Record]) -> dict[str, list[Record]]:
 
 
 @settings(max_examples=150)
-@given(steps, steps, st.lists(st.booleans(), min_size=30, max_size=30))
+@given(
+    # With the first of these, messages wait in groups.
+    st.sampled_from(["least-loaded", "round-robin"]),
+    steps,
+    steps,
+    st.lists(st.booleans(), min_size=30, max_size=30),
+)
 def test_a_capture_is_what_there_was_when_it_began(
-    before: list[Step], during: list[Step], turns: list[bool]
+    strategy: str, before: list[Step], during: list[Step], turns: list[bool]
 ) -> None:
-    world = World()
+    world = World(strategy)
     for step in before:
         world.do(step)
     expected = world.core.state()

@@ -76,6 +76,8 @@ class Router:
         self._routes_bytes_max = routes_bytes_max
         self._matcher = Matcher()
         self._groups: dict[tuple[str, tuple[bytes, ...]], ShareGroup] = {}
+        # The groups that each outbox is a member of.
+        self._groups_of: dict[Outbox, dict[ShareGroup, None]] = {}
         self._routes: dict[bytes, Route] = {}
         self._routes_bytes = 0
         self._nowhere = Route()
@@ -112,6 +114,7 @@ class Router:
             self._matcher.put(levels, group, group)
             self._forget(levels)
         group.join(subscriber)
+        self._groups_of.setdefault(subscriber.outbox, {})[group] = None
 
     def leave(self, name: str, levels: tuple[bytes, ...], outbox: Outbox) -> None:
         """Remove an outbox from a group; the group ends with its last member."""
@@ -119,6 +122,11 @@ class Router:
         group = self._groups.get(key)
         if group is None:
             return
+        own = self._groups_of.get(outbox)
+        if own is not None:
+            own.pop(group, None)
+            if not own:
+                del self._groups_of[outbox]
         group.leave(outbox)
         if not group.members:
             del self._groups[key]
@@ -130,10 +138,20 @@ class Router:
         """Return the share groups with messages that wait for a member."""
         return [group for group in self._waiting if group.queued]
 
+    def waiting_groups_of(self, outbox: Outbox) -> list[ShareGroup]:
+        """Return the groups of an outbox that have waiting messages, or had some a second ago."""
+        own = self._groups_of.get(outbox)
+        if own is None:
+            return []
+        # A session may be in thousands of groups, and thousands of other groups may wait.
+        if len(own) < len(self._waiting):
+            return [group for group in own if group in self._waiting]
+        return [group for group in self._waiting if group in own]
+
     def replenish(self, outbox: Outbox, now: float) -> None:
         """Send more to a session that has acknowledged something or has connected."""
         if self._waiting:
-            for group in list(self._waiting):
+            for group in self.waiting_groups_of(outbox):
                 group.replenish(outbox, now)
 
     def look(self, now: float) -> bool:

@@ -146,6 +146,8 @@ class ShareGroup:
         self._queue: Waiting | None = None
         if terms is not None and strategy == LEAST_LOADED:
             self._queue = Waiting(terms.budget, terms.messages_max, terms.bytes_max, False)  # noqa: FBT003 - by position
+        # Called before the next change of the queue.
+        self.watch: Callable[[ShareGroup], None] | None = None
         # Callbacks for the time when the queue is short again.
         self._relieved: list[Callable[[], None]] = []
         # The number of messages that left the queue, its value when `is_stuck` last saw it change,
@@ -185,6 +187,7 @@ class ShareGroup:
         queue = self._queue
         if not self.members and queue is not None:
             # [MQTT-3.10.4-2]: the group ends, and nothing that was not sent is sent any more.
+            self._changing()
             queue.clear()
             self._relieve()
 
@@ -214,18 +217,18 @@ class ShareGroup:
         if queue is None or flags & 3 == 0:
             self._send_on(topic, payload, flags, properties, expires_at, source)
             return False
-        if not self._may_all_receive(topic):
-            self._send_on(topic, payload, flags, properties, expires_at, source)
-            return len(queue) > 0
         if not queue:
             index = self._next(topic)
             if index < 0:
                 return False
-            if self._found_rank != _BUSY:
+            if self._found_rank != _BUSY or not self._may_all_receive(topic):
                 self._last = index
                 self.members[index].send(topic, payload, flags, properties, expires_at)
                 return False
             self._measure(now)
+        elif not self._may_all_receive(topic):
+            self._send_on(topic, payload, flags, properties, expires_at, source)
+            return True
         delivery = Delivery(topic, payload, flags & _MESSAGE_FLAGS, properties, expires_at)
         self._wait(queue, delivery, now)
         return len(queue) > 0
@@ -296,6 +299,7 @@ class ShareGroup:
 
     def _wait(self, queue: Waiting, delivery: Delivery, now: float) -> None:
         """Add a message to the queue; make room by giving the oldest ones to members."""
+        self._changing()
         size = delivery.size()
         terms = self._terms
         assert terms is not None
@@ -305,11 +309,11 @@ class ShareGroup:
         while queue and left > 0 and not queue.has_room(size):
             oldest = queue.pop()
             left -= oldest.size()
-            self._give(oldest, now)
+            self._give(oldest, self._next(oldest.topic), now)
         if queue.has_room(size):
             queue.add_row(delivery)
         else:
-            self._give(delivery, now)
+            self._give(delivery, self._next(delivery.topic), now)
         if queue.is_long():
             terms.ready.behind = self
 
@@ -327,17 +331,19 @@ class ShareGroup:
                 or (self._found_rank == _AWAY and not self._has_connected())
             ):
                 break
-            self._give(queue.pop(), now)
+            self._changing()
+            self._give(queue.pop(), index, now)
         self._measure(now)
         if self._relieved and queue.is_short():
             self._relieve()
 
-    def _give(self, delivery: Delivery, now: float) -> None:
-        """Send a message that has waited to the best member."""
+    def _give(self, delivery: Delivery, index: int, now: float) -> None:
+        """Send a message that has waited to the member that `_next` found; -1 means none."""
         self._lent += 1
-        member = self.choose(delivery.topic, None)
-        if member is None:
+        if index < 0:
             return
+        self._last = index
+        member = self.members[index]
         expires_at = delivery.expires_at
         properties = delivery.properties
         if expires_at != NEVER:
@@ -356,6 +362,11 @@ class ShareGroup:
 
     def _has_connected(self) -> bool:
         return any(member.outbox.attached for member in self.members)
+
+    def _changing(self) -> None:
+        watch = self.watch
+        if watch is not None:
+            watch(self)
 
     def _relieve(self) -> None:
         relieved, self._relieved = self._relieved, []

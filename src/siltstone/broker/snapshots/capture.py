@@ -6,7 +6,8 @@ its start, and the loop never does more than a small piece of it at once. Sessio
 are not included.
 
 Messages that wait in a share group belong to no session yet. They are captured with one member of
-the group.
+the group, which is chosen at the start. Like a session, they are copied at their turn or just
+before they change. The turns of all groups come before those of the sessions.
 
 State that ends with a connection is left out: clients, windows, keep alives, the wills of connected
 clients, messages of QoS 0, and sessions that end with their connections.
@@ -53,11 +54,12 @@ class Inflight(NamedTuple):
     packet_id: int
 
 
-class Shared(NamedTuple):
-    """The messages that waited in a share group, and the member that gets them."""
+class Shared:
+    """The messages that waited in a share group, once they are copied, and who gets them."""
 
-    member: Subscriber
-    waiting: list[Delivery]
+    def __init__(self, member: Subscriber) -> None:
+        self.member = member
+        self.waiting: list[Delivery] = []
 
 
 class Captured(NamedTuple):
@@ -93,19 +95,28 @@ class Capture:
         self._sessions = list(broker.registry.sessions.values())
         self._sessions.reverse()
         self._taken: list[Captured] = []
-        # By the client id of the member.
+        # By the client id of the member; and those whose messages are not copied yet.
         self._shared: dict[str, list[Shared]] = {}
+        self._uncopied: dict[ShareGroup, Shared] = {}
         for group in broker.router.waiting_groups():
             self._assign(group)
         broker.ready.epoch += 1
         broker.ready.watch = self._take
 
     def step(self, count: int) -> list[Captured] | None:
-        """Capture up to `count` more sessions, fewer if they have many messages.
+        """Capture up to `count` more groups and sessions, fewer if they have many messages.
 
         Return the sessions captured since the last call, possibly none. None means that all were
         returned.
         """
+        uncopied = self._uncopied
+        while count > 0 and uncopied:
+            group, shared = uncopied.popitem()
+            _copy(group, shared)
+            count -= 1 + len(shared.waiting) // _QUEUED_PER_COUNT
+        if uncopied:
+            # Sessions that were captured before their turn may still miss messages of groups.
+            return []
         sessions = self._sessions
         if not sessions and not self._taken:
             return None
@@ -117,8 +128,11 @@ class Capture:
         return taken
 
     def close(self) -> None:
-        """Stop watching for changes of sessions."""
+        """Stop watching for changes of sessions and groups."""
         self._broker.ready.watch = None
+        for group in self._uncopied:
+            group.watch = None
+        self._uncopied.clear()
         self._sessions.clear()
         self._taken.clear()
 
@@ -131,8 +145,13 @@ class Capture:
             if is_kept and member.qos > (0 if keeper is None else keeper.qos):
                 keeper = member
         if keeper is not None:
-            shared = Shared(keeper, group.waiting())
+            shared = Shared(keeper)
             self._shared.setdefault(keeper.outbox.client_id, []).append(shared)
+            self._uncopied[group] = shared
+            group.watch = self._take_group
+
+    def _take_group(self, group: ShareGroup) -> None:
+        _copy(group, self._uncopied.pop(group))
 
     def _take(self, outbox: Outbox) -> None:
         session = self._broker.registry.sessions.get(outbox.client_id)
@@ -182,8 +201,9 @@ class Capture:
         for delivery in captured.waiting:
             if delivery.flags & 3:
                 yield self._message(delivery, delivery.flags, delivery.properties, 0)
-        for member, waiting in captured.shared:
-            for delivery in waiting:
+        for shared in captured.shared:
+            member = shared.member
+            for delivery in shared.waiting:
                 flags = member.flags_of(delivery.flags)
                 properties = delivery.properties + member.identifier
                 yield self._message(delivery, flags, properties, 0)
@@ -215,6 +235,11 @@ class Capture:
     def _wall_us(self, at: float) -> int:
         """Convert a time of the loop to a time of the wall clock."""
         return self._now_us + round((at - self._now) * _SECOND_US)
+
+
+def _copy(group: ShareGroup, shared: Shared) -> None:
+    group.watch = None
+    shared.waiting = group.waiting()
 
 
 def _retained_record(message: Retained) -> RetainedMessage:

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
 from siltstone.broker.deliver.router import Router
-from siltstone.broker.deliver.shares import ROUND_ROBIN, Subscriber
-from siltstone.mqtt.publish import PublishBatch
-from siltstone.session.sending.outbox import Outbox
+from siltstone.broker.deliver.shares import (
+    LEAST_LOADED,
+    ROUND_ROBIN,
+    LendingTerms,
+    Subscriber,
+)
+from siltstone.mqtt.publish import PUBACK, PublishBatch
+from siltstone.session.sending.delivery import Budget
+from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.topic.grammar import TopicFilter
 from tests.support.packets import Message
 from tests.support.receiver import Receiver, make_outbox
@@ -50,7 +58,8 @@ class Session:
         if topic_filter.group is None:
             self.router.subscribe(topic_filter.levels, subscriber)
         else:
-            self.router.join(topic_filter.group, topic_filter.levels, subscriber, ROUND_ROBIN)
+            strategy = ROUND_ROBIN if self.router.terms is None else LEAST_LOADED
+            self.router.join(topic_filter.group, topic_filter.levels, subscriber, strategy)
 
     def unsubscribe(self, text: str) -> None:
         topic_filter = TopicFilter.parse(text)
@@ -269,6 +278,84 @@ class TestGroups:
         session.subscribe("$share/g/#", guard=lambda topic: topic != b"secret")
         send(router, b"secret", b"a")
         assert session.topics() == [b"a"]
+
+
+class TestWaitingGroups:
+    """Groups in which messages wait until a member acknowledges something."""
+
+    def lending_router(self) -> Router:
+        router = Router()
+        router.terms = LendingTerms(Ready(lambda: None), Budget(1 << 30), 1_000, 1 << 30, 1_024)
+        return router
+
+    def test_a_session_has_the_waiting_groups_that_it_is_a_member_of(self) -> None:
+        router = self.lending_router()
+        stranger, one, both = (Session(router) for _ in range(3))
+        stranger.subscribe("#")
+        one.subscribe("$share/g/a", qos=1)
+        for text in ("$share/idle/x", "$share/g/a", "$share/g/b", "$share/g/b"):
+            both.subscribe(text, qos=1)
+        send(router, *[b"a", b"b"] * 20)
+        # The group of `b` has one member, so its messages wait first.
+        [of_b, of_a] = router.waiting_groups()
+        assert router.waiting_groups_of(stranger.outbox) == []
+        assert router.waiting_groups_of(one.outbox) == [of_a]
+        assert router.waiting_groups_of(both.outbox) == [of_b, of_a]
+        both.unsubscribe("$share/g/a")
+        assert router.waiting_groups_of(both.outbox) == [of_b]
+        both.unsubscribe("$share/g/b")
+        assert router.waiting_groups_of(both.outbox) == []
+
+    def test_a_session_with_more_groups_than_wait_has_the_same_ones(self) -> None:
+        router = self.lending_router()
+        session = Session(router)
+        for number in range(5):
+            session.subscribe(f"$share/g/{number}", qos=1)
+        send(router, *[b"3"] * 20)
+        assert router.waiting_groups_of(session.outbox) == router.waiting_groups()
+
+    def test_no_group_is_looked_at_for_a_session_in_no_group(self) -> None:
+        """In compiled modules no call is seen; this test is about the other form."""
+        router = self.lending_router()
+        stranger = Session(router)
+        for number in range(10):
+            Session(router).subscribe(f"$share/g/{number}", qos=1)
+            send(router, *[b"%d" % number] * 20)
+        assert len(router.waiting_groups()) == 10
+        called: list[str] = []
+
+        def watch(frame: FrameType, event: str, argument: object) -> None:
+            called.append(frame.f_code.co_name)
+
+        sys.setprofile(watch)
+        try:
+            router.replenish(stranger.outbox, 0.0)
+        finally:
+            sys.setprofile(None)
+        assert called.count("replenish") <= 2  # The call of the router itself, and its return.
+
+    def test_a_session_that_acknowledges_gets_what_waits_in_each_of_its_groups(self) -> None:
+        router = self.lending_router()
+        session = Session(router)
+        for text in ("$share/g/a", "$share/g/b", "$share/g/c"):
+            session.subscribe(text, qos=1)
+        send(router, *[b"a"] * 4, b"b", b"c")
+        assert session.topics() == [b"a"] * 4
+        assert [group.queued for group in router.waiting_groups()] == [1, 1]
+        session.outbox.acknowledge(PUBACK, [1, 2, 3, 4], 0.0)
+        router.replenish(session.outbox, 0.0)
+        assert session.topics() == [b"b", b"c"]
+
+    def test_a_session_that_has_left_its_groups_is_not_kept(self) -> None:
+        router = self.lending_router()
+        session, other = Session(router), Session(router)
+        other.subscribe("$share/g/a", qos=1)
+        before = sys.getrefcount(session.outbox)
+        for _ in range(2):
+            session.subscribe("$share/g/a", qos=1)
+        session.unsubscribe("$share/g/a")
+        after = sys.getrefcount(session.outbox)
+        assert after == before
 
 
 class TestGuards:

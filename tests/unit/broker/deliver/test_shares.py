@@ -502,6 +502,42 @@ class TestLending:
         assert crowd.group.queued == 0
         assert crowd.loads() == [4, 7]
 
+    def test_a_message_that_a_member_may_not_read_passes_those_that_wait(self) -> None:
+        crowd = Crowd(2, guards=[lambda topic: topic == b"t", lambda _: True])
+        crowd.offer(10)
+        crowd.offer(1, start=100, topic=b"secret")
+        assert [each.payload for each in crowd.group.waiting()] == [b"8", b"9"]
+        assert crowd.loads() == [4, 5]
+
+    def test_while_nothing_waits_only_the_member_that_gets_a_message_is_asked(self) -> None:
+        asked: list[bytes] = []
+
+        def guard(topic: bytes) -> bool:
+            asked.append(topic)
+            return True
+
+        crowd = Crowd(20, guards=[guard] * 20)
+        topics = [b"%d" % number for number in range(40)]
+        for topic in topics:
+            crowd.offer(1, topic=topic)
+        assert (asked, crowd.loads()) == (topics, [2] * 20)
+
+    def test_a_member_is_chosen_once_for_each_message_that_has_waited(self) -> None:
+        asked: list[bytes] = []
+
+        def guard(topic: bytes) -> bool:
+            asked.append(topic)
+            return True
+
+        crowd = Crowd(1, guards=[guard])
+        crowd.offer(4)
+        topics = [b"0", b"1", b"2"]
+        for topic in topics:
+            crowd.offer(1, topic=topic)
+        asked.clear()
+        crowd.acknowledge(0, 4, 1.0)
+        assert (asked, crowd.loads()) == (topics, [3])
+
     def test_what_no_connected_member_may_read_any_more_does_not_stay(self) -> None:
         allowed = {b"t", b"u"}
         crowd = Crowd(1, guards=[lambda topic: topic in allowed])
@@ -529,6 +565,16 @@ class TestLending:
         assert behind.is_stuck(3.0) is True
         crowd.outboxes[0].detach()
         assert behind.is_stuck(1.2) is True
+
+    def test_publishers_wait_no_longer_for_a_group_that_has_ended(self) -> None:
+        crowd = Crowd(2, messages_max=20)
+        crowd.offer(20)
+        relieved: list[int] = []
+        crowd.group.when_relieved(lambda: relieved.append(crowd.group.queued))
+        crowd.group.leave(crowd.outboxes[0])
+        assert (relieved, crowd.group.queued) == ([], 12)
+        crowd.group.leave(crowd.outboxes[1])
+        assert relieved == [0]
 
     def test_who_joins_again_keeps_its_credit(self) -> None:
         crowd = Crowd(1)

@@ -20,7 +20,7 @@ from siltstone.snapshot.format.records import (
     WaitingWill,
 )
 from siltstone.topic.grammar import TopicFilter
-from tests.support.broker_core import NOW_US, V3
+from tests.support.broker_core import NOW_US, V3, Wire
 from tests.support.memory_core import MemoryCore, finished
 from tests.support.receiver import Receiver, make_outbox
 
@@ -373,6 +373,79 @@ def test_what_waits_in_a_share_group_is_taken_with_a_member_that_is_kept() -> No
     found = [record for record in finished(capture) if isinstance(record, QueuedMessage)]
     assert [(record.flags, record.properties) for record in found] == [(1, b"\x0b\x07")] * 7
     assert [record.payload for record in found if record.packet_id == 0] == [b"9", b"10", b"11"]
+
+
+def groups_with_waiting(core: MemoryCore, *counts: int) -> list[Wire]:
+    """Let messages wait in groups of one member each; return the connections of the members."""
+    members = []
+    publisher = core.connect("p")
+    for number, count in enumerate(counts):
+        members.append(core.connect(f"c{number}", **KEPT))
+        members[-1].subscribe(f"$share/g/{number}", qos=1)
+        # A member gets four messages at once.
+        for packet_id in range(1, 5 + count):
+            publisher.publish(f"{number}", f"{packet_id}", 1, packet_id)
+    return members
+
+
+def test_a_piece_has_fewer_groups_where_many_messages_wait() -> None:
+    core = MemoryCore(strategy="least-loaded")
+    members = groups_with_waiting(core, 3, 600, 3, 3)
+    for member in members:
+        member.drop()
+    before = core.state()
+    # The first piece has the last three groups, the second one the first group, the publisher and
+    # two members.
+    assert pieces(Capture(core.broker), 4) == [0, 2, 2]
+    assert len(before) == 4 * 2 + 4 * 4 + 609
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_groups_that_change_before_their_turn_are_taken_as_they_were(steps: int) -> None:
+    """Every way in which the waiting messages of a group change."""
+    core = MemoryCore(strategy="least-loaded")
+    acknowledging, leaving, ending, _, replaced = groups_with_waiting(core, 9, 9, 9, 9, 9)
+    other = core.connect("other", **KEPT)
+    before = core.state()
+    capture = Capture(core.broker)
+    found = list(capture.retained_records())
+    for _ in range(steps):
+        for captured in capture.step(2) or []:
+            found.extend(capture.records(captured))
+    sent = [packet.packet_id for packet in acknowledging.take() if isinstance(packet, Publish)]
+    acknowledging.send(*[PubAck(packet_id=packet_id or 0) for packet_id in sent])
+    leaving.exchange(Unsubscribe(packet_id=5, filters=(TopicFilter.parse("$share/g/1"),)))
+    ending.send(Disconnect(properties=Properties(session_expiry_interval=0)))
+    core.connect("q").publish("3", "later", 1, 1)
+    # The messages of this group have a member already, whatever the options of others are.
+    replaced.drop()
+    other.subscribe("$share/g/4", qos=2, identifier=7)
+    other.take()
+    found.extend(finished(capture))
+    assert by_session(found) == by_session(before)
+    assert by_session(core.state()) != by_session(before)
+
+
+def test_a_session_that_changes_before_its_group_is_copied_has_the_messages_of_the_group() -> None:
+    core = MemoryCore(strategy="least-loaded")
+    first, second = groups_with_waiting(core, 3, 3)
+    before = core.state()
+    capture = Capture(core.broker)
+    for member in (first, second):
+        member.take()
+        member.subscribe("x")
+    assert by_session(finished(capture, piece=1)) == by_session(before)
+
+
+def test_groups_are_not_watched_after_a_capture_that_was_given_up() -> None:
+    core = MemoryCore(strategy="least-loaded")
+    groups_with_waiting(core, 3, 3)
+    before = core.state()
+    given_up = Capture(core.broker)
+    assert given_up.step(1) == []
+    given_up.close()
+    assert [group.watch for group in core.broker.router.waiting_groups()] == [None, None]
+    assert core.state() == before
 
 
 def test_what_waits_in_a_share_group_survives_a_restart() -> None:

@@ -176,6 +176,25 @@ class TestTaking:
         assert (waiting.first_flags(), waiting.pop().payload, waiting.first_flags()) == (2, b"1", 1)
         assert budget.used == SIZE
 
+    def test_messages_of_all_kinds_are_listed_in_the_order_in_which_they_came(self) -> None:
+        waiting = queue(messages=10)
+        for number, flags in enumerate((1, 0, 2, 0)):
+            waiting.add(one(b"%d" % number, flags))
+        waiting.add_row(row(Progress(), 4))
+        waiting.add(one(b"5", 1))
+        assert payloads(waiting) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+    @pytest.mark.parametrize("flags", [0, 1])
+    def test_messages_of_one_kind_are_in_order_without_a_sort(self, flags: int) -> None:
+        waiting = queue()
+        found = [one(b"%d" % number, flags) for number in range(3)]
+        for delivery in found:
+            waiting.add(delivery)
+        for delivery in found:
+            # Only a sort would see these places.
+            delivery.place = -delivery.place
+        assert waiting.messages() == found
+
     def test_without_a_connection_qos_0_is_of_no_use(self) -> None:
         budget = Budget(100 * SIZE)
         waiting = queue(budget=budget)
