@@ -631,3 +631,16 @@ def test_many_refusals_of_one_address_leave_few_lines_with_their_number(
     assert by_address.count(("10.0.0.2", 0)) == 1
     assert sum(1 + unlogged for _, unlogged in by_address) == 501
     assert len(by_address) == 12
+
+
+@pytest.mark.parametrize("first", [b"", b"\x10\x80\x80\x80\x7f", b"\xc0\x00"])
+def test_who_sends_no_valid_connect_is_logged_by_address(
+    first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    core = Core(connect_timeout=1)
+    for number in (1, 2):
+        core.wire(Version.V5, f"10.0.0.{number}").send_bytes(first)
+    core.advance(2.0)
+    told = [record.__dict__["facts"]["address"] for record in caplog.records]
+    assert told == ["10.0.0.1", "10.0.0.2"]
