@@ -5,7 +5,8 @@
 For each count, a new broker holds this number of durable sessions, each with a filter of its own.
 One client publishes at QoS 1, 20 messages per second, and waits for each PUBACK: first to a topic
 that no session wants, then to one that a single session wants. The cost of a publish should depend
-only on matching sessions, so all rows of the table should be about equal.
+only on matching sessions, so all rows of the table should be about equal. At the end all sessions
+disconnect at the same moment while the client publishes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.table import Table
 from bench.peers import Peer, raise_file_limit, siltstone
 from bench.workload import scratch
 from siltstone.mqtt.encode import encode
-from siltstone.mqtt.packets import Connect, Packet, Publish, Subscribe, Subscription
+from siltstone.mqtt.packets import Connect, Disconnect, Packet, Publish, Subscribe, Subscription
 from siltstone.mqtt.wire import Version
 from siltstone.topic.grammar import TopicFilter
 from siltstone.version import __version__, form
@@ -42,13 +43,21 @@ _ROOM: Final = ("limits.sessions_max=1000000", "limits.connections_max=1000000")
 class Cost:
     """The result for one number of sessions."""
 
-    def __init__(self, idle: float, busy: float, waits: list[float], matched: list[float]) -> None:
+    def __init__(
+        self,
+        idle: float,
+        busy: float,
+        waits: list[float],
+        matched: list[float],
+        leaving: list[float],
+    ) -> None:
         # Shares of one processor, without and with messages that match nothing; seconds until each
-        # PUBACK of those messages, and of messages that match one session.
+        # PUBACK of those messages, of messages that match one session, and while all disconnect.
         self.idle = idle
         self.busy = busy
         self.waits = waits
         self.matched = matched
+        self.leaving = leaving
 
 
 def _connect(port: int, client_id: str, *, clean: bool) -> socket.socket:
@@ -72,8 +81,9 @@ def _hear(client: socket.socket, count: int) -> bytes:
 
 
 @contextmanager
-def _sessions(port: int, count: int) -> Iterator[None]:
+def _sessions(port: int, count: int) -> Iterator[list[socket.socket]]:
     """Hold durable sessions, each with a filter of its own."""
+    clients: list[socket.socket] = []
     with ExitStack() as held:
         for first in range(0, count, _AT_ONCE):
             numbers = range(first, min(count, first + _AT_ONCE))
@@ -88,12 +98,16 @@ def _sessions(port: int, count: int) -> Iterator[None]:
                 _say(client, Subscribe(packet_id=1, subscriptions=(mine,)))
             for client in some:
                 _hear(client, 5)
-        yield
+            clients += some
+        yield clients
 
 
 def measure(peer: Peer, count: int, seconds: float) -> Cost:
     """Create the sessions, wait, then publish."""
-    with _sessions(peer.port, count), _connect(peer.port, "publisher", clean=True) as publisher:
+    with (
+        _sessions(peer.port, count) as clients,
+        _connect(peer.port, "publisher", clean=True) as publisher,
+    ):
         _hear(publisher, 4)
         time.sleep(2)
         used = peer.cpu_seconds()
@@ -104,7 +118,11 @@ def measure(peer: Peer, count: int, seconds: float) -> Cost:
         waits = _publish(publisher, [b"other"], seconds)
         busy = (peer.cpu_seconds() - used) / (time.monotonic() - begin)
         topics = [b"idle/%d/x" % number for number in range(count)] or [b"other"]
-        return Cost(idle, busy, waits, _publish(publisher, topics, seconds))
+        matched = _publish(publisher, topics, seconds)
+        goodbye = encode(Version.V3_1_1, Disconnect())
+        for client in clients:
+            client.sendall(goodbye)
+        return Cost(idle, busy, waits, matched, _publish(publisher, [b"other"], seconds))
 
 
 def _publish(publisher: socket.socket, topics: list[bytes], seconds: float) -> list[float]:
@@ -134,7 +152,7 @@ def main() -> None:
     )
     for column in (
         *("sessions", "CPU at rest", "CPU, 20 publishes/s", "PUBACK median", "p95", "max"),
-        *("to one: median", "p95", "max"),
+        *("to one: median", "p95", "max", "max while all disconnect"),
     ):
         table.add_column(column, justify="right")
     for count in [int(each) for each in chosen.counts.split(",")]:
@@ -147,6 +165,7 @@ def main() -> None:
             f"{cost.busy:.1%}",
             *_figures(cost.waits),
             *_figures(cost.matched),
+            _figures(cost.leaving)[-1],
         )
     console.print(table)
 
