@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.broker.broker import REFUSED_LINES
 from siltstone.mqtt.packets import (
     ConnAck,
     Connect,
@@ -48,6 +49,7 @@ topic deny plant/keys/#
 pattern readwrite home/%u/#
 pattern readwrite device/%c/#
 """
+FORBIDDEN = Will(topic=b"plant/x", payload=b"")
 DENIED = {V3: Reason.UNSPECIFIED_ERROR, V5: Reason.NOT_AUTHORIZED}
 
 
@@ -186,8 +188,20 @@ def test_a_will_that_may_not_be_published_keeps_its_client_out(
     broker: BrokerProcess, version: Version
 ) -> None:
     with MqttSocket(broker.port, version) as client:
-        will = Will(topic=b"plant/x", payload=b"")
-        assert client.connect("nobody", will=will).reason is Reason.NOT_AUTHORIZED
+        assert client.connect("nobody", will=FORBIDDEN).reason is Reason.NOT_AUTHORIZED
+
+
+def test_refused_clients_without_a_line_of_their_own_are_counted_at_the_stop(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "acl").write_text(ACL, "utf-8")
+    settings: Settings = {"access.acl_file": str(tmp_path / "acl")}
+    with broker_process(tmp_path / "data", settings=settings) as broker:
+        for _ in range(REFUSED_LINES + 5):
+            with MqttSocket(broker.port) as client:
+                assert client.connect("nobody", will=FORBIDDEN).reason is Reason.NOT_AUTHORIZED
+        broker.stop()
+        broker.wait_for_total("client_refused", REFUSED_LINES + 5)
 
 
 def test_the_name_in_a_certificate_is_the_user(broker: BrokerProcess, authority: Authority) -> None:

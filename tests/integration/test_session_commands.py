@@ -16,11 +16,15 @@ from siltstone.errors import RetryError, UsageError
 from siltstone.mqtt.packets import Disconnect, Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
-from tests.support.broker_process import BrokerProcess, broker_process, run_command
+from tests.support.broker_process import BrokerProcess, Settings, broker_process, run_command
 from tests.support.mqtt_socket import MqttSocket, connected
 
 KEPT = Properties(session_expiry_interval=3600)
 GROUP = "$share/g/t/#"
+IN_MEMORY = (
+    "this broker has its sessions and share groups only in memory, where commands cannot reach "
+    'them; sessions.durable = true with persistence = "store" stores them'
+)
 
 
 @pytest.fixture
@@ -179,15 +183,38 @@ def test_the_socket_is_for_the_brokers_user_and_answers_nonsense_with_a_sentence
     assert is_served(broker.data)
 
 
-def test_without_durable_sessions_requests_about_them_are_not_known(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", settings={"sessions.durable": "false"}) as broker:
-        assert is_served(broker.data)
-        done = run_command("sessions", "drop", "a", "--yes", "--data", str(broker.data))
-        assert (done.returncode, done.stderr) == (
-            2,
-            (
-                b"siltstone: the broker does not know this request: broker and command must have "
-                b"the "
-                b"same version\n"
-            ),
-        )
+@pytest.mark.parametrize(
+    "settings", [{"sessions.durable": "false"}, {"persistence": "snapshot"}], ids=str
+)
+def test_commands_say_that_sessions_and_groups_in_memory_are_not_stored(
+    tmp_path: Path, settings: Settings
+) -> None:
+    with (
+        broker_process(tmp_path / "data", settings=settings) as broker,
+        connected(broker.port, "a") as client,
+    ):
+        client.subscribe(GROUP, qos=1)
+        for args in (
+            ("sessions", "drop", "a", "--yes"),
+            ("groups", "list"),
+            ("groups", "reset", GROUP, "--to", "latest"),
+            ("groups", "drop", GROUP, "--yes"),
+        ):
+            done = run_command(*args, "--data", str(broker.data))
+            assert (done.returncode, done.stderr.decode()) == (
+                2,
+                f"siltstone: {IN_MEMORY}\n",
+            )
+        with pytest.raises(UsageError, match="the broker does not know this request"):
+            ask_broker(broker.data, {"do": "dance"})
+
+
+def test_a_command_that_reads_creates_nothing(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", settings={"persistence": "snapshot"}) as broker:
+        for args in (("sessions", "list"), ("groups", "show", GROUP)):
+            done = run_command(*args, "--data", str(broker.data))
+            assert (done.returncode, done.stderr.decode()) == (
+                2,
+                f"siltstone: {broker.data} has no durable sessions\n",
+            )
+        assert list((broker.data / "commits").iterdir()) == []

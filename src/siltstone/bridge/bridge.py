@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+from siltstone.async_guard import contain_async
 from siltstone.bridge.dead_letters import DeadLetters
 from siltstone.bridge.forwarder import Forwarder
 from siltstone.bridge.inbound import Inbound, PublishHere
@@ -25,9 +25,8 @@ from siltstone.bridge.threads import Threads
 from siltstone.client.client import Client
 from siltstone.client.session import ClientSession, WantedSubscriptions
 from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
+from siltstone.errors import PoisonedError, SiltstoneError
 from siltstone.fs.api import FileSystem
-from siltstone.guard import contain_with
 from siltstone.logs import log
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Spool
@@ -150,16 +149,16 @@ class Bridge:
 
     async def _connect(self) -> None:
         while True:
-            error = await _error_of(self._client.run)
+            error = await contain_async(self._client.run, SiltstoneError)
             if error is not None:
-                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=error)
+                log(_LOG, logging.ERROR, "bridge_failed", bridge=self.name, error=_text(error))
             await asyncio.sleep(self._again_seconds)
 
     async def _forward(self) -> None:
         while True:
-            error = await _error_of(self._forwarder.run)
-            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=error)
-            if error != _MISTAKE:
+            error = await contain_async(self._forwarder.run, SiltstoneError)
+            log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self.name, error=_text(error))
+            if isinstance(error, PoisonedError):
                 # The spool accepts no changes; its messages are sent after the next start.
                 return
             await asyncio.sleep(self._again_seconds)
@@ -183,19 +182,6 @@ class Bridge:
         log(_LOG, logging.INFO, "bridge_status", bridge=self.name, text=sentence)
 
 
-async def _error_of(act: Callable[[], Coroutine[None, None, None]]) -> str | None:
-    """Await the result of `act`; return the text of its error, None if there is none.
-
-    An internal error is logged with its traceback. Cancellation of the caller passes through.
-    """
-    [outcome] = await asyncio.gather(act(), return_exceptions=True)
-    if not isinstance(outcome, Exception):
-        return None
-    if isinstance(outcome, SiltstoneError):
-        return str(outcome)
-    contain_with(_raise, outcome)
-    return _MISTAKE
-
-
-def _raise(error: Exception) -> None:
-    raise error
+def _text(error: BaseException | None) -> str:
+    """Return the text of an error for the log; an internal error was logged before."""
+    return str(error) if isinstance(error, SiltstoneError) else _MISTAKE

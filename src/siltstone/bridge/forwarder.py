@@ -124,13 +124,18 @@ class Forwarder:
 
         Raises: PoisonedError if the spool accepts no more changes.
         """
+        # Messages that the failed run left with the client are answered first. The answers do not
+        # count: their entries are sent again.
+        await self._answered()
+        self._refused = []
         self._entries.extendleft(one.entry for one in reversed(self._loaded))
         self._loaded = []
         while True:
             await self._has_work.wait()
             # The limits of the remote broker are known only after it is connected.
             await self._is_connected.wait()
-            loaded = self._loaded = await self._insist(self._load)
+            await self._insist(self._load)
+            loaded = self._loaded
             await self._send(loaded)
             refused, self._refused = self._refused, []
             count = sum(len(one.batch.topics) for one in loaded) - len(refused)
@@ -153,9 +158,10 @@ class Forwarder:
                 log(_LOG, logging.ERROR, "bridge_forward_failed", bridge=self._name, error=str(exc))
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    def _load(self) -> list[_Loaded]:
+    def _load(self) -> None:
         """Read the next entries, in a thread; after an error the entries not read stay queued."""
-        loaded: list[_Loaded] = []
+        # After an internal error, `run` sends what was read until then again.
+        loaded = self._loaded
         size_bytes = 0
         while self._entries and len(loaded) < _ENTRIES_MAX and size_bytes < _BYTES_MAX:
             try:
@@ -168,7 +174,6 @@ class Forwarder:
             if one is not None:
                 loaded.append(one)
                 size_bytes += one.size_bytes
-        return loaded
 
     def _read(self, entry: Entry) -> _Loaded | None:
         """Return an entry with its messages; None if it no longer exists or is damaged."""
@@ -198,8 +203,12 @@ class Forwarder:
                 retain=limits.retain,
             ):
                 outgoing.add(publication, payloads)
+        await self._answered()
+
+    async def _answered(self) -> None:
+        """Wait until the remote broker has answered all messages that were passed to the client."""
         self._is_idle.clear()
-        if not outgoing.idle:
+        if not self._outgoing.idle:
             self._pump()
             await self._is_idle.wait()
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import uvloop
 
+from siltstone.async_guard import contain_async
 from siltstone.broker.access.access import load_access
 from siltstone.broker.broker import Act, Broker
 from siltstone.broker.control.clock_watch import ClockWatch
-from siltstone.broker.control.contained import contain_async
 from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
 from siltstone.broker.control.storage_drift import tell_drift

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 
 from siltstone.bridge.bridge import Bridge, Here, publisher_of
+from siltstone.bridge.entries import decode_entry
 from siltstone.bridge.outbound import Pace
 from siltstone.bridge.settings import LinkSettings, LinkTopic
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import TcpTarget
 from siltstone.clock import SystemClock
+from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.packets import Publish, Subscribe
 from siltstone.mqtt.publish import PublishBatch
@@ -36,15 +40,16 @@ class Bench:
         self.server = ModelServer()
         self.network = Network(self.server, *script)
         self.fs = MemoryFileSystem()
+        self.faults = FaultyFileSystem(self.fs)
         self.published: list[tuple[bytes, bytes, int]] = []
         self.settled: list[Exception | None] = []
 
     def link(self) -> Bridge:
         return Bridge(
             SETTINGS,
-            spool_on(self.fs),
+            spool_on(self.faults),
             Here(publish=self._publish, pace=Pace(lambda _: None, lambda _: None)),
-            fs=self.fs,
+            fs=self.faults,
             clock=SystemClock(),
             dead_letters=DEAD,
             again_seconds=0,
@@ -122,6 +127,56 @@ def test_a_bridge_with_an_internal_error_is_reported_and_tries_again(
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.message for record in errors] == ["internal_error", "bridge_failed"]
     assert "ZeroDivisionError: ours" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), asyncio.CancelledError()])
+def test_an_internal_error_of_the_forwarder_is_reported_and_it_tries_again(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    errors = [error]
+
+    def decode(data: bytes, path: PurePath) -> PublishBatch:
+        if errors:
+            raise errors.pop()
+        return decode_entry(data, path)
+
+    monkeypatch.setattr("siltstone.bridge.forwarder.decode_entry", decode)
+
+    async def main() -> None:
+        link = bench.link()
+        link.take(batch_of(("s/1", b"x", 1)), b"c", bench.settle)
+        task = asyncio.create_task(link.run())
+        async with asyncio.timeout(10):
+            await until(lambda: bench.server.delivered == [b"x"])
+        await stop(task, link)
+
+    bench.run(main())
+    events = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.message for record in events] == ["internal_error", "bridge_forward_failed"]
+    assert events[1].__dict__["facts"]["error"] == "internal error: see the log of the broker"
+
+
+def test_a_poisoned_spool_ends_the_forwarder_and_not_the_bridge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    bench.faults.add(Fault(operation="sync_directory", errno=errno.EIO, path_suffix="/q", nth=2))
+
+    async def main() -> None:
+        link = bench.link()
+        link.take(batch_of(("s/1", b"x", 1)), b"c", bench.settle)
+        task = asyncio.create_task(link.run())
+        await until(lambda: "bridge_forward_failed" in caplog.text)
+        order = Publish(topic=b"cmd/1", payload=b"go", qos=1, packet_id=9)
+        bench.network.send(bench.server.publish(order))
+        await until(lambda: bench.server.unacknowledged == [])
+        assert bench.published == [(b"cmd/1", b"go", 1)]
+        await stop(task, link)
+
+    bench.run(main())
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["bridge_forward_failed"]
 
 
 def test_closing_a_bridge_stores_what_waits_for_its_disk() -> None:

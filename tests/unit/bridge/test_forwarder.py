@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections.abc import Callable, Coroutine
 from pathlib import PurePath
 
 import pytest
 
 from siltstone.bridge.dead_letters import DeadLetters
-from siltstone.bridge.entries import encode_entries
+from siltstone.bridge.entries import decode_entry, encode_entries
 from siltstone.bridge.forwarder import Forwarder
 from siltstone.client.outgoing import Outgoing, ServerLimits
 from siltstone.client.packet_ids import PacketIds
 from siltstone.errors import PoisonedError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.mqtt.publish import PUBACK
+from siltstone.mqtt.publish import PUBACK, PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from siltstone.spool import Entry
@@ -32,7 +33,7 @@ class Desk:
         self.outgoing = Outgoing(Version.V5, PacketIds(), window=100)
         self.sent: list[bytes] = []
         self.freed = 0
-        self.is_broken = False
+        self.breaks: str | None = None
         for message in messages:
             self.store(message)
         self.forwarder = Forwarder(
@@ -57,10 +58,12 @@ class Desk:
         self.pump()
 
     def pump(self) -> None:
-        if self.is_broken:
+        if self.breaks == "before it was sent":
             raise ZeroDivisionError
         while data := self.outgoing.take():
             self.sent.append(data)
+        if self.breaks == "after it was refused":
+            raise ZeroDivisionError
         self.forwarder.progressed()
 
     def acknowledge(self, *ids: int) -> None:
@@ -185,16 +188,68 @@ def test_after_an_internal_error_the_entries_in_progress_are_sent_again() -> Non
     async def scenario() -> None:
         desk = Desk(("a", b"1", 1), ("b", b"2", 1))
         desk.connect()
-        desk.is_broken = True
+        desk.breaks = "before it was sent"
         with pytest.raises(ZeroDivisionError):
             await desk.forwarder.run()
         assert desk.forwarder.waiting == 0
-        desk.is_broken = False
+        desk.breaks = None
         task = asyncio.create_task(desk.forwarder.run())
         await settle()
-        desk.acknowledge(1, 2, 3, 4)
+        desk.acknowledge(1, 2)
+        await settle()
+        desk.acknowledge(3, 4)
         await settle()
         assert (list(desk.spool), desk.forwarder.forwarded) == ([], 2)
+        task.cancel()
+
+    run(scenario)
+
+
+def test_after_an_internal_error_while_entries_are_read_all_are_sent_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = 0
+
+    def decode(data: bytes, path: PurePath) -> PublishBatch:
+        nonlocal reads
+        reads += 1
+        if reads == 3:
+            raise ZeroDivisionError
+        return decode_entry(data, path)
+
+    monkeypatch.setattr("siltstone.bridge.forwarder.decode_entry", decode)
+
+    async def scenario() -> None:
+        desk = Desk(("a", b"first", 0), ("b", b"second", 0), ("c", b"third", 0))
+        desk.connect()
+        with pytest.raises(ZeroDivisionError):
+            await desk.forwarder.run()
+        task = asyncio.create_task(desk.forwarder.run())
+        await settle()
+        assert (list(desk.spool), desk.forwarder.forwarded) == ([], 3)
+        assert re.findall(b"first|second|third", b"".join(desk.sent)) == [
+            b"first",
+            b"second",
+            b"third",
+        ]
+        task.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("when", ["before it was sent", "after it was refused"])
+def test_after_an_internal_error_a_refused_message_is_one_dead_letter(when: str) -> None:
+    async def scenario() -> None:
+        desk = Desk(("a", bytes(99), 1))
+        desk.connect(ServerLimits(packet_size_max=90))
+        desk.breaks = when
+        with pytest.raises(ZeroDivisionError):
+            await desk.forwarder.run()
+        desk.breaks = None
+        task = asyncio.create_task(desk.forwarder.run())
+        await settle()
+        assert (list(desk.spool), desk.forwarder.forwarded) == ([], 0)
+        assert len([name for name in dead(desk) if name.endswith(".publish")]) == 1
         task.cancel()
 
     run(scenario)

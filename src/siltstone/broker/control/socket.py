@@ -132,6 +132,18 @@ class ControlOperations:
         return _encoded(result)
 
 
+def deeds_in_memory() -> dict[str, Deed]:
+    """Return the requests of `Control` for a broker that has its sessions only in memory."""
+    return dict.fromkeys(("kick", "drop", "move", "move-group", "drop-group", "groups"), _refuse)
+
+
+async def _refuse(_: Mapping[str, Any]) -> bool:
+    raise UsageError(
+        "this broker has its sessions and share groups only in memory, where commands cannot reach "
+        'them; sessions.durable = true with persistence = "store" stores them'
+    )
+
+
 class Control:
     """Executes requests about sessions and share groups, on the loop."""
 
@@ -224,6 +236,11 @@ class Control:
                     )
             else:
                 owned = await self._take_group(name, topic_filter)
+                if owned is None and text in self._groups.groups:
+                    raise RetryError(
+                        f"share group {text!r} is not loaded, try again and see the log of the "
+                        f"broker"
+                    )
                 if owned is None:
                     raise NotFoundError(f"share group {text!r} does not exist")
                 move_group(owned, position)
@@ -236,7 +253,13 @@ class Control:
         text = str(request["group"])
         name, topic_filter = group_parts(text)
         async with self._turn(text):
-            if text in self._groups.groups:
+            group = self._groups.groups.get(text)
+            if group is not None and group.is_open and not group.is_kept:
+                raise UsageError(
+                    f"share group {text!r} is not stored: it is in memory while it has members, "
+                    f"and ends when the last one disconnects"
+                )
+            if group is not None:
                 raise UsageError(f"the share group has members that are connected: group={text!r}")
             owned = await self._take_group(name, topic_filter)
             if owned is not None:

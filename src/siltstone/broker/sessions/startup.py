@@ -10,7 +10,13 @@ from typing import Final
 from siltstone.broker.broker import Broker
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.reclaimer import Reclaimer
-from siltstone.broker.control.socket import Control, ControlOperations, Deed, serve_control
+from siltstone.broker.control.socket import (
+    Control,
+    ControlOperations,
+    Deed,
+    deeds_in_memory,
+    serve_control,
+)
 from siltstone.broker.deliver.feeds import SessionFeeds
 from siltstone.broker.retained.management import RetainedManagement
 from siltstone.broker.sessions.deadlines import Deadlines
@@ -148,5 +154,7 @@ async def open_control(
         control = Control(broker, broker.durables, groups, source)
         watch.come_back = control.come_back
         deeds |= control.deeds
+    else:
+        deeds |= deeds_in_memory()
     desk = ControlOperations(broker, deeds)
     return await serve_control(fs, store.path, desk, broker.settings.control_timeout)

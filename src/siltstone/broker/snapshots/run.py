@@ -17,8 +17,8 @@ from pathlib import PurePath
 from time import perf_counter, sleep
 from typing import Any, Final, NamedTuple
 
+from siltstone.async_guard import contain_async
 from siltstone.broker.broker import Broker
-from siltstone.broker.control.contained import contain_async
 from siltstone.broker.snapshots.capture import Capture
 from siltstone.broker.snapshots.load import SnapshotLoad
 from siltstone.broker.snapshots.pace import LoopPace, ThreadPace

@@ -165,7 +165,8 @@ def verify(
 ) -> None:
     """Check every record of snapshots.
 
-    The exit status is 1 if a snapshot is damaged. The command works beside a running broker.
+    The exit status is 1 if a snapshot is damaged, or if the link 'state' names a file that does not
+    exist. The command works beside a running broker.
 
     $ siltstone snapshot verify
     $ siltstone snapshot verify 3 4
@@ -178,8 +179,13 @@ def verify(
             else []
         )
         which = [str(serial) for serial, _ in found]
+        if _missing_state(directory) is not None:
+            which.append("state")
     problems: dict[str, str | None] = {}
     for each in which:
+        if each == "state" and (path := _missing_state(directory)) is not None:
+            problems[each] = f"the file that the link names does not exist: path={path}"
+            continue
         try:
             with _open(data, each) as file:
                 verify_snapshot(file)
@@ -198,6 +204,12 @@ def verify(
         say(counted(len(problems), "snapshot") + " checked")
     if any(problems.values()):
         raise typer.Exit(1)
+
+
+def _missing_state(directory: PurePath) -> PurePath | None:
+    """Return the file that the link names, if it does not exist."""
+    name = link_target(PosixFileSystem(), directory)
+    return None if not name or PosixFileSystem().exists(directory / name) else directory / name
 
 
 @app.command("diff")

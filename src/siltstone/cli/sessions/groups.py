@@ -130,7 +130,7 @@ def reset(
         with changing(data, database) as (archive, store):
             owned = archive.take_group(*parts)
             if owned is None:
-                raise NotFoundError(f"share group {group!r} does not exist")
+                raise _not_stored(group)
             move_group(owned, place_of(store, database, to))
             owned.save()
     if json:
@@ -151,19 +151,25 @@ def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Js
     if not yes:
         confirm(f"drop {group} with its queued messages")
     if is_served(data):
-        found = ask_broker(data, {"do": "drop-group", "group": group})
+        if not ask_broker(data, {"do": "drop-group", "group": group}):
+            raise NotFoundError(f"share group {group!r} does not exist")
     else:
         with changing(data, None) as (archive, _):
             owned = archive.take_group(*parts)
-            found = owned is not None
-            if owned is not None:
-                owned.drop()
-    if not found:
-        raise NotFoundError(f"share group {group!r} does not exist")
+            if owned is None:
+                raise _not_stored(group)
+            owned.drop()
     if json:
         show_json({"group": group, "dropped": True})
     else:
         say(f"dropped {group}")
+
+
+def _not_stored(group: str) -> NotFoundError:
+    return NotFoundError(
+        f"share group {group!r} is not stored: a group without durable sessions exists only in the "
+        f"memory of the running broker"
+    )
 
 
 def _live_groups(data: Data) -> dict[str, SavedGroup]:

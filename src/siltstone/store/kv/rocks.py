@@ -41,7 +41,7 @@ from siltstone.errors import (
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Item
-from siltstone.store.kv.wal import check_live_logs, last_sequence
+from siltstone.store.kv.wal import check_live_logs, has_begun, last_sequence
 from siltstone.store.kv.witness import (
     Evidence,
     Witness,
@@ -190,7 +190,8 @@ class RocksEngine:
     ) -> None:
         """Open or create it. A read-only engine changes nothing; another process may have it open.
 
-        Raises: LockedError, CorruptionError, DiskError.
+        Raises: LockedError, CorruptionError, DiskError; NotFoundError if it is read-only and was
+        never created.
         """
         self._path = path
         self._iterators: dict[int, RdictIter] = {}
@@ -207,6 +208,9 @@ class RocksEngine:
             check_manifest(fs, path, evidence)
             if not read_only:
                 _check_before_opening(fs, path, evidence)
+        if read_only and not has_begun(fs, path):
+            # The binding would create a file in the directory before it fails.
+            raise NotFoundError(f"no key-value store at {path}")
         self._witness: Witness | None = None if read_only else Witness(fs, path)
         self._root: Rdict | None = None
         try:
@@ -410,7 +414,8 @@ def rebuild(path: PurePath) -> None:
 def open_read_only(fs: FileSystem, path: PurePath) -> RocksEngine:
     """Open a directory for reading, also while another process has it open.
 
-    Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the valid part.
+    Raises: CorruptionError, also for a damaged log, of which RocksDB would serve the valid part;
+    NotFoundError if it was never created.
     """
     check_live_logs(fs, path)
     for _ in range(_LOOKS - 1):

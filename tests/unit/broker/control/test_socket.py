@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from siltstone.broker.control.socket import Control, ControlOperations
+from siltstone.broker.control.socket import Control, ControlOperations, deeds_in_memory
 from siltstone.broker.sessions.turns import Turn
 from siltstone.errors import OverloadedError
 from siltstone.mqtt.packets import Disconnect, Will
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
+from siltstone.session.archive.store import SessionArchive, TakenGroups
 from tests.support.durable_core import DurableCore
 from tests.support.group_core import (
     GROUP,
@@ -95,6 +96,11 @@ def desk() -> Iterator[Desk]:
 def test_a_request_that_is_wrong_is_answered_with_a_sentence(line: bytes, error: str) -> None:
     with desk() as each:
         assert each.ask_bytes(line) == {"error": error}
+
+
+def test_a_broker_without_stored_sessions_knows_the_same_requests() -> None:
+    with desk() as each:
+        assert set(deeds_in_memory()) == set(each.sessions.deeds)
 
 
 def test_groups_with_members_are_listed_durable_or_not() -> None:
@@ -254,6 +260,45 @@ def test_a_group_is_dropped_when_it_has_no_members() -> None:
         assert each.ask("drop-group", group=GROUP) == {"ok": True}
         assert each.ask("drop-group", group=GROUP) == {"ok": False}
         assert saved(each.core) is None
+
+
+def test_a_group_that_is_not_stored_is_moved_but_not_dropped() -> None:
+    with desk() as each:
+        wire = join(each.core, "a", durable=False)
+        publish(each.core, "1")
+        assert consume(wire) == ["1"]
+        assert each.ask("move-group", group=GROUP, to="earliest") == {"ok": True}
+        assert consume(wire) == ["1"]
+        assert each.ask("drop-group", group=GROUP) == {
+            "error": f"share group {GROUP!r} is not stored: it is in memory while it has members, "
+            "and ends when the last one disconnects"
+        }
+        wire.drop()
+        assert each.ask("groups") == {"ok": []}
+
+
+def test_a_group_that_is_listed_and_could_not_be_loaded_is_moved_at_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = [OverloadedError("no room")]
+    take_groups = SessionArchive.take_groups
+
+    def refuse(archive: SessionArchive, groups: Sequence[tuple[str, str]]) -> TakenGroups:
+        if fails:
+            raise fails.pop()
+        return take_groups(archive, groups)
+
+    monkeypatch.setattr(SessionArchive, "take_groups", refuse)
+    with desk() as each:
+        join(each.core, "a", durable=False)
+        assert [group["group"] for group in each.ask("groups")["ok"]] == [GROUP]
+        assert each.ask("move-group", group=GROUP, to="latest") == {
+            "error": f"share group {GROUP!r} is not loaded, try again and see the log of the "
+            "broker",
+            "failed": True,
+        }
+        each.core.advance(1.1)
+        assert each.ask("move-group", group=GROUP, to="latest") == {"ok": True}
 
 
 def test_what_the_archive_cannot_do_is_told_and_leaves_no_turn_behind() -> None:

@@ -105,6 +105,27 @@ def test_verify_of_nothing_checks_nothing(siltstone: CommandLine) -> None:
     assert siltstone("snapshot", "verify").lines == ["0 snapshots checked"]
 
 
+@pytest.mark.parametrize("arguments", [[], ["state"]])
+def test_verify_reports_a_link_to_a_file_that_does_not_exist(
+    siltstone: CommandLine, arguments: list[str]
+) -> None:
+    save(siltstone, [session("a")])
+    siltstone.fs.remove(SNAPSHOTS / name_of(1))
+    found = siltstone("snapshot", "verify", *arguments)
+    problem = f"the file that the link names does not exist: path={SNAPSHOTS / name_of(1)}"
+    assert (found.status, found.lines) == (1, [f"state: {problem}", "1 snapshot checked"])
+    found = siltstone("snapshot", "verify", *arguments, "--json")
+    assert (found.status, found.document) == (1, [{"snapshot": "state", "problem": problem}])
+
+
+def test_verify_reports_a_broken_link_beside_whole_snapshots(siltstone: CommandLine) -> None:
+    save(siltstone, [session("a")], [session("b")])
+    siltstone.fs.remove(SNAPSHOTS / name_of(2))
+    found = siltstone("snapshot", "verify")
+    assert (found.status, found.lines[0], found.lines[2]) == (1, "1: whole", "2 snapshots checked")
+    assert found.lines[1].startswith("state: the file that the link names does not exist")
+
+
 def test_diff_tells_what_is_not_the_same(siltstone: CommandLine) -> None:
     save(
         siltstone,
