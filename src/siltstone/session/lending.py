@@ -289,7 +289,7 @@ class Lending:
         A member has stalled if it holds messages and acknowledged none of them for `timeout`
         seconds.
         """
-        count = 0
+        stalled: list[Member] = []
         for member in self.members:
             acks = member.outbox.completed
             if acks != member.seen_acks or member.load() == 0:
@@ -304,10 +304,14 @@ class Lending:
             if not member.stalled and now - member.seen_at > timeout and len(self._takers()) > 1:
                 member.stalled = True
                 self._able = []
-                self._forget_keys(member)
-                revoked = self._revoke(member.outbox)
-                count += len(revoked)
-                self._lend_again(revoked, now)
+                stalled.append(member)
+        # Only when all stalled members are known: none of them may be lent the rows of another.
+        count = 0
+        for member in stalled:
+            self._forget_keys(member)
+            revoked = self._revoke(member.outbox)
+            count += len(revoked)
+            self._lend_again(revoked, now)
         return count
 
     def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:

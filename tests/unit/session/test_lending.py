@@ -129,6 +129,17 @@ def test_who_acknowledges_anything_in_time_does_not_stall() -> None:
     assert (member.stalled, has(other)) == (True, values(1, 2))
 
 
+def test_rows_of_a_stalled_member_do_not_go_to_another_that_stalls_at_the_same_time() -> None:
+    first, second, third = member_of(), member_of(), member_of()
+    lending = lending_of(ROUND_ROBIN, first, second, third)
+    receive(lending, 0, [b"a"] * 6)
+    acknowledge(third, 1)
+    lending.look_for_stalls(5.0, 10.0)
+    assert lending.look_for_stalls(11.0, 10.0) == 4
+    assert (has(first), has(second)) == (values(2, 5), values(0, 3))
+    assert sorted(has(third)) == values(0, 2, 3, 4, 5)
+
+
 def test_a_member_that_stalled_gets_rows_again_when_it_acknowledges() -> None:
     member, other = member_of(), member_of()
     lending = lending_of(ROUND_ROBIN, member, other)
