@@ -68,7 +68,7 @@ class HeldDatabase(ScriptedDatabase):
     def __init__(self, real: Database, *, automatic: bool) -> None:
         super().__init__(automatic=automatic)
         self._real = real
-        self._slabs = real._slabs  # noqa: SLF001 - reads go to the real one
+        self._shards = real._shards  # noqa: SLF001 - reads go to the real one
         self._feeds = real._feeds  # noqa: SLF001
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.store.log.first_slab import create_slabs
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.shard import LEADING
+from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import MANIFEST, Manifest
 from siltstone.store.writer.ticket import Ticket
 from tests.support.builders import NAME, World, call_on, settings_of
@@ -27,23 +28,23 @@ def created(world: World, **changes: Any) -> Manifest:
 
 
 @contextmanager
-def opened(world: World, **changes: Any) -> Iterator[WritableSlabs]:
+def opened(world: World, **changes: Any) -> Iterator[Shards]:
     """Open the slabs for writing; create them first if there are none."""
     if not world.fs.exists(HOME / MANIFEST):
         created(world, **changes)
-    slabs = WritableSlabs(world.fs, world.clock, HOME)
+    slabs = Shards(world.fs, world.clock, HOME, LEADING)
     try:
         yield slabs
     finally:
         slabs.close()
 
 
-def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
+def append(slabs: Shards, *topics: str, shard: int = 0, size_bytes: int = 1) -> None:
     """Append a row to each of these topics, and wait for everything that follows from it."""
     ticket = Ticket(len(topics), 1, waits=True)
     call = call_on(*topics)
     call.values = [bytes(size_bytes)] * len(topics)
-    slabs.shard(shard).submit(call, ticket, None)
+    slabs.leader(shard).append(call, ticket, None)
     ticket.wait()
     # Housekeeping follows the flush; sync waits for it.
-    slabs.shard(shard).sync()
+    slabs.leader(shard).queue().sync()

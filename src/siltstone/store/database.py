@@ -1,8 +1,9 @@
 """One database: append rows, read them, manage its slabs.
 
-A database that is open for writing has a thread for each shard. It belongs to the Store that holds
-the lock of the directory. A database that is open for reading checks the disk for new rows whenever
-it has read all. All methods may be called from any thread.
+A database is a list of shards, and a rule that selects the shard of each row. Each shard has a role
+in this process. A shard that the process leads has a thread, which writes its files. Of a shard
+that the process only reads, new rows are taken from the disk whenever all known rows were read. All
+methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.partition import Columns, columns_of, may_hold, shard_of, split_call
 from siltstone.store.shard.block_log import BlockLogs
-from siltstone.store.shard.readable_slabs import ReadableSlabs
 from siltstone.store.shard.retry_dropped import again_when_dropped
-from siltstone.store.shard.writable_slabs import Dropping, Reclaimable, WritableSlabs
+from siltstone.store.shard.shard import Roles
+from siltstone.store.shard.shards import Shards
+from siltstone.store.shard.upkeep import Dropping, Reclaimable
 from siltstone.store.slab.drops import DropLog
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import CALL_BYTES_MAX, DatabaseSettings
@@ -62,38 +64,32 @@ class Read:
 class Database:
     """Rows by topic and time. Created by a Store."""
 
-    def __init__(
-        self, fs: FileSystem, clock: Clock, directory: PurePath, *, writable: bool
-    ) -> None:
-        self._slabs: WritableSlabs | ReadableSlabs
-        if writable:
-            self._slabs = WritableSlabs(fs, clock, directory)
-        else:
-            self._slabs = ReadableSlabs(fs, directory)
-        self._feeds = Feeds(self._slabs)
+    def __init__(self, fs: FileSystem, clock: Clock, directory: PurePath, roles: Roles) -> None:
+        self._shards = Shards(fs, clock, directory, roles)
+        self._feeds = Feeds(self._shards)
         # The identity of this database; a later database of the same name has another one.
-        self.origin = self._slabs.manifest.identity
+        self.origin = self._shards.manifest.identity
         self.identity = self.origin.text
 
     @property
     def name(self) -> str:
         """The database's name."""
-        return self._slabs.manifest.database
+        return self._shards.manifest.database
 
     @property
     def closed(self) -> bool:
         """Whether it was closed; its Store opens it again on request."""
-        return self._slabs.closed
+        return self._shards.closed
 
     @property
     def settings(self) -> DatabaseSettings:
         """The current settings."""
-        return self._slabs.manifest.settings
+        return self._shards.manifest.settings
 
     @property
     def reports(self) -> list[RecoveryReport]:
         """The recovery reports of all open shards."""
-        return self._slabs.reports if isinstance(self._slabs, WritableSlabs) else []
+        return self._shards.reports
 
     def when_recovered(self, listener: Callable[[RecoveryReport], None]) -> None:
         """Call the listener for every open shard, and for each later one when it is opened."""
@@ -124,8 +120,8 @@ class Database:
         if durability not in DURABILITIES:
             raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
         seconds = seconds_to_wait(timeout)
-        slabs = self._writable()
-        if slabs.manifest.holds_logs:
+        shards = self._writable()
+        if shards.manifest.holds_logs:
             raise UsageError(f"database {self.name!r} has topic logs: send messages to a topic log")
         columns = rows if isinstance(rows, Columns) else columns_of(rows)
         settings = self.settings
@@ -133,15 +129,16 @@ class Database:
         for part in parts:
             _prepare(part.call, durability, producer)
         ticket = Ticket(columns.count, len(parts), waits=durability != "none")
+        leaders = [shards.leader(part.shard) for part in parts]
         for number, part in enumerate(parts):
             try:
-                slabs.shard(part.shard).submit(part.call, ticket, seconds)
+                leaders[number].append(part.call, ticket, seconds)
             except SiltstoneError as exc:
                 # No shard may accept a later call of the producer before this one is repeated.
-                for rest in parts[number + 1 :]:
+                for leader, rest in zip(leaders[number + 1 :], parts[number + 1 :], strict=True):
                     # A shard that cannot be opened accepts no later call either.
                     with suppress(SiltstoneError):
-                        slabs.shard(rest.shard).refused(rest.call)
+                        leader.queue().refused(rest.call)
                 if number == 0:
                     raise
                 # Other parts of this call are in progress: the ticket reports the result of all.
@@ -154,8 +151,8 @@ class Database:
         """Return whether this call of a producer stored rows of this topic and publisher."""
         name_key, sequence = producer_of(producer)
         key = topic if self.settings.shard_by == "topic" else publisher
-        shard = self._writable().shard(shard_of(key, self.settings.shards))
-        return shard.committer.has_stored(name_key, sequence)
+        shard = self._writable().leader(shard_of(key, self.settings.shards))
+        return shard.queue().committer.has_stored(name_key, sequence)
 
     @again_when_dropped
     def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
@@ -164,7 +161,7 @@ class Database:
         """
         parsed = TopicFilter.parse(topic_filter)
         require_times(since_us)
-        self._slabs.refresh()
+        self._shards.refresh()
         found: list[StreamRef] = []
         for slab in self._overlapping(since_us, None):
             matches = slab.match(parsed)
@@ -195,9 +192,9 @@ class Database:
         require_kind("stream", stream, StreamRef, "one that streams() returned")
         require_times(since_us)
         require_place(stream, database=self.name, identity=self.identity)
-        slab = self._slabs.slab(stream.slab)
+        slab = self._shards.slab(stream.slab)
         if slab.stream(stream.stream_id) is None:
-            self._slabs.refresh()
+            self._shards.refresh()
         if slab.stream(stream.stream_id) is None:
             raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
         return StreamIterator(
@@ -229,20 +226,20 @@ class Database:
         if rows_max < 1:
             raise UsageError(f"rows_max must be at least 1, got {rows_max}")
         span = Span(since_us=iterator.since_us, until_us=until_us)
-        slab = self._slabs.slab(iterator.slab)
+        slab = self._shards.slab(iterator.slab)
         # Check whether the slab has ended before its last rows are read.
-        ended = self._slabs.ended(iterator.slab)
+        ended = self._shards.ended(iterator.slab)
         match = slab.match_stream(iterator.stream_id, iterator.filter)
-        if match is None and self._slabs.refresh():
+        if match is None and self._shards.refresh():
             match = slab.match_stream(iterator.stream_id, iterator.filter)
         if match is None:
             slab.check_whole()
             status = Status.END if ended else Status.CAUGHT_UP
             return Read(iterator=iterator, batch=Batch([], 0), status=status)
         found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
-        if found.status is Status.CAUGHT_UP and not found.num_rows and self._slabs.refresh():
-            slab = self._slabs.slab(iterator.slab)
-            ended = self._slabs.ended(iterator.slab)
+        if found.status is Status.CAUGHT_UP and not found.num_rows and self._shards.refresh():
+            slab = self._shards.slab(iterator.slab)
+            ended = self._shards.ended(iterator.slab)
             found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
         return Read(
             iterator=iterator.at(found.next_serial),
@@ -273,7 +270,7 @@ class Database:
                 raise UsageError(f"rows_max must be 0 or more, got {rows_max}")
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
-        self._slabs.refresh()
+        self._shards.refresh()
         shards: dict[int, list[tuple[Slab, list[Match], int]]] = {}
         for slab in self._overlapping(since_us, until_us):
             end = slab.next_serial()
@@ -288,7 +285,7 @@ class Database:
         require_times(since_us, until_us)
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
-        self._slabs.refresh()
+        self._shards.refresh()
         return sum(
             count_rows(slab, slab.match(parsed), span)
             for slab in self._overlapping(since_us, until_us)
@@ -297,13 +294,13 @@ class Database:
     @again_when_dropped
     def extents(self) -> list[SlabExtent]:
         """Return the serials of every slab at this moment: one consistent end for each shard."""
-        self._slabs.refresh()
-        return [extent_of(slab) for slab in self._slabs.all()]
+        self._shards.refresh()
+        return [extent_of(slab) for slab in self._shards.all()]
 
     def may_hold(self, shard: int, topic_filters: Sequence[str]) -> bool:
         """Return whether a shard may have rows of any of the filters; without filters, any rows."""
         # Each shard of topic logs has one topic, with any name.
-        if not topic_filters or self._slabs.manifest.logs:
+        if not topic_filters or self._shards.manifest.logs:
             return True
         parsed = map(TopicFilter.parse, topic_filters)
         return any(may_hold(shard, each, self.settings) for each in parsed)
@@ -325,7 +322,7 @@ class Database:
         require_times(since_us, until_us)
         parsed = [TopicFilter.parse(text) for text in topic_filters]
         span = Span(since_us=since_us, until_us=until_us)
-        return choose_frames(self._slabs.slab(slab), parsed, span, serials)
+        return choose_frames(self._shards.slab(slab), parsed, span, serials)
 
     def feed(
         self,
@@ -367,21 +364,21 @@ class Database:
     @again_when_dropped
     def slabs(self) -> list[SlabInfo]:
         """Return all slabs with their bounds and sizes."""
-        self._slabs.refresh()
-        return [slab_info(slab, self._slabs.slab_bytes(slab.id)) for slab in self._slabs.all()]
+        self._shards.refresh()
+        return [slab_info(slab, self._shards.slab_bytes(slab.id)) for slab in self._shards.all()]
 
     @again_when_dropped
     def structure(self) -> list[StreamInfo]:
         """Return the learned structures of every slab with their numbers of rows."""
-        self._slabs.refresh()
-        return [info for slab in self._slabs.all() for info in stream_infos(slab)]
+        self._shards.refresh()
+        return [info for slab in self._shards.all() for info in stream_infos(slab)]
 
     @again_when_dropped
     def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
         """Return the rows between two times that reads skip, because repair could not save them."""
         require_times(since_us, until_us)
         span = Span(since_us=since_us, until_us=until_us)
-        self._slabs.refresh()
+        self._shards.refresh()
         return [
             hole for slab in self._overlapping(since_us, until_us) for hole in holes_of(slab, span)
         ]
@@ -389,7 +386,7 @@ class Database:
     @again_when_dropped
     def size_bytes(self) -> int:
         """Return the disk space of all slabs in bytes."""
-        return sum(self._slabs.slab_bytes(slab.id) for slab in self._slabs.all())
+        return sum(self._shards.slab_bytes(slab.id) for slab in self._shards.all())
 
     def seal(self) -> None:
         """End the generation of every shard: the current slabs accept no more rows."""
@@ -416,7 +413,7 @@ class Database:
         """Return the latest time of a row in the current slabs, or the start of the latest slab if
         it has no row.
         """
-        return self._slabs.newest_us()
+        return self._shards.newest_us()
 
     def sync(self) -> None:
         """Wait until every row that was appended before is durable."""
@@ -436,7 +433,7 @@ class Database:
 
         If the database is tiered, only slabs in the lake are returned.
         """
-        return self._writable().reclaimable()
+        return self._writable().upkeep.reclaimable()
 
     def reclaim(
         self, needed: Mapping[int, int], dropping: Dropping = lambda: nullcontext(enter_result=True)
@@ -446,13 +443,13 @@ class Database:
         `needed` has for each shard the serial from which on rows are needed. Each slab is dropped
         in a `dropping` context, whose value says whether the drop is allowed.
         """
-        return self._writable().reclaim(needed, dropping)
+        return self._writable().upkeep.reclaim(needed, dropping)
 
     def seal_delivered(self, needed: Mapping[int, int]) -> bool:
         """Seal the generations of at least 1 MiB that have no needed row, unless the settings say
         when generations end; return whether there was any.
         """
-        return self._writable().seal_delivered(needed)
+        return self._writable().upkeep.seal_delivered(needed)
 
     @property
     def drops(self) -> DropLog:
@@ -469,34 +466,34 @@ class Database:
 
     def refresh(self) -> None:
         """Read from the disk what another process has written; reads do this automatically."""
-        self._slabs.refresh()
+        self._shards.refresh()
 
     def close(self) -> None:
         """Store the queued rows and end the threads."""
         try:
-            self._slabs.close()
+            self._shards.close()
         finally:
             self._feeds.close()
 
     def failure(self) -> Exception | None:
         """Return the error that poisoned a shard, None if no shard is poisoned."""
-        return self._slabs.failure() if isinstance(self._slabs, WritableSlabs) else None
+        return self._shards.failure()
 
     def block_logs(self) -> BlockLogs:
         """Return the shards as logs of one topic each. Raises: UsageError."""
-        slabs = self._writable()
-        slabs.hold_logs()
-        return BlockLogs(slabs)
+        shards = self._writable()
+        shards.hold_logs()
+        return BlockLogs(shards)
 
-    def _writable(self) -> WritableSlabs:
-        if not isinstance(self._slabs, WritableSlabs):
+    def _writable(self) -> Shards:
+        if not self._shards.leads:
             raise UsageError("the store was opened for reading only")
-        return self._slabs
+        return self._shards
 
     def _overlapping(self, since_us: int, until_us: int | None) -> list[Slab]:
         return [
             slab
-            for slab in self._slabs.all()
+            for slab in self._shards.all()
             if (slab.record.until_us is None or slab.record.until_us > since_us)
             and (until_us is None or slab.record.since_us < until_us)
         ]

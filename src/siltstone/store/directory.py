@@ -51,6 +51,7 @@ from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_
 from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
+from siltstone.store.shard.shard import LEADING, READING
 from siltstone.store.slab.manifest import MANIFEST, Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
@@ -405,7 +406,8 @@ class Store:
 
     def _open(self, name: str) -> Database:
         directory = self.path / "data" / name
-        database = Database(self._fs, self._clock, directory, writable=not self.read_only)
+        roles = READING if self.read_only else LEADING
+        database = Database(self._fs, self._clock, directory, roles)
         self._databases = {**self._databases, name: database}
         return database
 

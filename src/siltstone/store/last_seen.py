@@ -20,7 +20,8 @@ from siltstone.clock import Sighting
 from siltstone.errors import NotFoundError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.store.shard.readable_slabs import ReadableSlabs
+from siltstone.store.shard.reader import ReaderShard
+from siltstone.store.slab.manifest import read_manifest
 
 CLOCK: Final = "CLOCK"
 _TITLE: Final = b"siltstone-clock 1 "
@@ -51,5 +52,9 @@ def newest_row_us(fs: FileSystem, databases: list[PurePath]) -> int | None:
     newest: list[int] = []
     for directory in databases:
         with suppress(SiltstoneError):
-            newest.append(ReadableSlabs(fs, directory).newest_us())
+            manifest = read_manifest(fs, directory)
+            for number in range(manifest.settings.shards):
+                shard = ReaderShard(number, fs, directory)
+                shard.adopt(manifest.slabs_of(number), manifest.settings)
+                newest.append(shard.newest_us())
     return max(newest, default=None)

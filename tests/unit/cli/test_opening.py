@@ -7,6 +7,7 @@ import pytest
 from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.errors import LockedError, UsageError
 from siltstone.store.database import Database
+from siltstone.store.shard.shard import LEADING
 from tests.support.command_line import DATA, CommandLine
 
 HERE = Path(DATA)
@@ -46,7 +47,7 @@ def test_a_torn_end_is_told_and_a_whole_one_is_not(
     )
 
     def reopened() -> str:
-        database = Database(siltstone.fs, siltstone.clock, DATA / "data/metrics", writable=True)
+        database = Database(siltstone.fs, siltstone.clock, DATA / "data/metrics", LEADING)
         note_recovery(database)
         database.close()
         return capsys.readouterr().err

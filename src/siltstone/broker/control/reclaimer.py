@@ -36,7 +36,7 @@ from siltstone.session.archive.places import Page
 from siltstone.session.archive.store import SessionArchive
 from siltstone.session.durable.lag import group_first, session_first
 from siltstone.store.database import Database
-from siltstone.store.shard.writable_slabs import Reclaimable
+from siltstone.store.shard.upkeep import Reclaimable
 
 Act = Callable[[], None]
 Serials = Mapping[int, int]

@@ -10,14 +10,14 @@ from typing import Final
 from siltstone.errors import ClosedError, SlabDroppedError, UsageError
 from siltstone.store.feed.position import NEVER, FeedPosition
 from siltstone.store.feed.reader import FeedReader
-from siltstone.store.feed.reading import Slabs, StoreSource
+from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch, committed_batch
 from siltstone.store.feed.runner import FeedRunner
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.arguments import require_kind, require_number
 from siltstone.store.log.iterator import StreamIterator
 from siltstone.store.log.write.cook import Cooked
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.identity import told
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
@@ -30,22 +30,22 @@ _SETTINGS: Final = FeedSettings(read_rows=1 << 14, read_bytes=16 * 1024 * 1024, 
 Wanted = str | Sequence[str] | StreamIterator
 
 
-def listen(slabs: WritableSlabs, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+def listen(shards: Shards, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
     """Call back with the rows of each flush, on its shard's thread; return a function to end it."""
 
     def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:
         callback(committed_batch(slab.shard, slab.generation, first_serial, cooked))
 
-    return slabs.on_stored(stored)
+    return shards.on_stored(stored)
 
 
 class Feeds:
     """Opens feeds on rows that this process or another one writes."""
 
-    def __init__(self, slabs: Slabs) -> None:
-        self.source = StoreSource(slabs)
-        self._origin = slabs.manifest.identity
-        self._listen = partial(listen, slabs) if isinstance(slabs, WritableSlabs) else None
+    def __init__(self, shards: Shards) -> None:
+        self.source = StoreSource(shards)
+        self._origin = shards.manifest.identity
+        self._listen = partial(listen, shards) if shards.leads else None
         self._lock = Lock()
         self._runner: FeedRunner | None = None
         self._open = 0

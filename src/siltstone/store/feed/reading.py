@@ -24,13 +24,11 @@ from siltstone.store.log.read.scan import Span
 from siltstone.store.log.read.selection import FrameRun, PieceReader, wanted_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.chain import SegmentHandle
-from siltstone.store.shard.readable_slabs import ReadableSlabs
 from siltstone.store.shard.retry_dropped import again_when_dropped
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
-Slabs = WritableSlabs | ReadableSlabs
 Key = tuple[SlabId, frozenset[tuple[bytes, ...]]]
 
 _PLANS_MAX: Final = 1024
@@ -85,8 +83,8 @@ class _Gathering:
 class StoreSource:
     """The slabs of a database as the source of a hub. From any thread."""
 
-    def __init__(self, slabs: Slabs) -> None:
-        self._slabs = slabs
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._lock = Lock()
         self._plans: dict[Key, _Plan] = {}
         # The number of frames that were opened, for statistics.
@@ -94,33 +92,26 @@ class StoreSource:
 
     def refresh(self) -> None:
         """Read from the disk what another process has written."""
-        self._slabs.refresh()
+        self._shards.refresh()
 
     @again_when_dropped
     def ends(self) -> list[int]:
         """Return for each shard the serial after its last readable row."""
-        slabs = self._slabs.all()
-        ends = [0] * (1 + max(slab.id.shard for slab in slabs))
-        for slab in slabs:
-            shard = slab.id.shard
-            # One serial more after damage: a reader there must read again, and gets the error.
-            stop = slab.next_serial() + slab.is_damaged
-            ends[shard] = max(ends[shard], slab.record.first_serial, stop)
-        return ends
+        return [shard.end() for shard in self._shards.listed()]
 
     def reclaimed(self, shard: int) -> int:
         """Return the serial after the last row of a shard that was dropped as delivered."""
-        return self._slabs.manifest.reclaimed.get(shard, 0)
+        return self._shards.manifest.reclaimed.get(shard, 0)
 
     def first_serial(self, slab: SlabId) -> int:
         """Return the serial of a slab's first row. Raises: SlabDroppedError, NotFoundError."""
-        return self._slabs.slab(slab).record.first_serial
+        return self._shards.slab(slab).record.first_serial
 
     @again_when_dropped
     def position_at(self, since_us: int) -> FeedPosition:
         """Return for each shard the serial of the first frame with a row at or after a time."""
         serials = dict(enumerate(self.ends()))
-        for slab in reversed(self._slabs.all()):
+        for slab in reversed(self._shards.all()):
             if slab.record.until_us is None or slab.record.until_us > since_us:
                 for handle in reversed(slab.handles()):
                     index = handle.segment().index
@@ -139,11 +130,9 @@ class StoreSource:
         """
         gathering = _Gathering(settings)
         serial = rows_from = start
-        for slab in self._slabs.all():
-            if slab.id.shard != shard:
-                continue
+        for slab in self._shards.numbered(shard).slabs():
             # Check whether the slab has ended before its last rows are read.
-            until = slab.record.until_serial if self._slabs.ended(slab.id) else None
+            until = slab.record.until_serial if self._shards.ended(slab.id) else None
             if until is not None and until <= serial:
                 continue
             if serial < slab.record.first_serial:

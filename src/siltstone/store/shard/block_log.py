@@ -17,7 +17,8 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
 from siltstone.store.segment.room import Room
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.leader import LeaderShard
+from siltstone.store.shard.shards import Shards
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic
 
@@ -52,9 +53,9 @@ class BlockRun:
 class BlockLog:
     """The log of one topic. All methods may be called from any thread."""
 
-    def __init__(self, slabs: WritableSlabs, number: int, topic: str) -> None:
-        self._slabs = slabs
-        self.number = number
+    def __init__(self, shard: LeaderShard, topic: str) -> None:
+        self._shard = shard
+        self.number = shard.number
         self.topic = topic
         self.topic_bytes = topic.encode()
 
@@ -64,11 +65,11 @@ class BlockLog:
 
         If it is not, the next call recovers it first, which may take long.
         """
-        return self._slabs.is_open(self.number)
+        return self._shard.opened is not None
 
     def open(self) -> None:
         """Open and recover the shard, if it is not open. Raises: CorruptionError, ClosedError."""
-        self._slabs.shard(self.number)
+        self._shard.queue()
 
     def append(self, offsets: bytes, values: bytes, *, timeout: float | None = None) -> Ticket:
         """Queue rows: i32 offsets from 0, one for each row plus one, and the values.
@@ -90,7 +91,7 @@ class BlockLog:
         call.block = block
         call.size_bytes = size_bytes + _BLOCK_BYTES
         ticket = Ticket(block.count, 1, waits=True)
-        self._slabs.shard(self.number).submit(call, ticket, timeout)
+        self._shard.append(call, ticket, timeout)
         return ticket
 
     def take_room(self, size: int, rows: int, then: Callable[[Room | Exception], None]) -> None:
@@ -99,20 +100,20 @@ class BlockLog:
 
         Raises: the error that prevents the request.
         """
-        shard = self._slabs.shard(self.number)
-        room = shard.take_room(size, rows=rows, topic=self.topic_bytes)
+        queue = self._shard.queue()
+        room = queue.take_room(size, rows=rows, topic=self.topic_bytes)
         if room is not None:
             then(room)
         else:
-            shard.make_room(size, rows=rows, topic=self.topic_bytes, then=then)
+            queue.make_room(size, rows=rows, topic=self.topic_bytes, then=then)
 
     def give_up_room(self, room: Room) -> None:
         """Return a room that will not be used."""
-        self._slabs.shard(self.number).give_up_room(room)
+        self._shard.queue().give_up_room(room)
 
     def bounds(self) -> range:
         """Return the range of existing offsets: from the oldest row left to after the newest."""
-        slabs = self._slabs.of_shard(self.number)
+        slabs = self._shard.slabs()
         return range(slabs[0].record.first_serial, slabs[-1].next_serial())
 
     def length(self, offset: int) -> int:
@@ -128,7 +129,7 @@ class BlockLog:
         Rows that are lost by damage are skipped. Raises: CorruptionError.
         """
         runs: list[BlockRun] = []
-        for slab in self._slabs.of_shard(self.number):
+        for slab in self._shard.slabs():
             until = slab.record.until_serial
             if until is not None and until <= offset:
                 continue
@@ -151,12 +152,12 @@ class BlockLog:
 class BlockLogs:
     """The shards of a database; each is the log of one topic."""
 
-    def __init__(self, slabs: WritableSlabs) -> None:
-        self._slabs = slabs
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._lock = Lock()
         self._logs = {
-            topic: BlockLog(slabs, number, topic)
-            for number, topic in enumerate(slabs.manifest.logs)
+            topic: BlockLog(shards.leader(number), topic)
+            for number, topic in enumerate(shards.manifest.logs)
         }
 
     def topics(self) -> list[str]:
@@ -170,7 +171,7 @@ class BlockLogs:
         """
         check_topic(topic.encode())
         with self._lock:
-            log = BlockLog(self._slabs, self._slabs.add_log(topic), topic)
+            log = BlockLog(self._shards.leader(self._shards.add_log(topic)), topic)
             self._logs = self._logs | {topic: log}
             return log
 

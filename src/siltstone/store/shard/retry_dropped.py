@@ -7,14 +7,13 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from siltstone.errors import CorruptionError, NotFoundError, SlabDroppedError
-from siltstone.store.shard.readable_slabs import ReadableSlabs
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.shards import Shards
 
 
 class Looks(Protocol):
     """An object that reads slabs."""
 
-    _slabs: WritableSlabs | ReadableSlabs
+    _shards: Shards
 
 
 P = ParamSpec("P")
@@ -28,13 +27,13 @@ def again_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concate
     @wraps(look)
     def looked(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
-            known = self._slabs.manifest
+            known = self._shards.manifest
             try:
                 return look(self, *args, **kwargs)
             except (NotFoundError, SlabDroppedError, CorruptionError):
                 # A slab is removed from the manifest before its files are removed.
-                self._slabs.refresh()
-                if self._slabs.manifest == known:
+                self._shards.refresh()
+                if self._shards.manifest == known:
                     raise
 
     return looked

@@ -27,7 +27,8 @@ from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.segment.chain import directory_bytes
-from siltstone.store.shard.writable_slabs import Reclaimable, WritableSlabs
+from siltstone.store.shard.shards import Shards
+from siltstone.store.shard.upkeep import Reclaimable
 from siltstone.store.slab.drops import Why
 from siltstone.store.slab.manifest import (
     MANIFEST,
@@ -58,7 +59,7 @@ def sealed(record: SlabRecord, until: int) -> SlabRecord:
     return replace(record, state=SlabState.SEALED, until_us=NOW_US + until)
 
 
-def ids(slabs: WritableSlabs) -> list[tuple[int, int]]:
+def ids(slabs: Shards) -> list[tuple[int, int]]:
     return [(slab.id.shard, slab.id.generation) for slab in slabs.all()]
 
 
@@ -385,12 +386,13 @@ class TestRetention:
             for _ in range(3):
                 append(slabs, "t")
                 slabs.seal()
-            assert slabs.reclaimable() == Reclaimable({0: [1, 2, 3]}, {})
-            assert slabs.reclaim({0: 0}, lambda: nullcontext(enter_result=True)) == []
+            assert slabs.upkeep.reclaimable() == Reclaimable({0: [1, 2, 3]}, {})
+            reclaim = slabs.upkeep.reclaim
+            assert reclaim({0: 0}, lambda: nullcontext(enter_result=True)) == []
             allowed = iter([True, False])
-            assert slabs.reclaim({0: 2}, lambda: nullcontext(next(allowed))) == [SlabId(0, 1)]
+            assert reclaim({0: 2}, lambda: nullcontext(next(allowed))) == [SlabId(0, 1)]
             assert slabs.manifest.reclaimed == {0: 1}
-            assert slabs.reclaim({0: 2}, lambda: nullcontext(enter_result=True)) == [SlabId(0, 2)]
+            assert reclaim({0: 2}, lambda: nullcontext(enter_result=True)) == [SlabId(0, 2)]
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
         with opened(world) as slabs:
             assert (ids(slabs), slabs.manifest.reclaimed) == ([(0, 3), (0, 4)], {0: 2})
@@ -414,13 +416,13 @@ class TestRetention:
             slabs.seal()
             slabs.seal()
             world.clock.advance(10)
-            monkeypatch.setattr("siltstone.store.shard.writable_slabs.due_for_drop", decided)
+            monkeypatch.setattr("siltstone.store.shard.upkeep.due_for_drop", decided)
             slabs.enforce_retention()
             threads[0].join()
             assert ids(slabs) == [(0, 3)]
 
 
-def suppressed_drop(slabs: WritableSlabs, slab: SlabId) -> None:
+def suppressed_drop(slabs: Shards, slab: SlabId) -> None:
     with suppress(SlabDroppedError):
         slabs.drop(slab)
 
@@ -504,7 +506,7 @@ class TestClose:
         with opened(World()) as slabs:
             pass
         with pytest.raises(ClosedError, match="the database is closed"):
-            slabs.shard(0)
+            slabs.leader(0).queue()
         slabs.close()
 
     def test_a_closed_writer_changes_nothing_on_the_disk(self) -> None:
@@ -531,6 +533,7 @@ class TestClose:
         with opened(World(fs)) as slabs, ThreadPoolExecutor(2) as threads:
             slabs.add_log("a")
             slabs.seal()
+            first = slabs.leader(0)
             acts = {"add_log": lambda: slabs.add_log("b"), "drop": lambda: slabs.drop(SlabId(0, 1))}
             fs.slow = HOME / place
             try:
@@ -538,7 +541,7 @@ class TestClose:
                 assert fs.reached.wait(WAIT_SECONDS)
                 closing = threads.submit(slabs.close)
                 # Once the shards are let go of, only the locks keep it.
-                while slabs.is_open(0):
+                while first.opened is not None:
                     assert not closing.done()
                 with pytest.raises(TimeoutError):
                     closing.result(0.2)

@@ -174,7 +174,7 @@ def test_one_that_is_being_opened_follows_settings_that_change_meanwhile() -> No
         opening.result(WAIT_SECONDS)
         # No call tells which settings a shard follows.
         settings = [
-            database._writable().shard(number).committer.settings.max_items  # noqa: SLF001
+            database._writable().leader(number).queue().committer.settings.max_items  # noqa: SLF001
             for number in (0, 69, 68)
         ]
         assert settings == [7, 7, 7]

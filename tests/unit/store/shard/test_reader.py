@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import NotFoundError, SlabDroppedError
-from siltstone.store.shard.readable_slabs import ReadableSlabs
-from siltstone.store.shard.writable_slabs import WritableSlabs
+from siltstone.store.shard.shard import READING
+from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import (
     SlabId,
 )
@@ -12,7 +12,7 @@ from tests.support.builders import NAME, World, rows_on, settings_of
 from tests.support.slabs import HOME, append, opened
 
 
-def ids(slabs: WritableSlabs | ReadableSlabs) -> list[tuple[int, int]]:
+def ids(slabs: Shards) -> list[tuple[int, int]]:
     return [(slab.id.shard, slab.id.generation) for slab in slabs.all()]
 
 
@@ -21,7 +21,7 @@ def test_a_reader_finds_the_slabs_of_the_manifest() -> None:
     with opened(world, shards=2) as slabs:
         append(slabs, "a")
         slabs.seal()
-        reader = ReadableSlabs(world.fs, HOME)
+        reader = Shards(world.fs, world.clock, HOME, READING)
         assert reader.manifest == slabs.manifest
         assert ids(reader) == [(0, 1), (1, 1), (0, 2), (1, 2)]
         assert [slab.row_count() for slab in reader.all()] == [1, 0, 0, 0]
@@ -33,7 +33,7 @@ def test_a_reader_finds_the_slabs_of_the_manifest() -> None:
 def test_a_reader_sees_rows_turns_settings_and_drops_when_it_looks_again() -> None:
     world = World()
     with opened(world) as slabs:
-        reader = ReadableSlabs(world.fs, HOME)
+        reader = Shards(world.fs, world.clock, HOME, READING)
         append(slabs, "a")
         slabs.seal()
         append(slabs, "b")
@@ -53,7 +53,7 @@ def test_a_reader_sees_rows_turns_settings_and_drops_when_it_looks_again() -> No
 def test_a_reader_is_told_the_end_of_a_slab_with_its_last_rows() -> None:
     world = World()
     with opened(world) as slabs:
-        reader = ReadableSlabs(world.fs, HOME)
+        reader = Shards(world.fs, world.clock, HOME, READING)
         reader.refresh()
         append(slabs, "late")
         slabs.seal()

@@ -1,0 +1,405 @@
+"""A shard that this process leads: it is opened when it is first used, and turns over generations.
+
+A database of topic logs may have thousands of shards. Opening a shard reads and syncs its last
+segment and needs memory, so unused shards stay closed. One thread opens a shard, and the other
+threads that need it wait. No lock is held meanwhile.
+
+Invariant: only the leader writes the files of its shard, and only it changes their records in the
+manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
+from threading import Event, Lock
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import ClosedError, CorruptionError, DiskError, NotFoundError, SiltstoneError
+from siltstone.fs.api import FileSystem
+from siltstone.guard import contain
+from siltstone.store.log.first_slab import begin_in_place
+from siltstone.store.log.opening import RecoveryReport, identity_of, reopen_slab, slab_directory
+from siltstone.store.log.slab import Slab
+from siltstone.store.log.slab_names import find_slab, open_slab
+from siltstone.store.log.write.committer import Committer, OnStored
+from siltstone.store.log.write.cook import Call, Cooked
+from siltstone.store.log.write.layout import Admit, LogLayout
+from siltstone.store.log.write.shard import LogShard
+from siltstone.store.segment.chain import directory_bytes
+from siltstone.store.shard.shard import Role, end_of
+from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
+from siltstone.store.slab.marks import read_seed, sow
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.ticket import Ticket
+from siltstone.topic.structure import Structure
+
+# This many shards are opened at the start, and hold a file descriptor all the time. Each further
+# shard is opened when it is first used, and holds a descriptor only while it stores.
+WARM_SHARDS: Final = 64
+
+
+class Listeners:
+    """The functions that are called for every frame that became visible."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._all: tuple[OnStored, ...] = ()
+
+    def add(self, listener: OnStored) -> Callable[[], None]:
+        """Call the listener for every frame from now on; return a function that ends it."""
+        with self._lock:
+            self._all = (*self._all, listener)
+
+        def end() -> None:
+            with self._lock:
+                self._all = tuple(each for each in self._all if each is not listener)
+
+        return end
+
+    def any(self) -> bool:
+        """Return whether there is a listener."""
+        return bool(self._all)
+
+    def tell(self, slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+        """Call the listeners for a frame."""
+        for listener in self._all:
+            contain(partial(listener, slab, first_serial, cooked))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leading:
+    """What the led shards of a database have in common.
+
+    `lock` is held while records of slabs are decided and changed, in the manifest and in memory.
+    """
+
+    fs: FileSystem
+    clock: Clock
+    directory: PurePath
+    manifest: ManifestFile
+    lock: Lock
+    listeners: Listeners
+    admit: Admit
+    look_after: Callable[[int], None]
+    recovered: Callable[[RecoveryReport], None]
+    # The shards that are open, in the order in which they were opened.
+    opened: list[LeaderShard]
+
+
+class LeaderShard:
+    """The slabs of a shard that this process writes, and their queue."""
+
+    role: Final = Role.LEADER
+
+    def __init__(self, number: int, leading: Leading, committer: Committer | None = None) -> None:
+        """Create a shard that is opened later, or a new one with its committer."""
+        self.number = number
+        self._leading: Leading | None = leading
+        # Held only briefly.
+        self._lock = Lock()
+        # Replaced and never changed: other threads iterate over it.
+        self._slabs: dict[SlabId, Slab] = {}
+        self._sealed_bytes: dict[SlabId, int] = {}
+        # Set while a thread opens the shard. The event is set when the opening ends.
+        self._opening: Event | None = None
+        self._queue: LogShard | None = None
+        if committer is not None:
+            self._name(committer.slab)
+            self._queue = self._start(leading, committer)
+
+    @property
+    def opened(self) -> LogShard | None:
+        """The queue of the shard if it is open, else None."""
+        return self._queue
+
+    def queue(self) -> LogShard:
+        """Return the queue of the shard; open the shard if necessary.
+
+        Raises: the error that prevents opening it; ClosedError.
+        """
+        while (queue := self._queue) is None:
+            begun = Event()
+            with self._lock:
+                leading, others = self._leading, self._opening
+                if leading is None:
+                    raise ClosedError("the database is closed")
+                is_first = others is None and self._queue is None
+                if is_first:
+                    self._opening = begun
+            if is_first:
+                return self._open_once(leading, begun)
+            if others is not None:
+                others.wait()
+        return queue
+
+    def _open_once(self, leading: Leading, begun: Event) -> LogShard:
+        try:
+            # This reads the settings now. `configure` waits until the queue can be found.
+            queue = self._queue = self._open(leading)
+            return queue
+        finally:
+            with self._lock:
+                self._opening = None
+            begun.set()
+
+    def wait_for_opening(self) -> None:
+        """If a thread is opening the shard, wait until it is open or that has failed."""
+        with self._lock:
+            opening = self._opening
+        if opening is not None:
+            opening.wait()
+
+    def append(self, call: Call, ticket: Ticket, timeout: float | None) -> None:
+        """Queue the rows of a call; wait while too many bytes are pending.
+
+        Raises: OverloadedError, PoisonedError, ClosedError, CorruptionError.
+        """
+        self.queue().submit(call, ticket, timeout)
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """Return the slabs by generation. Raises: ClosedError, CorruptionError."""
+        self.queue()
+        slabs = tuple(self._slabs.values())
+        if not slabs:
+            # It was closed meanwhile.
+            raise ClosedError("the database is closed")
+        return slabs
+
+    def slab(self, slab: SlabId) -> Slab:
+        """Return a slab. Raises: SlabDroppedError, NotFoundError, ClosedError."""
+        if slab not in self._slabs:
+            self.queue()
+        return find_slab(self._slabs, slab)
+
+    def ended(self, slab: SlabId) -> bool:
+        """Return whether a slab accepts no more rows."""
+        return self.slab(slab).record.state is not SlabState.CURRENT
+
+    def slab_bytes(self, slab: SlabId) -> int:
+        """Return the disk space of a slab in bytes."""
+        queue, leading = self._queue, self._leading
+        if queue is not None and queue.committer.slab.id == slab:
+            return queue.committer.size_bytes()
+        if slab in self._sealed_bytes:
+            return self._sealed_bytes[slab]
+        if leading is not None:
+            with suppress(NotFoundError):
+                return directory_bytes(leading.fs, slab_directory(leading.directory, slab))
+        # It was dropped at this moment.
+        return 0
+
+    def used_bytes(self) -> int:
+        """Return the disk space of the shard in bytes; 0 if it is not open."""
+        queue = self._queue
+        current = 0 if queue is None else queue.committer.size_bytes()
+        return sum(self._sealed_bytes.values()) + current
+
+    def end(self) -> int:
+        """Return the serial after the last readable row."""
+        return end_of(self.slabs())
+
+    def restart_times(self) -> bool:
+        """If the timestamps are ahead of the clock, begin a generation whose rows get the time of
+        the clock again; return whether they were.
+        """
+        leading, queue = self._leading, self.queue()
+        if leading is None or queue.committer.last_timestamp_us < leading.clock.now_us():
+            return False
+        queue.seal(partial(self._restart_times, leading))
+        return True
+
+    def adopt(self, record: SlabRecord) -> None:
+        """Take over a changed record. A slab that is not open yet gets its record later."""
+        slab = self._slabs.get(record.id)
+        if slab is not None:
+            slab.record = record
+
+    def forget(self, slabs: Collection[SlabId]) -> dict[SlabId, int]:
+        """Forget slabs that the manifest does not name any more; return their sizes in bytes."""
+        with self._lock:
+            self._slabs = {known: slab for known, slab in self._slabs.items() if known not in slabs}
+        return {slab: self._sealed_bytes.pop(slab) for slab in slabs}
+
+    def refuse(self) -> None:
+        """Refuse to open the shard from now on."""
+        with self._lock:
+            # It refers to the database, which would keep its maps until it is collected.
+            self._leading = None
+
+    def close(self) -> SiltstoneError | None:
+        """Store what is queued and end the thread; return the error of the last sync.
+
+        The slabs stay until `release`.
+        """
+        self.refuse()
+        self.wait_for_opening()
+        queue, self._queue = self._queue, None
+        return None if queue is None else queue.close()
+
+    def release(self) -> None:
+        """Release the maps of a closed shard."""
+        # The queue and the slabs refer to each other: without this, the maps would stay until they
+        # are collected.
+        self._slabs = {}
+
+    def _open(self, leading: Leading) -> LogShard:
+        """Recover the current slab; the sealed slabs are opened when they are read."""
+        manifest = leading.manifest.current
+        *sealed, current = manifest.slabs_of(self.number)
+        slabs: list[Slab] = []
+        for record in sealed:
+            slabs.append(open_slab(leading.fs, leading.directory, record, manifest.settings))
+            self._sealed_bytes[record.id] = directory_bytes(
+                leading.fs, slab_directory(leading.directory, record.id)
+            )
+        committer, report = reopen_slab(
+            leading.fs,
+            leading.clock,
+            slab_directory(leading.directory, current.id),
+            current,
+            identity_of(manifest, current.id),
+            manifest.settings,
+        )
+        self._name(*slabs, committer.slab)
+        leading.recovered(report)
+        return self._start(leading, committer)
+
+    def _start(self, leading: Leading, committer: Committer) -> LogShard:
+        self._attend(leading, committer)
+        layout = LogLayout(
+            self.number,
+            committer,
+            leading.clock,
+            turn_over=partial(self._turn_over, leading),
+            admit=leading.admit,
+            housekeeping=partial(leading.look_after, self.number),
+        )
+        queue = LogShard(layout, leading.clock)
+        leading.opened.append(self)
+        return queue
+
+    def _attend(self, leading: Leading, committer: Committer) -> None:
+        """Connect the listeners to a committer, and limit the descriptors that it holds open."""
+        committer.parks = self.number >= WARM_SHARDS
+        committer.park()
+        committer.on_stored = leading.listeners.tell
+        committer.is_heard = leading.listeners.any
+
+    def _name(self, *slabs: Slab) -> None:
+        """Add slabs, the newest last."""
+        with self._lock:
+            self._slabs = self._slabs | {slab.id: slab for slab in slabs}
+
+    def _turn_over(self, leading: Leading, committer: Committer) -> Committer:
+        """Seal the slab and begin the next one.
+
+        Raises: StorageFullError, and the slab stays current; PoisonedError, because after a disk
+        error either slab may be the current one.
+        """
+        try:
+            return self._begin_next(leading, committer)
+        except DiskError as exc:
+            raise committer.poison(exc) from exc
+
+    def _restart_times(self, leading: Leading, committer: Committer) -> Committer:
+        """Seal a slab and begin the next one, whose rows get the time of the clock again.
+
+        Raises: the same errors as `_turn_over`.
+        """
+        now_us = leading.clock.now_us()
+        if committer.last_timestamp_us < now_us:
+            return committer
+        try:
+            return self._begin_next(leading, committer, since_us=now_us)
+        except DiskError as exc:
+            raise committer.poison(exc) from exc
+
+    def _begin_next(
+        self, leading: Leading, committer: Committer, since_us: int | None = None
+    ) -> Committer:
+        """Seal a slab and begin the next one, by an update of the manifest.
+
+        If `since_us` is given, the next slab begins at this time, although rows of the old slab
+        have later timestamps: all of them arrived before it.
+        """
+        old = committer.slab
+        clock, manifest = leading.clock, leading.manifest
+        until_us = committer.last_timestamp_us + 1
+        closed_us = since_us
+        if since_us is None:
+            since_us = until_us = max(until_us, clock.now_us())
+        committer.seal()
+        record = SlabRecord(
+            shard=old.id.shard,
+            generation=old.id.generation + 1,
+            state=SlabState.CURRENT,
+            since_us=since_us,
+            until_us=None,
+            created_us=clock.now_us(),
+            first_serial=committer.next_serial,
+        )
+        structure, producers = committer.inherited()
+        settings = _sow(leading, structure)
+        successor = begin_in_place(
+            leading.fs,
+            clock,
+            leading.directory,
+            replace(manifest.current, settings=settings),
+            record,
+            structure=structure,
+            producers=producers,
+            serial=committer.next_serial,
+        )
+        self._attend(leading, successor)
+        sealed = replace(
+            old.record,
+            state=SlabState.SEALED,
+            until_us=until_us,
+            until_serial=record.first_serial,
+        )
+        with leading.lock:
+            ended = [sealed]
+            if closed_us is not None:
+                ended = _closed_by(closed_us, sealed, manifest.current.slabs_of(self.number))
+            manifest.update(
+                lambda manifest: replace(
+                    manifest.with_slabs([*ended, record]),
+                    settings=replace(manifest.settings, thresholds=settings.thresholds),
+                )
+            )
+            self._sealed_bytes[old.id] = committer.size_bytes()
+            self._name(successor.slab)
+            for each in ended:
+                self._slabs[each.id].record = each
+        return successor
+
+
+def _closed_by(
+    closed_us: int, sealed: SlabRecord, records: Collection[SlabRecord]
+) -> list[SlabRecord]:
+    """Return the records of this slab, and of the slabs before it in its shard, that end after
+    `closed_us`, with `closed_us` set: all their rows arrived before it.
+    """
+    others = [record for record in records if record.state is not SlabState.CURRENT]
+    return [
+        replace(record, closed_us=closed_us)
+        for record in [*others, sealed]
+        if record.ended_us is not None and record.ended_us > closed_us
+    ]
+
+
+def _sow(leading: Leading, structure: Structure) -> DatabaseSettings:
+    """Apply the seed for the next generation to a structure; return its settings."""
+    settings = leading.manifest.current.settings
+    # A damaged seed is ignored, because it must not prevent a slab from being sealed.
+    with suppress(CorruptionError):
+        seed = read_seed(leading.fs, leading.directory)
+        if seed is not None:
+            sow(structure, seed)
+            return replace(settings, thresholds=seed.thresholds or settings.thresholds)
+    return settings
