@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import errno
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -425,3 +426,27 @@ def test_only_symbolic_links_have_a_target(disk: Disk) -> None:
         disk.fs.readlink(path)
     with pytest.raises(NotFoundError, match="path="):
         disk.fs.readlink(disk.root / "missing")
+
+
+def test_a_shared_lock_has_many_holders_and_none_that_holds_it_alone(disk: Disk) -> None:
+    path = disk.root / "LOCK"
+    one, other = disk.fs.lock(path, shared=True), disk.fs.lock(path, shared=True)
+    one.release()
+    with pytest.raises(LockedError):
+        disk.fs.lock(path)
+    other.release()
+    alone = disk.fs.lock(path)
+    with pytest.raises(LockedError):
+        disk.fs.lock(path, shared=True)
+    alone.release()
+
+
+def test_a_lock_that_is_waited_for_is_taken_when_it_is_released(disk: Disk) -> None:
+    path = disk.root / "LOCK"
+    first = disk.fs.lock(path)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(disk.fs.lock, path, wait=True)
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        first.release()
+        second.result(10).release()

@@ -136,7 +136,7 @@ class File(Protocol):
 
 
 class Lock(Protocol):
-    """An exclusive lock on a file, released when the process that holds it ends."""
+    """A lock on a file, released when the process that holds it ends."""
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
@@ -220,10 +220,14 @@ class FileSystem(Protocol):
         """Make the names in this directory durable. Raises: NotFoundError."""
         ...
 
-    def lock(self, path: PurePath) -> Lock:
-        """Take the exclusive lock of this file; create the file if it does not exist.
+    def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> Lock:
+        """Take the lock of this file, alone or shared; create the file if it does not exist.
 
-        Raises: LockedError at once when the lock is held, by this process or another one.
+        Many may share a lock; while it is shared, none has it alone. With `wait`, the call returns
+        when the lock is free.
+
+        Raises: LockedError at once, without `wait`, when the lock is held otherwise, by this
+        process or another one.
         """
         ...
 

@@ -164,9 +164,9 @@ class FaultyFileSystem:
         self.check("sync_directory", path)
         self.inner.sync_directory(path)
 
-    def lock(self, path: PurePath) -> Lock:
+    def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> Lock:
         self.check("lock", path)
-        return self.inner.lock(path)
+        return self.inner.lock(path, shared=shared, wait=wait)
 
     def free_bytes(self, path: PurePath) -> int:
         self.check("free_bytes", path)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import copy
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import PurePath
 from random import Random
 from types import TracebackType
@@ -146,14 +147,13 @@ class MemoryFile:
 class MemoryLock:
     """A lock of a MemoryFileSystem."""
 
-    def __init__(self, held: set[FileNode], node: FileNode) -> None:
-        self._held = held
-        self._node: FileNode | None = node
+    def __init__(self, released: Callable[[], None]) -> None:
+        self._released: Callable[[], None] | None = released
 
     def release(self) -> None:
-        if self._node is not None:
-            self._held.discard(self._node)
-            self._node = None
+        released, self._released = self._released, None
+        if released is not None:
+            released()
 
 
 class MemoryFileSystem:
@@ -165,9 +165,11 @@ class MemoryFileSystem:
         self.operations_left: int | None = None
         self.operations: list[str] = []
         self._root = DirectoryNode()
-        self._locked: set[FileNode] = set()
+        # The locked files; True for each holder that shares its lock.
+        self._locked: dict[FileNode, list[bool]] = {}
         self._power_is_cut = False
         self._mutex = threading.RLock()
+        self._unlocked = threading.Condition(self._mutex)
 
     # What survives
 
@@ -354,17 +356,26 @@ class MemoryFileSystem:
         with self.changing("sync_directory", path):
             self._directory(path, "sync_directory").sync()
 
-    def lock(self, path: PurePath) -> MemoryLock:
+    def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> MemoryLock:
         with self.reading():
             if not self.exists(path):
                 self.create(path).close()
             _, node = self._find(path, "lock")
             if not isinstance(node, FileNode):
                 raise not_regular(path)
-            if node in self._locked:
-                raise locked(path)
-            self._locked.add(node)
-            return MemoryLock(self._locked, node)
+            holders = self._locked.setdefault(node, [])
+            while holders and not (shared and all(holders)):
+                if not wait:
+                    raise locked(path)
+                self._unlocked.wait()
+            holders.append(shared)
+            return MemoryLock(partial(self._unlock, node))
+
+    def _unlock(self, node: FileNode) -> None:
+        with self._unlocked:
+            # All holders of a lock are of one kind.
+            self._locked[node].pop()
+            self._unlocked.notify_all()
 
     def list(self, path: PurePath) -> list[Entry]:
         with self.reading():

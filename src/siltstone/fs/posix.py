@@ -369,11 +369,12 @@ class PosixFileSystem:
             finally:
                 os.close(descriptor)
 
-    def lock(self, path: PurePath) -> PosixLock:
+    def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> PosixLock:
+        mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         with _translated("lock", path):
             descriptor = _open_regular(self._spare, path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, mode if wait else mode | fcntl.LOCK_NB)
             except BlockingIOError as exc:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                 os.close(descriptor)

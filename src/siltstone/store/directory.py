@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import PurePath
@@ -51,7 +51,7 @@ from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_
 from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
-from siltstone.store.shard.shard import LEADING, READING
+from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.slab.manifest import MANIFEST, Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
@@ -99,7 +99,14 @@ class Store:
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         open_engine: EngineOpener = RocksEngine,
+        leads: Mapping[str, Collection[int]] | None = None,
     ) -> None:
+        """Open a directory.
+
+        With `leads`, several stores share the lock of an existing directory. Each leads the shards
+        that it names, by database, and reads the others. None of them creates or drops databases,
+        changes settings, or opens key-value databases.
+        """
         self.path = path
         self.read_only = read_only
         self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
@@ -112,8 +119,13 @@ class Store:
         self._keyvalues: Mapping[str, KeyValueDatabase] = {}
         self._closed = False
         self._file_lock = None
+        self._leads = leads
         if read_only:
             self._check_version()
+            return
+        if leads is not None:
+            self._check_version()
+            self._file_lock = self._fs.lock(path / "LOCK", shared=True)
             return
         create_directories(self._fs, path)
         self._file_lock = self._fs.lock(path / "LOCK")
@@ -372,10 +384,11 @@ class Store:
                     for keyvalue in open_keyvalues:
                         closing.callback(keyvalue.close)
             finally:
-                if self._file_lock is not None:
+                if self._file_lock is not None and self._leads is None:
                     # On a full or failing disk only this record is lost.
                     with suppress(SiltstoneError):
                         self.note_time()
+                if self._file_lock is not None:
                     self._file_lock.release()
                     self._file_lock = None
 
@@ -406,10 +419,17 @@ class Store:
 
     def _open(self, name: str) -> Database:
         directory = self.path / "data" / name
-        roles = READING if self.read_only else LEADING
-        database = Database(self._fs, self._clock, directory, roles)
+        database = Database(self._fs, self._clock, directory, self._roles(name))
         self._databases = {**self._databases, name: database}
         return database
+
+    def _roles(self, name: str) -> Roles:
+        """Return the roles of the shards of a database."""
+        if self.read_only:
+            return READING
+        if self._leads is None:
+            return LEADING
+        return Roles(Role.READER, dict.fromkeys(self._leads.get(name, ()), Role.LEADER))
 
     def _prepare(self) -> None:
         """Create the layout in an empty directory, or check the version of an existing one."""
@@ -447,6 +467,8 @@ class Store:
         self._check_open()
         if self.read_only:
             raise UsageError("the store was opened for reading only")
+        if self._leads is not None:
+            raise UsageError("the store leads only some shards: open it alone to do this")
 
 
 def open_store(

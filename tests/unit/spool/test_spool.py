@@ -22,7 +22,6 @@ from siltstone.errors import (
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, MemoryLock
-from siltstone.fs.nodes import FileNode
 from siltstone.fs.publish import replace_file
 from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
 from siltstone.spool.names import Entry
@@ -358,8 +357,8 @@ def test_opening_that_fails_lets_go_of_the_lock(fs: MemoryFileSystem) -> None:
 class Unlocked(MemoryFileSystem):
     """A disk on which locks mean nothing, as on some networks."""
 
-    def lock(self, path: PurePath) -> MemoryLock:
-        return MemoryLock(set(), FileNode(512))
+    def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> MemoryLock:
+        return MemoryLock(lambda: None)
 
 
 def test_two_writers_overwrite_nothing_even_where_locks_mean_nothing() -> None:

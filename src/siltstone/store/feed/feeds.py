@@ -46,6 +46,7 @@ class Feeds:
         self.source = StoreSource(shards)
         self._origin = shards.manifest.identity
         self._listen = partial(listen, shards) if shards.leads else None
+        self._polls = shards.follows
         self._lock = Lock()
         self._runner: FeedRunner | None = None
         self._open = 0
@@ -81,7 +82,7 @@ class Feeds:
             if self._closed:
                 raise ClosedError("the database is closed")
             if self._runner is None:
-                self._runner = FeedRunner(self.source, self._listen, _SETTINGS)
+                self._runner = FeedRunner(self.source, self._listen, _SETTINGS, polls=self._polls)
             self._open += 1
             start = self.source.position_at(since_us) if position is None else position
             return self._runner.add(

@@ -25,6 +25,7 @@ from siltstone.store.log.read.selection import FrameRun, PieceReader, wanted_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.shard import Role
 from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
@@ -98,6 +99,11 @@ class StoreSource:
     def ends(self) -> list[int]:
         """Return for each shard the serial after its last readable row."""
         return [shard.end() for shard in self._shards.listed()]
+
+    @again_when_dropped
+    def followed_ends(self) -> list[int]:
+        """Return the ends of the shards whose rows other processes write; 0 for the others."""
+        return [shard.end() if shard.role is Role.READER else 0 for shard in self._shards.listed()]
 
     def reclaimed(self, shard: int) -> int:
         """Return the serial after the last row of a shard that was dropped as delivered."""

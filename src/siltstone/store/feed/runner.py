@@ -96,17 +96,25 @@ class _User:
 class FeedRunner:
     """One hub and its threads."""
 
-    def __init__(self, source: StoreSource, listen: Listen | None, settings: FeedSettings) -> None:
+    def __init__(
+        self,
+        source: StoreSource,
+        listen: Listen | None,
+        settings: FeedSettings,
+        *,
+        polls: bool,
+    ) -> None:
+        """Listen for rows that this process writes, and poll for those of other processes."""
         self._source = source
         self._readers: dict[FeedReader, None] = {}
         self._owner = _Worker("siltstone-feeds")
         self._reads = _Worker("siltstone-feed-reads")
         self._polls: _Worker | None = None
         self._unlisten: Act | None = None
-        if listen is None:
+        if polls:
             source.refresh()
             self._polls = _Worker("siltstone-feed-polls", again=self._poll)
-        else:
+        if listen is not None:
             # Listening begins before the hub reads the ends of the shards.
             self._unlisten = listen(self._hear)
         self._hub = FeedHub(source, self._deliver, self._want_read, settings)
@@ -177,7 +185,7 @@ class FeedRunner:
         """Check for rows that another process has written."""
         try:
             self._source.refresh()
-            ends = self._source.ends()
+            ends = self._source.followed_ends()
         except SiltstoneError as exc:
             error = exc
             self._owner.do(lambda: self._end_all(error))

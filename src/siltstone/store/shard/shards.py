@@ -14,12 +14,14 @@ from siltstone.clock import Clock
 from siltstone.errors import (
     CorruptionError,
     ExistsError,
+    LockedError,
     NotFoundError,
     SiltstoneError,
     UsageError,
 )
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import sweep_temporaries
+from siltstone.fs.api import Lock as FileLock
+from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.store.log.first_slab import first_slab
 from siltstone.store.log.opening import RecoveryReport
@@ -33,6 +35,7 @@ from siltstone.store.shard.upkeep import Upkeep
 from siltstone.store.slab.added_logs import AddedLog
 from siltstone.store.slab.drops import DropLog
 from siltstone.store.slab.manifest import (
+    LEADERS,
     Manifest,
     ManifestFile,
     SlabId,
@@ -67,20 +70,33 @@ class Shards:
         self._tell_recovered: Callable[[RecoveryReport], None] | None = None
         self._listeners = Listeners()
         self._checked_at = clock.monotonic()
+        self._space = Space(fs, directory)
+        self._topics: set[str] = set()
+        self._measured_at = -1.0
+        self._measured_bytes = 0
+        # The locks of the led shards, if other processes may lead the other ones.
+        self._locks: list[FileLock] = []
         self._leading: Leading | None = None
         self._upkeep: Upkeep | None = None
         if not roles.leads_any:
             self._read_manifest = read_manifest(fs, directory)
             self._adopt(self._read_manifest)
             return
-        sweep_temporaries(fs, directory)
-        manifest = ManifestFile(fs, directory, read_manifest(fs, directory))
-        manifest.fold()
+        try:
+            self._lead(self._manifest_file())
+        except BaseException:
+            self._release_locks()
+            raise
+
+    def _lead(self, file: ManifestFile) -> None:
+        """Finish what a crash interrupted, and open the led shards that are needed from now on."""
+        file.sweep()
+        file.fold()
         self._leading = Leading(
-            fs=fs,
-            clock=clock,
-            directory=directory,
-            manifest=manifest,
+            fs=self._fs,
+            clock=self._clock,
+            directory=self._directory,
+            manifest=file,
             lock=Lock(),
             listeners=self._listeners,
             admit=self._admit,
@@ -89,11 +105,10 @@ class Shards:
             opened=self._opened,
         )
         self._upkeep = Upkeep(self._leading, self._leaders)
-        self._space = Space(fs, directory)
-        self._topics = set(manifest.current.logs)
-        self._adopt(manifest.current)
+        self._topics = set(file.current.logs)
+        self._adopt(file.current)
         self._upkeep.finish_drops()
-        manifest.keep_reserve()
+        file.keep_reserve()
         self._open_shards()
         with suppress(CorruptionError):
             # If a mark is damaged, retention reports it and drops nothing.
@@ -108,6 +123,11 @@ class Shards:
     def leads(self) -> bool:
         """Whether this process leads a shard."""
         return self._leading is not None
+
+    @property
+    def follows(self) -> bool:
+        """Whether other processes write shards that this process reads."""
+        return not self._roles.leads_all
 
     @property
     def upkeep(self) -> Upkeep:
@@ -284,6 +304,9 @@ class Shards:
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""
         upkeep = self.upkeep
+        if self._readers:
+            with self._refresh_lock:
+                self._read_again()
         self._opened_first(len(self._shards))
         return upkeep.enforce_retention(self._known_bytes)
 
@@ -337,8 +360,42 @@ class Shards:
                 self.closed = True
                 for leader in list(self._leaders.values()):
                     leader.release()
+                self._release_locks()
         if errors:
             raise errors[0]
+
+    def _manifest_file(self) -> ManifestFile:
+        """Return the manifest; lock the led shards if other processes may lead the other ones.
+
+        Raises: LockedError, UsageError.
+        """
+        manifest = read_manifest(self._fs, self._directory)
+        if self._roles.leads_all:
+            return ManifestFile(self._fs, self._directory, manifest)
+        count = manifest.settings.shards
+        if manifest.holds_logs:
+            raise UsageError(
+                f"database {manifest.database!r} has topic logs, so only one process can lead its "
+                "shards"
+            )
+        led = [number for number in range(count) if self._roles.of(number) is Role.LEADER]
+        unknown = set(self._roles.others) - set(range(count))
+        if unknown:
+            raise UsageError(f"unknown shard {min(unknown)}: shards={count}")
+        create_directories(self._fs, self._directory / LEADERS)
+        for number in led:
+            try:
+                self._locks.append(self._fs.lock(self._directory / LEADERS / str(number)))
+            except LockedError as exc:
+                raise LockedError(f"another process leads shard {number}: {exc}") from exc
+        # Another leader may have changed these shards before the locks were taken.
+        manifest = read_manifest(self._fs, self._directory)
+        return ManifestFile(self._fs, self._directory, manifest, frozenset(led))
+
+    def _release_locks(self) -> None:
+        locks, self._locks = self._locks, []
+        for lock in locks:
+            lock.release()
 
     def _leads_all(self, act: str) -> Leading:
         """Return what the led shards have in common, if all shards are led. Raises: UsageError."""
@@ -351,6 +408,9 @@ class Shards:
 
     def _read_again(self) -> None:
         """Adopt the manifest that is on the disk now."""
+        if self._leading is not None:
+            self._adopt(self._leading.manifest.refresh())
+            return
         known = self.manifest
         manifest = read_manifest(self._fs, self._directory)
         if manifest.salt != known.salt:
@@ -362,8 +422,13 @@ class Shards:
 
     def _adopt(self, manifest: Manifest) -> None:
         """Add the shards that the manifest has, and let readers know its slabs."""
+        if self._roles.others or self._leading is None:
+            # The leader of a shard that is read here will mark its slabs as tiered.
+            seen = with_marks(self._fs, self._directory, manifest)
+        else:
+            seen = manifest
         if self._leading is None:
-            manifest = self._read_manifest = with_marks(self._fs, self._directory, manifest)
+            self._read_manifest = seen
         for number in range(len(self._shards), manifest.settings.shards):
             if self._roles.of(number) is Role.LEADER and self._leading is not None:
                 self._leaders[number] = LeaderShard(number, self._leading)
@@ -372,7 +437,7 @@ class Shards:
                 self._readers[number] = ReaderShard(number, self._fs, self._directory)
                 self._shards.append(self._readers[number])
         for number, reader in self._readers.items():
-            reader.adopt(manifest.slabs_of(number), manifest.settings)
+            reader.adopt(seen.slabs_of(number), seen.settings)
 
     def _opened_first(self, count: int) -> list[LeaderShard]:
         """Open the led shards among the first `count`, and return them."""
@@ -440,9 +505,25 @@ class Shards:
         """Return the error if `size_bytes` more may not be stored, else None."""
         manifest = self.manifest
         used = sum([shard.used_bytes() for shard in list(self._opened)])
+        if self._readers and manifest.settings.quota_bytes is not None:
+            used += self._followed_bytes()
         return self._space.refusal(
             manifest.database, manifest.settings, used_bytes=used, size_bytes=size_bytes
         )
+
+    def _followed_bytes(self) -> int:
+        """Return the disk space of the shards that are only read here, measured once a second."""
+        now = self._clock.monotonic()
+        if now - self._measured_at >= 1.0:
+            self._measured_at = now
+            with self._refresh_lock:
+                self._read_again()
+            self._measured_bytes = sum(
+                self._known_bytes(record.id)
+                for record in self.manifest.slabs
+                if record.shard in self._readers
+            )
+        return self._measured_bytes
 
     def _look_after(self, number: int) -> None:
         """Seal a slab that is due, and from time to time drop the slabs that are due."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
@@ -39,7 +39,7 @@ from siltstone.errors import (
     StorageFullError,
 )
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import replace_file
+from siltstone.fs.publish import replace_file, sweep_temporaries
 from siltstone.store.slab.added_logs import (
     AddedLog,
     append_log,
@@ -53,6 +53,8 @@ from siltstone.store.slab.settings import DatabaseSettings
 
 MANIFEST: Final = "manifest"
 RESERVE: Final = "reserve"
+# The directory of lock files, if several processes lead shards of the database.
+LEADERS: Final = "leaders"
 RESERVE_BYTES: Final = 64 * 1024
 # The usual size of a slab, or of the name of a topic log, in the file.
 _RECORD_BYTES: Final = 192
@@ -212,6 +214,21 @@ class Manifest:
         slabs.update((record.id, record) for record in records)
         return replace(self, slabs=tuple(slabs[slab] for slab in sorted(slabs)))
 
+    def merged(self, mine: Manifest, led: Container[int]) -> Manifest:
+        """Return this manifest with the slabs of the led shards as they are in `mine`."""
+        slabs = [slab for slab in self.slabs if slab.shard not in led]
+        slabs += [slab for slab in mine.slabs if slab.shard in led]
+        dropping = [slab for slab in self.dropping if slab.shard not in led]
+        dropping += [slab for slab in mine.dropping if slab.shard in led]
+        reclaimed = {shard: at for shard, at in self.reclaimed.items() if shard not in led}
+        reclaimed |= {shard: at for shard, at in mine.reclaimed.items() if shard in led}
+        return replace(
+            self,
+            slabs=tuple(sorted(slabs, key=_id_of)),
+            dropping=tuple(dropping),
+            reclaimed=reclaimed,
+        )
+
     def slabs_of(self, shard: int) -> list[SlabRecord]:
         """Return the slabs of a shard, the oldest first."""
         first = bisect_left(self.slabs, shard, key=_shard_of)
@@ -229,9 +246,21 @@ class Manifest:
 
 
 class ManifestFile:
-    """The only owner of a database's manifest while it is open for writing; from any thread."""
+    """The manifest of a database that is open for writing; from any thread.
 
-    def __init__(self, fs: FileSystem, directory: PurePath, manifest: Manifest) -> None:
+    Usually it has one owner. If several processes lead shards of the database, each of them changes
+    the records of its own shards, which are in `led`: it waits for the lock of the manifest, reads
+    the newest one, and replaces it.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: PurePath,
+        manifest: Manifest,
+        led: Container[int] | None = None,
+    ) -> None:
+        self._led = led
         self._fs = fs
         self._directory = directory
         self._lock = Lock()
@@ -252,11 +281,35 @@ class ManifestFile:
         Raises: StorageFullError, ClosedError; nothing changed then. DiskError; the manifest on the
         disk may have changed, until `settle` or the next change. The change may be repeated.
         """
-        with self._lock:
+        with self._lock, self._turn():
             self._check_open()
             changed = self._replace(change(self.current))
             self._grow_reserve()
             return changed
+
+    def refresh(self) -> Manifest:
+        """Adopt what the leaders of other shards have changed."""
+        with self._lock:
+            self._adopt_others()
+            return self.current
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """If the manifest is shared, take its lock and adopt what other leaders have changed."""
+        if self._led is None:
+            yield
+            return
+        lock = self._fs.lock(self._directory / LEADERS / MANIFEST, wait=True)
+        try:
+            self._adopt_others()
+            yield
+        finally:
+            lock.release()
+
+    def _adopt_others(self) -> None:
+        if self._led is not None:
+            newest = read_manifest(self._fs, self._directory)
+            self.current = newest.merged(self.current, self._led)
 
     def add_log(self, added: AddedLog) -> None:
         """Add a topic log, durably. Its first slab is on the disk already.
@@ -315,6 +368,9 @@ class ManifestFile:
         If that fails, for example on a full disk, the journal stays in use.
         """
         with self._lock, suppress(SiltstoneError):
+            if self._led is not None:
+                # A database with topic logs has one leader.
+                return
             if self.current.has_journal or self._is_unsure:
                 self._appends = False
                 self._replace(replace(self.current, has_journal=False))
@@ -360,8 +416,13 @@ class ManifestFile:
 
     def keep_reserve(self) -> None:
         """Create the reserve file again, if there is space for it."""
-        with self._lock:
+        with self._lock, self._turn():
             self._keep_reserve()
+
+    def sweep(self) -> None:
+        """Remove the temporary files that a crash left beside the manifest."""
+        with self._lock, self._turn():
+            sweep_temporaries(self._fs, self._directory)
 
     def _grow_reserve(self) -> None:
         """Make the reserve as large as the manifest has become.

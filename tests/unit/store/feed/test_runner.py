@@ -21,7 +21,9 @@ WAIT = 20.0
 
 
 def runner_on(database: Database) -> FeedRunner:
-    return FeedRunner(database.feed_source(), database.on_commit, FeedSettings(decode=False))
+    return FeedRunner(
+        database.feed_source(), database.on_commit, FeedSettings(decode=False), polls=False
+    )
 
 
 def add(runner: FeedRunner, *filters: str) -> FeedReader:
@@ -47,7 +49,7 @@ def test_rows_that_are_committed_while_it_begins_come_once() -> None:
             database.append([Row("a", b"between")]).wait()
             return end
 
-        runner = FeedRunner(database.feed_source(), listen, FeedSettings())
+        runner = FeedRunner(database.feed_source(), listen, FeedSettings(), polls=False)
         reader = add(runner, "a")
         database.append([Row("a", b"after")]).wait()
         assert values(reader, 3) == [b"before", b"between", b"after"]
@@ -103,7 +105,7 @@ def test_what_keeps_it_from_looking_is_told_to_every_feed(
 ) -> None:
     world = World()
     with world.database(), world.reader() as reader:
-        runner = FeedRunner(reader.feed_source(), None, FeedSettings())
+        runner = FeedRunner(reader.feed_source(), None, FeedSettings(), polls=True)
         feed = add(runner, "a")
 
         def fail(self: StoreSource) -> None:
