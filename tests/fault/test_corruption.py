@@ -248,7 +248,7 @@ class TestIndex:
         world = World()
         committer = begun(world)
         committer.commit([call_on("t", producer=producer_key("p"), sequence=5)])
-        committer.seal()
+        committer.seal(*committer.state())
         flip(world.fs, slab_place() / f"{0:020d}.idx", SUMMARY_BYTES + 1)
         again, _ = reopened(world)
         (outcome,) = again.commit([call_on("t", producer=producer_key("p"), sequence=5)])

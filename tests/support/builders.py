@@ -27,7 +27,6 @@ from siltstone.store.log.write.cook import Call
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.store.slab.settings import DatabaseSettings
-from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
 from tests.support.rows import rows_of
 
@@ -92,8 +91,8 @@ def begun(world: World, *, shard: int = 0, **changes: Any) -> Committer:
         _record(shard),
         _identity(shard),
         settings,
-        structure=Structure(list(settings.thresholds)),
-        producers=ProducerTable(),
+        structure=Structure(list(settings.thresholds)).export(),
+        producers=b"",
         serial=0,
         timestamp_us=NOW_US - 1,
     )

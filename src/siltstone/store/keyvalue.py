@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
-from siltstone.store.kv.api import Changes, Engine
+from siltstone.store.kv.api import Engine
 from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.iterator import StreamRef
@@ -332,9 +332,8 @@ class KeyValueDatabase:
         self._check_open()
         with self._configuring:
             settings = self._settings.changed(changes)
-            stored = Changes()
-            catalog.put_settings(stored, settings)
-            self._engine.write(stored)
+            first = self._queues[0]
+            first.order(partial(first.committer.put_settings, settings))
             self._settings = settings
             for queue in self._queues:
                 queue.order(partial(queue.committer.configure, settings))
@@ -440,9 +439,7 @@ class KeyValueDatabase:
         if self._find(slab).record.state is SlabState.CURRENT:
             raise UsageError(f"slab {slab} is current: seal it, then drop it")
         size_bytes = self._size_of(slab)
-        changes = Changes()
-        catalog.remove_slab(changes, slab)
-        self._engine.write(changes)
+        self._queues[slab.shard].committer.drop(slab)
         with self._lock:
             self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
         self._engine.drop_family(catalog.family_of(slab))

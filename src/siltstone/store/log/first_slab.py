@@ -13,7 +13,6 @@ from siltstone.fs.publish import create_directories, remove_tree
 from siltstone.store.log.opening import begin_slab, identity_of, slab_directory
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState
-from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
 
 
@@ -45,8 +44,8 @@ def first_slab(
         directory,
         manifest,
         record,
-        structure=Structure(list(manifest.settings.thresholds)),
-        producers=ProducerTable(),
+        structure=Structure(list(manifest.settings.thresholds)).export(),
+        producers=b"",
         serial=0,
     )
     return record, committer
@@ -59,8 +58,8 @@ def begin_in_place(
     manifest: Manifest,
     record: SlabRecord,
     *,
-    structure: Structure,
-    producers: ProducerTable,
+    structure: bytes,
+    producers: bytes,
     serial: int,
 ) -> Committer:
     """Create the directory of a slab and its first segment; remove what a crash left there."""

@@ -80,22 +80,26 @@ def begin_slab(
     identity: SlabIdentity,
     settings: DatabaseSettings,
     *,
-    structure: Structure,
-    producers: ProducerTable,
+    structure: bytes,
+    producers: bytes,
     serial: int,
     timestamp_us: int,
 ) -> Committer:
-    """Create the first segment of a slab in an empty directory, durably."""
+    """Create the first segment of a slab in an empty directory, durably.
+
+    The structure and the producers are encoded, as in the state frame of a segment.
+    """
     slab = Slab(fs, directory, record, Structure(list(settings.thresholds)))
-    edges = structure.export()
-    slab.publish([edges])
+    slab.publish([structure])
+    table = ProducerTable()
+    table.apply(producers)
     writer = ChainWriter(fs, slab.chain, identity, sealed_bytes=0)
     writer.start(
         serial=serial,
         timestamp_us=timestamp_us,
-        structure=edges,
-        producers=producers.encode(),
-        created_us=clock.now_us(),
+        structure=structure,
+        producers=producers,
+        created_us=record.created_us,
         segment_bytes=settings.segment_bytes,
     )
     return Committer(
@@ -103,7 +107,7 @@ def begin_slab(
         settings,
         slab,
         writer,
-        producers=producers,
+        producers=table,
         next_serial=serial,
         last_timestamp_us=timestamp_us,
     )

@@ -24,6 +24,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.guard import contain
 from siltstone.store.log.first_slab import begin_in_place
 from siltstone.store.log.opening import RecoveryReport, identity_of, reopen_slab, slab_directory
+from siltstone.store.log.records import GenerationRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import find_slab, open_slab
 from siltstone.store.log.write.committer import Committer, OnStored
@@ -35,6 +36,7 @@ from siltstone.store.shard.shard import Role, end_of
 from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
 from siltstone.store.slab.marks import read_seed, sow
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.commit_log import CommitLog, Record
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.structure import Structure
 
@@ -147,6 +149,11 @@ class LeaderShard:
                 self._opening = None
             begun.set()
 
+    @property
+    def log(self) -> CommitLog:
+        """The commit log of the shard; opens the shard if necessary."""
+        return self.queue().committer.log
+
     def wait_for_opening(self) -> None:
         """If a thread is opening the shard, wait until it is open or that has failed."""
         with self._lock:
@@ -219,11 +226,11 @@ class LeaderShard:
         if slab is not None:
             slab.record = record
 
-    def forget(self, slabs: Collection[SlabId]) -> dict[SlabId, int]:
-        """Forget slabs that the manifest does not name any more; return their sizes in bytes."""
+    def forget(self, slab: SlabId) -> int:
+        """Forget a slab that the manifest does not name any more; return its size in bytes."""
         with self._lock:
-            self._slabs = {known: slab for known, slab in self._slabs.items() if known not in slabs}
-        return {slab: self._sealed_bytes.pop(slab) for slab in slabs}
+            self._slabs = {known: self._slabs[known] for known in self._slabs if known != slab}
+        return self._sealed_bytes.pop(slab)
 
     def refuse(self) -> None:
         """Refuse to open the shard from now on."""
@@ -322,61 +329,108 @@ class LeaderShard:
     def _begin_next(
         self, leading: Leading, committer: Committer, since_us: int | None = None
     ) -> Committer:
-        """Seal a slab and begin the next one, by an update of the manifest.
+        """Seal a slab and begin the next one, by a record of the commit log.
 
         If `since_us` is given, the next slab begins at this time, although rows of the old slab
         have later timestamps: all of them arrived before it.
         """
-        old = committer.slab
-        clock, manifest = leading.clock, leading.manifest
+        committer.check()
+        replica = _GenerationReplica(partial(self._store_next, leading, committer))
+        committer.log.commit(self._prepare_next(leading, committer, since_us), replica, sync=True)
+        replica.publish()
+        successor = replica.successor
+        assert successor is not None
+        return successor
+
+    def _prepare_next(
+        self, leading: Leading, committer: Committer, since_us: int | None
+    ) -> GenerationRecord:
+        """Return the record that ends the generation; the seed of the next one is in it."""
+        clock, manifest = leading.clock, leading.manifest.current
+        old = committer.slab.record
         until_us = committer.last_timestamp_us + 1
         closed_us = since_us
         if since_us is None:
             since_us = until_us = max(until_us, clock.now_us())
-        committer.seal()
-        record = SlabRecord(
-            shard=old.id.shard,
-            generation=old.id.generation + 1,
+        begun = SlabRecord(
+            shard=old.shard,
+            generation=old.generation + 1,
             state=SlabState.CURRENT,
             since_us=since_us,
             until_us=None,
             created_us=clock.now_us(),
             first_serial=committer.next_serial,
         )
-        structure, producers = committer.inherited()
+        ended = [
+            replace(
+                old,
+                state=SlabState.SEALED,
+                until_us=until_us,
+                until_serial=begun.first_serial,
+            )
+        ]
+        if closed_us is not None:
+            ended = _closed_by(closed_us, ended[0], manifest.slabs_of(self.number))
+        final_structure, producers = committer.state()
+        structure = committer.inherited()
         settings = _sow(leading, structure)
+        return GenerationRecord(
+            ended=ended,
+            begun=begun,
+            thresholds=settings.thresholds,
+            segment_bytes=settings.segment_bytes,
+            final_structure=final_structure,
+            producers=producers,
+            structure=structure.export(),
+        )
+
+    def _store_next(
+        self, leading: Leading, committer: Committer, record: GenerationRecord
+    ) -> Committer:
+        """Seal the slab, begin the next one, and replace the manifest."""
+        committer.seal(record.final_structure, record.producers)
+        manifest = leading.manifest.current
+        settings = replace(
+            manifest.settings, thresholds=record.thresholds, segment_bytes=record.segment_bytes
+        )
         successor = begin_in_place(
             leading.fs,
-            clock,
+            leading.clock,
             leading.directory,
-            replace(manifest.current, settings=settings),
-            record,
-            structure=structure,
-            producers=producers,
-            serial=committer.next_serial,
+            replace(manifest, settings=settings),
+            record.begun,
+            structure=record.structure,
+            producers=record.producers,
+            serial=record.begun.first_serial,
         )
+        successor.log = committer.log
         self._attend(leading, successor)
-        sealed = replace(
-            old.record,
-            state=SlabState.SEALED,
-            until_us=until_us,
-            until_serial=record.first_serial,
-        )
         with leading.lock:
-            ended = [sealed]
-            if closed_us is not None:
-                ended = _closed_by(closed_us, sealed, manifest.current.slabs_of(self.number))
-            manifest.update(
-                lambda manifest: replace(
-                    manifest.with_slabs([*ended, record]),
-                    settings=replace(manifest.settings, thresholds=settings.thresholds),
-                )
-            )
-            self._sealed_bytes[old.id] = committer.size_bytes()
+            leading.manifest.update(record.change)
+            self._sealed_bytes[committer.slab.id] = committer.size_bytes()
             self._name(successor.slab)
-            for each in ended:
-                self._slabs[each.id].record = each
+            for each in leading.manifest.current.slabs_of(self.number):
+                self.adopt(each)
         return successor
+
+
+class _GenerationReplica:
+    """Stores one GENERATION record in the files of a shard."""
+
+    def __init__(self, store: Callable[[GenerationRecord], Committer]) -> None:
+        self._store = store
+        self.successor: Committer | None = None
+
+    def store(self, record: Record) -> None:
+        """Seal the slab and begin the next one; all of it is durable at once."""
+        assert isinstance(record, GenerationRecord)
+        self.successor = self._store(record)
+
+    def sync(self) -> None:
+        """Do nothing: the manifest is durable already."""
+
+    def publish(self) -> None:
+        """Do nothing: readers find the new slab, which has no rows yet."""
 
 
 def _closed_by(

@@ -25,10 +25,12 @@ from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.store.log.first_slab import first_slab
 from siltstone.store.log.opening import RecoveryReport
+from siltstone.store.log.records import SettingsRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
+from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
 from siltstone.store.shard.shard import Role, Roles
 from siltstone.store.shard.upkeep import Upkeep
@@ -238,9 +240,12 @@ class Shards:
         """Apply changed settings. Raises: UsageError."""
         leading = self._leads_all("change settings")
         with self._configure_lock:
-            settings = leading.manifest.update(
-                lambda manifest: replace(manifest, settings=manifest.settings.changed(changes))
-            ).settings
+            # Impossible changes are refused before they are committed.
+            leading.manifest.current.settings.changed(changes)
+            change = ManifestChange(leading.manifest)
+            # The other shards follow when the manifest has the settings.
+            self._leaders[0].log.commit(SettingsRecord(changes), change, sync=True)
+            settings = leading.manifest.current.settings
             self._open_measured()
             for shard in list(self._leaders.values()):
                 # A shard that is being opened may have read the settings before the change.

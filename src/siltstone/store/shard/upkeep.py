@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 from siltstone.errors import UsageError
 from siltstone.fs.publish import remove_tree
 from siltstone.store.log.opening import slab_directory
+from siltstone.store.log.records import DropRecord
 from siltstone.store.shard.leader import LeaderShard, Leading
+from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.slab.drops import DropLog, Dropped, Why
 from siltstone.store.slab.manifest import Manifest, SlabId, SlabState
 from siltstone.store.slab.marks import read_tiered, tiered_slabs
@@ -185,22 +187,24 @@ class Upkeep:
                 known.record.first_serial,
                 known.next_serial() if until is None else until,
             )
-        delivered = {slab.shard: ends[slab][1] for slab, why in slabs.items() if why == "delivered"}
-        self._leading.manifest.update(
-            lambda manifest: replace(
-                manifest,
-                slabs=tuple(record for record in manifest.slabs if record.id not in slabs),
-                dropping=(*manifest.dropping, *slabs),
-                reclaimed={**manifest.reclaimed, **delivered},
-            )
-        )
-        sizes: dict[SlabId, int] = {}
-        for number in {slab.shard for slab in slabs}:
-            gone = [slab for slab in slabs if slab.shard == number]
-            sizes |= self._leaders[number].forget(gone)
-        for slab, why in slabs.items():
-            first, until = ends[slab]
-            self.drops.tell(Dropped(slab, why, until - first, sizes[slab]))
+        by_shard: dict[int, list[SlabId]] = {}
+        for slab in slabs:
+            by_shard.setdefault(slab.shard, []).append(slab)
+        change = ManifestChange(self._leading.manifest)
+        committed: list[SlabId] = []
+        try:
+            for number, gone in by_shard.items():
+                delivered = [ends[slab][1] for slab in gone if slabs[slab] == "delivered"]
+                record = DropRecord(gone, max(delivered, default=None))
+                self._leaders[number].log.commit(record, change, sync=False)
+                committed += gone
+        finally:
+            # What is committed is dropped, also if the log refuses the record of another shard.
+            change.sync()
+            for slab in committed:
+                size_bytes = self._leaders[slab.shard].forget(slab)
+                first, until = ends[slab]
+                self.drops.tell(Dropped(slab, slabs[slab], until - first, size_bytes))
 
     def _adopt_tiered(self) -> bool:
         """Mark the slabs in the lake as tiered; return whether this database is tiered at all."""

@@ -106,6 +106,30 @@ class SlabRecord:
         """The id of the slab."""
         return SlabId(self.shard, self.generation)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        # Written out, because `asdict` takes ten times as long, and there may be thousands of
+        # slabs.
+        fields = {
+            "shard": self.shard,
+            "generation": self.generation,
+            "state": self.state.value,
+            "since_us": self.since_us,
+            "until_us": self.until_us,
+            "created_us": self.created_us,
+            "first_serial": self.first_serial,
+            "until_serial": self.until_serial,
+        }
+        if self.closed_us is not None:
+            # Versions before 0.2.0 do not know this field.
+            fields["closed_us"] = self.closed_us
+        return fields
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SlabRecord:
+        """Create a record from JSON values."""
+        return cls(**{**values, "state": SlabState(values["state"])})
+
     @property
     def ended_us(self) -> int | None:
         """The time after the arrival of the last row; None for the current slab."""
@@ -186,13 +210,7 @@ class Manifest:
             salt=values["salt"],
             settings=DatabaseSettings.from_json(values["settings"]),
             slabs=tuple(
-                sorted(
-                    (
-                        SlabRecord(**(slab | {"state": SlabState(slab["state"])}))
-                        for slab in values["slabs"]
-                    ),
-                    key=_id_of,
-                )
+                sorted((SlabRecord.from_json(slab) for slab in values["slabs"]), key=_id_of)
             ),
             dropping=tuple(SlabId(shard, generation) for shard, generation in values["dropping"]),
             logs=tuple(values.get("logs", ())),
@@ -527,23 +545,5 @@ def _id_of(slab: SlabRecord) -> SlabId:
 
 
 def _slab_lines(slabs: Sequence[SlabRecord]) -> str:
-    lines = [json.dumps(_fields(slab)) for slab in slabs]
+    lines = [json.dumps(slab.to_json()) for slab in slabs]
     return "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else "[]"
-
-
-def _fields(slab: SlabRecord) -> dict[str, Any]:
-    # Written out, because `asdict` takes ten times as long, and there may be thousands of slabs.
-    fields = {
-        "shard": slab.shard,
-        "generation": slab.generation,
-        "state": slab.state.value,
-        "since_us": slab.since_us,
-        "until_us": slab.until_us,
-        "created_us": slab.created_us,
-        "first_serial": slab.first_serial,
-        "until_serial": slab.until_serial,
-    }
-    if slab.closed_us is not None:
-        # Versions before 0.2.0 do not know this field.
-        fields["closed_us"] = slab.closed_us
-    return fields

@@ -1,5 +1,7 @@
-"""The commit log of a shard: every row and every key-value change becomes durable through it.
-Compiled.
+"""The commit log of a shard: every change becomes durable through it. Compiled.
+
+The changes are rows and key-value changes, the next segment (ROLL), the next generation, dropped
+slabs, and settings.
 
 A layout prepares a change as a record and gives it to the log. The log lets a replica store the
 record. When `commit` returns, the record survives what was promised: with `LocalLog` and `sync` it
@@ -7,7 +9,9 @@ is on the disk of this machine. Then the layout publishes it to readers, and the
 the callers.
 
 Invariants:
-- the log commits one record of a shard at a time, in order;
+- the log commits one record of a shard at a time, in order. The thread of the shard commits rows,
+  rolls and generations. Other threads may commit drops and settings, and the log gives them their
+  order: they do not depend on the rows around them;
 - if `commit` raises RetryError, the record was not stored, and the layout forgets the structure
   that it learned for the record;
 - no reader sees a record before it is committed.
@@ -25,6 +29,10 @@ class RecordKind(IntEnum):
     """The kinds of records."""
 
     ROWS = 1
+    ROLL = 2
+    GENERATION = 3
+    DROP = 4
+    SETTINGS = 5
     KV = 6
 
 

@@ -4,7 +4,6 @@ from siltstone.fs.publish import create_directories
 from siltstone.store.log.first_slab import begin_in_place, create_slabs, first_slab
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.slab.manifest import Manifest, SlabId, SlabState
-from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
 from tests.support.builders import NOW_US, PATH, World, settings_of
 
@@ -45,8 +44,8 @@ def test_a_later_slab_begins_at_its_serial() -> None:
         PATH,
         manifest_of(1),
         record,
-        structure=Structure([100]),
-        producers=ProducerTable(),
+        structure=Structure([100]).export(),
+        producers=b"",
         serial=7,
     )
     later.close()

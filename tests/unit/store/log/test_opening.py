@@ -164,7 +164,7 @@ def test_an_index_that_a_crash_kept_away_is_written_again() -> None:
 def test_a_slab_whose_last_segment_is_sealed_goes_on_in_a_new_one() -> None:
     world = World()
     committer = rolled(world)
-    committer.seal()
+    committer.seal(*committer.state())
     again, report = reopened(world)
     assert (topics_of(again), again.next_serial, report) == (SIX, 6, CLEAN)
     assert again.last_timestamp_us == NOW_US + 5

@@ -16,15 +16,24 @@ from siltstone.errors import (
     NotFoundError,
     PoisonedError,
     QuotaExceededError,
+    RetryError,
     SiltstoneError,
     SlabDroppedError,
     StorageFullError,
     UsageError,
 )
+from siltstone.fs.api import EntryKind
 from siltstone.fs.memory import MemoryFile, MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.records import (
+    DropRecord,
+    GenerationRecord,
+    RollRecord,
+    SettingsRecord,
+    record_of,
+)
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.shard.shards import Shards
@@ -37,7 +46,9 @@ from siltstone.store.slab.manifest import (
     SlabState,
     read_manifest,
 )
+from siltstone.store.slab.marks import Seed, write_seed
 from siltstone.store.slab.retention import due_for_drop
+from siltstone.store.writer.commit_log import LOCAL_LOG, Record, Replica
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NAME, NOW_US, SEGMENT_BYTES, World
 from tests.support.slabs import HOME, append, created, opened
@@ -621,3 +632,98 @@ def test_shards_that_drop_at_once_do_not_remove_the_same_files() -> None:
         fs.barrier = None
         assert errors == []
         assert [slab.slab.generation for slab in database.slabs()] == [2, 2]
+
+
+class ParsingLog:
+    """A commit log that stores what it reads from the bytes of a record, as a follower does."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.refuses = False
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        self.kinds.append(record.kind.name)
+        if self.refuses:
+            raise RetryError("another machine leads the shard")
+        if isinstance(record, RollRecord | GenerationRecord | DropRecord | SettingsRecord):
+            parts = record.parts()
+            record = record_of(record.kind, parts)
+            assert record.parts() == parts
+        replica.store(record)
+        if sync:
+            replica.sync()
+
+
+def files_below(fs: MemoryFileSystem, place: PurePath) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for entry in fs.list(place):
+        path = place / entry.name
+        if entry.kind is EntryKind.DIRECTORY:
+            found |= files_below(fs, path)
+        else:
+            found[str(path)] = fs.read(path)
+    return found
+
+
+class TestRecords:
+    def test_the_bytes_of_the_records_are_all_that_the_files_are_made_of(self) -> None:
+        disks: list[dict[str, bytes]] = []
+        for log in (LOCAL_LOG, ParsingLog()):
+            fs = MemoryFileSystem()
+            world = World(fs)
+            created(world, thresholds=(-1, 1))
+            write_seed(fs, HOME, Seed(("seeded/+",), (-1, 2)))
+            with opened(world) as slabs:
+                slabs.leader(0).queue().committer.log = log
+                append(slabs, "a/1", "a/2", "b")
+                append(slabs, "large", size_bytes=SEGMENT_BYTES)
+                slabs.seal()
+                append(slabs, "a/3", "c/1")
+                slabs.seal()
+                slabs.configure({"max_items": 7, "thresholds": (-1, 3)})
+                slabs.drop(SlabId(0, 1))
+                append(slabs, "d")
+                # The next generation has the log of the one before.
+                assert slabs.leader(0).log is log
+            disks.append(files_below(fs, HOME))
+            if isinstance(log, ParsingLog):
+                kinds = ["ROWS", "ROLL", "ROWS", "GENERATION", "ROWS", "GENERATION"]
+                assert log.kinds == [*kinds, "SETTINGS", "DROP", "ROWS"]
+        assert disks[0] == disks[1]
+
+    def test_what_the_log_refuses_does_not_happen(self) -> None:
+        world = World()
+        log = ParsingLog()
+        with opened(world) as slabs:
+            slabs.leader(0).queue().committer.log = log
+            append(slabs, "a")
+            slabs.seal()
+            before = slabs.manifest
+            log.refuses = True
+            for act in (
+                slabs.seal,
+                lambda: slabs.configure({"max_items": 7}),
+                lambda: slabs.drop(SlabId(0, 1)),
+            ):
+                with pytest.raises(RetryError, match="another machine"):
+                    act()
+            assert (slabs.manifest, read_manifest(world.fs, HOME)) == (before, before)
+            assert ids(slabs) == [(0, 1), (0, 2)]
+            log.refuses = False
+            append(slabs, "b")
+            slabs.drop(SlabId(0, 1))
+            assert ids(slabs) == [(0, 2)]
+
+    def test_the_drop_of_one_shard_happens_though_the_log_of_another_refuses_its_own(self) -> None:
+        world = World()
+        log = ParsingLog()
+        with opened(world, shards=2, retain_seconds=1.0, rotate_bytes=1 << 40) as slabs:
+            slabs.seal()
+            world.clock.advance(10)
+            slabs.leader(1).queue().committer.log = log
+            log.refuses = True
+            with pytest.raises(RetryError):
+                slabs.enforce_retention()
+            assert ids(slabs) == [(1, 1), (0, 2), (1, 2)]
+            log.refuses = False
+            assert slabs.enforce_retention() == [SlabId(1, 1)]

@@ -21,6 +21,7 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
+from siltstone.store.log.records import RollRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
 from siltstone.store.log.write.cook import Block, Call, Cook, Cooked
@@ -109,6 +110,9 @@ class Committer:
         self.last_timestamp_us = last_timestamp_us
         self._cook = self._new_cook()
         self._was_full = False
+        # The place of the frame for which a segment is begun: next serial and last time. It is
+        # claimed with the start of the segment, before another thread can take a room there.
+        self._claim: tuple[int, int] | None = None
         self._poisoned_by: Exception | None = None
         self.unsynced = False
         # Whether the file descriptor is closed while there is nothing to store.
@@ -285,7 +289,10 @@ class Committer:
     # The replica, for the commit log.
 
     def store(self, record: Record) -> None:
-        """Write a frame at the place that was claimed for it."""
+        """Write a frame at the place that was claimed for it, or begin the next segment."""
+        if isinstance(record, RollRecord):
+            self._begin_segment(record)
+            return
         assert isinstance(record, FrameRecord)
         header, writer = record.header, self._active()
         after = header.first_serial + header.row_count
@@ -359,21 +366,24 @@ class Committer:
         if learns_anew:
             self._cook = self._new_cook()
 
-    def seal(self) -> None:
-        """Seal the slab: it accepts no more rows. The caller replaces this committer."""
+    def seal(self, structure: bytes, producers: bytes) -> None:
+        """Seal the slab: it accepts no more rows. The caller replaces this committer.
+
+        The last index gets the structure and the producers, which are those of `state`.
+        """
         self.check()
         if self._writer.active is not None:
-            self._seal_active()
+            self._seal_active(structure, producers)
 
     def state(self) -> tuple[bytes, bytes]:
         """Return the structure and the producers, encoded for the start or the end of a segment."""
         return self.slab.export(), self._producers.encode()
 
-    def inherited(self) -> tuple[Structure, ProducerTable]:
-        """Return the structure and the producers with which the next generation begins."""
+    def inherited(self) -> Structure:
+        """Return the structure with which the next generation begins."""
         published = Structure(list(self.settings.thresholds))
         published.apply(self.slab.export())
-        return published.inherit(list(self.settings.thresholds)), self._producers
+        return published.inherit(list(self.settings.thresholds))
 
     def _new_cook(self) -> Cook:
         structure = Structure(list(self.settings.thresholds))
@@ -395,24 +405,42 @@ class Committer:
         `claim` is the row count and the last time of a frame; its place is claimed at once.
         """
         active = self._writer.active
-        if active is not None and not self._is_bare(active):
-            self._seal_active()
-            active = None
-        if active is None:
-            # A segment is named after its first serial. If the sealed segment has no rows, its name
+        serial = self.next_serial
+        if active is None or not self._is_bare(active):
+            # A segment is named after its first serial. If the segment before has no rows, its name
             # is taken, so one serial is skipped.
-            last = self._writer.chain.handles[-1]
-            self.next_serial = max(self.next_serial, last.base_serial + 1)
+            serial = max(serial, self._writer.chain.handles[-1].base_serial + 1)
         structure, producers = self.state()
-        self._writer.start(
-            serial=self.next_serial,
+        record = RollRecord(
+            serial=serial,
             timestamp_us=self.last_timestamp_us,
-            structure=structure,
-            producers=producers,
             created_us=self._clock.now_us(),
             segment_bytes=self.settings.segment_bytes,
             room_bytes=room_bytes + 64,
-            claim=None if claim is None else (self.next_serial + claim[0], claim[1]),
+            structure=structure,
+            producers=producers,
+        )
+        self._claim = None if claim is None else (serial + claim[0], claim[1])
+        try:
+            self.log.commit(record, self, sync=False)
+        finally:
+            self._claim = None
+
+    def _begin_segment(self, record: RollRecord) -> None:
+        """Seal the active segment, unless it is bare, and begin the next one."""
+        active = self._writer.active
+        if active is not None and not self._is_bare(active):
+            self._seal_active(record.structure, record.producers)
+        self.next_serial = record.serial
+        self._writer.start(
+            serial=record.serial,
+            timestamp_us=record.timestamp_us,
+            structure=record.structure,
+            producers=record.producers,
+            created_us=record.created_us,
+            segment_bytes=record.segment_bytes,
+            room_bytes=record.room_bytes,
+            claim=self._claim,
         )
 
     def _is_bare(self, active: SegmentWriter) -> bool:
@@ -421,7 +449,7 @@ class Committer:
         base = segment.header.base_serial
         return segment.index.next_serial == self.next_serial == base and not segment.reserved_serial
 
-    def _seal_active(self) -> None:
+    def _seal_active(self, structure: bytes, producers: bytes) -> None:
         if self._gap_is_stored():
             self._durably(self._active().release)
         else:
@@ -429,7 +457,6 @@ class Committer:
             self._durably(self._active().sync)
             self._active().segment.index.next_serial = self.next_serial
         self.unsynced = False
-        structure, producers = self.state()
         self._writer.seal(structure=structure, producers=producers)
 
     def _active(self) -> SegmentWriter:

@@ -31,7 +31,7 @@ from siltstone.errors import (
 from siltstone.store.kv.api import Changes, Engine
 from siltstone.store.kv.keys import STATE_KEY, encode_state
 from siltstone.store.kv.slab import KeyValueSlab
-from siltstone.store.slab.manifest import SlabRecord, SlabState
+from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import RememberedId, ShardState
 from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
@@ -60,12 +60,16 @@ _SECOND_US: Final = 1_000_000
 
 
 class KeyValueRecord(Record):
-    """The changes of a group of transactions, and the streams that it adds."""
+    """Changes of the engine: of a group of transactions with the streams that it adds, or others.
 
-    def __init__(self, changes: Changes, edges: bytes) -> None:
-        super().__init__(RecordKind.KV)
+    `family` is the one that a generation begins with, or that is dropped; else it is empty.
+    """
+
+    def __init__(self, kind: RecordKind, changes: Changes, edges: bytes, family: str) -> None:
+        super().__init__(kind)
         self.changes = changes
         self.edges = edges
+        self.family = family
 
 
 class Committer:
@@ -152,6 +156,28 @@ class Committer:
             return self._turn_over()
         except SiltstoneError as exc:
             raise self._poison(exc) from exc
+
+    def drop(self, slab: SlabId) -> None:
+        """Remove the record of a sealed slab; the caller drops its family when readers forgot it.
+
+        Raises: the errors of the engine.
+        """
+        changes = Changes()
+        catalog.remove_slab(changes, slab)
+        self._commit(RecordKind.DROP, changes, catalog.family_of(slab))
+
+    def put_settings(self, settings: KeyValueSettings) -> None:
+        """Store the settings of the database. Raises: the errors of the engine."""
+        changes = Changes()
+        catalog.put_settings(changes, settings)
+        self._commit(RecordKind.SETTINGS, changes, "")
+
+    def _commit(self, kind: RecordKind, changes: Changes, family: str) -> None:
+        """Make a change durable that is not a group of transactions."""
+        try:
+            self.log.commit(KeyValueRecord(kind, changes, b"", family), self, sync=True)
+        finally:
+            self._staged = None
 
     def find_id(self, digest: bytes) -> int | None:
         """Return the serial of the transaction that was committed with an id; None if none was."""
@@ -348,22 +374,26 @@ class Committer:
             catalog.put_edges(changes, self.record.id, self._edges_number, edges)
         self._put_ids(changes)
         catalog.put_state(changes, self.record.shard, self._state())
-        return KeyValueRecord(changes, edges)
+        return KeyValueRecord(RecordKind.KV, changes, edges, "")
 
     # The replica, for the commit log.
 
     def store(self, record: Record) -> None:
-        """Stage a group; `sync` writes it."""
+        """Stage a group or another change; `sync` writes it."""
         assert isinstance(record, KeyValueRecord)
         self._staged = record
 
     def sync(self) -> None:
-        """Write the staged group durably. Raises: the errors of the engine."""
+        """Write what is staged, durably. Raises: the errors of the engine."""
         staged = self._staged
         assert staged is not None
-        # Readers must know a stream before its rows become visible, or they would miss them. If the
-        # write fails, readers know a stream without rows until the database is opened again.
-        self.slab.publish(staged.edges, self._group.places)
+        if staged.kind == RecordKind.KV:
+            # Readers must know a stream before its rows become visible, or they would miss them. If
+            # the write fails, readers know a stream without rows until the database is opened
+            # again.
+            self.slab.publish(staged.edges, self._group.places)
+        elif staged.kind == RecordKind.GENERATION:
+            self._engine.create_family(staged.family)
         self._engine.write(staged.changes)
 
     def publish(self) -> None:
@@ -426,8 +456,7 @@ class Committer:
         family = catalog.family_of(record.id)
         changes.put(family, STATE_KEY, encode_state(self.serial, since_us))
         catalog.put_state(changes, record.shard, self._state())
-        self._engine.create_family(family)
-        self._engine.write(changes)
+        self._commit(RecordKind.GENERATION, changes, family)
         slab, self._edges_number = catalog.open_slab(self._engine, record.id, self.settings)
         self.record = record
         self._begin(slab)

@@ -351,7 +351,7 @@ def test_sealed_segments_in_a_span_are_counted_without_opening_a_frame(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     committer = committed(*FRAMES)
-    committer.seal()
+    committer.seal(*committer.state())
     slab = committer.slab
     matches = slab.match(TopicFilter.parse("s/#"))
     opened: list[int] = []
