@@ -99,6 +99,8 @@ class Disk:
 
     def __init__(self, fs: MemoryFileSystem | None = None) -> None:
         self.fs = MemoryFileSystem() if fs is None else fs
+        # The sequence of the last mark that was written.
+        self.last_mark = 0
         if fs is None:
             self.fs.create(FILE).close()
             self.fs.sync_directory(FILE.parent)
@@ -106,6 +108,7 @@ class Disk:
     def append(self, mark: Position, data: bytes) -> None:
         with self.fs.open(FILE, writable=True) as file:
             file.write(frame(mark, data))
+        self.last_mark = mark.sequence
 
     def sync(self) -> None:
         with self.fs.open(FILE, writable=True) as file:
@@ -117,6 +120,7 @@ class Disk:
         with self.fs.open(FILE, writable=True) as file:
             file.truncate(found.end)
             file.sync()
+        self.last_mark = found.position.sequence
         return found
 
     def synced_bytes(self) -> bytes:
@@ -126,5 +130,6 @@ class Disk:
         except NotFoundError:
             return b""
 
-    def replace(self, data: bytes) -> None:
+    def replace(self, data: bytes, mark: Position) -> None:
         replace_file(self.fs, FILE, data)
+        self.last_mark = mark.sequence

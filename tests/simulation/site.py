@@ -21,7 +21,7 @@ from siltstone.store.writer.replication.actions import (
     Stored,
     Unknown,
 )
-from siltstone.store.writer.replication.follower import Bounds, Progress, Status
+from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
 from siltstone.store.writer.replication.health import (
     ClaimTimer,
     Lease,
@@ -33,7 +33,7 @@ from siltstone.store.writer.replication.leader import Admission
 from siltstone.store.writer.replication.membership import Hold, leave
 from siltstone.store.writer.replication.messages import MessageKind
 from siltstone.store.writer.replication.shard import READING, ReplicatedShard
-from tests.simulation.disk import Disk, Row, rows_of, scan
+from tests.simulation.disk import Disk, Found, Row, rows_of, scan
 from tests.simulation.requests import Request
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Site:
         self.fresh = 0
         # The sequence that is read at this moment, or 0.
         self.taking = 0
+        self.known: dict[str, int] = {}
         self.queue: deque[Request] = deque()
         self.incarnation = 0
 
@@ -92,15 +93,15 @@ class Site:
         self.synced = self.durable = found.position.marked
         self.shard = world.kit.shard(
             self.name,
-            self.new_boot(),
-            world.kit.follower(found.position, found.producers, tuple(found.parts)),
+            self.start_boot(),
+            self.make_follower(found),
             window=world.plan.window,
             part_bytes=world.plan.part_bytes,
         )
         local = self.clock_us()
         self.claims = ClaimTimer(self.rank, local)
         self.outbox = OutboxTimer()
-        self.lease = Lease(local)
+        self.lease = Lease()
         self.watches = {site.name: PeerWatch(local) for site in world.sites if site is not self}
         self.incarnation += 1
         self.fresh = min(self.fresh, found.position.sequence)
@@ -111,6 +112,12 @@ class Site:
         if not self.is_ticking:
             self.is_ticking = True
             world.after(world.rng.randrange(TICK_US), self.tick)
+
+    def make_follower(self, found: Found) -> Follower:
+        return self.world.kit.follower(found.position, found.producers, tuple(found.parts))
+
+    def start_boot(self) -> int:
+        return self.new_boot()
 
     def new_boot(self) -> int:
         return self.world.rng.getrandbits(63)
@@ -237,6 +244,9 @@ class Site:
         self.chains.append(action.mark.chain)
         self.claims.heard(self.clock_us())
 
+    def log_has_stored(self, data: bytes) -> None:
+        """Hear that the log has stored a message. A site must not act on it."""
+
     def queue_refused(self) -> None:
         """Give the queued requests to the shard, which no longer leads."""
         self.world.after(0, self.serve)
@@ -249,8 +259,9 @@ class Site:
         except PowerCut:
             self.power_fails()
             return
-        self.durable = shard.position.marked
+        self.durable = self.disk.last_mark
         self.synced = self.synced_position(shard)
+        self.world.report(self, self.synced)
 
     def synced_position(self, shard: ReplicatedShard) -> int:
         return shard.position.marked
@@ -352,12 +363,15 @@ class Site:
             return
         if not self.has_network:
             return
+        # What a site knows of the others may be old.
+        if world.rng.random() < 0.5:
+            self.known = dict(world.reports)
         step = world.kit.next_placement(
             world.placement,
             self.name,
             shard.follower.status,
             synced=self.synced,
-            members={site.name: site.synced for site in world.sites},
+            members=self.known,
         )
         world.change_placement(step)
         walls = [site.wall_us() for site in world.sites]
@@ -434,13 +448,16 @@ class Site:
                 continue
             if found.position.sequence <= shard.position.sequence:
                 continue
+            if shard.position.index and found.position.nonce != shard.position.nonce:
+                continue
             try:
-                self.disk.replace(data[: found.end])
+                self.disk.replace(data[: found.end], found.position)
             except PowerCut:
                 self.power_fails()
                 return
             self.rows, self.chains = found.rows, found.chains
             self.synced = self.durable = found.position.marked
+            world.report(self, self.synced)
             self.act(
                 shard.jump(
                     found.position, found.producers, tuple(found.parts), boot=self.new_boot()

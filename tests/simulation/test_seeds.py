@@ -31,7 +31,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_the_runs_contain_what_they_are_about() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(200):
         world = World(seed).run()
         seen += world.seen
     rare = {name: count for name, count in seen.items() if count < 3}

@@ -72,25 +72,30 @@ class OutboxTimer:
 
 
 class Lease:
-    """How long a site may serve its clients without having renewed its entry."""
+    """How long a site may serve its clients without having renewed its entry.
 
-    def __init__(self, now_us: int) -> None:
-        self._renewed_us = now_us
-        self._tried_us = now_us
+    A site that has just started serves nobody before its first renewal: the other sites do not
+    know this boot yet, and may declare the site dead at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._renewed_us: int | None = None
+        self._tried_us: int | None = None
 
     def try_renew(self, now_us: int) -> bool:
         """Return whether to renew now; an answer then goes to `renewed`, with the same time."""
-        if now_us - self._tried_us < RENEW_US:
+        if self._tried_us is not None and now_us - self._tried_us < RENEW_US:
             return False
         self._tried_us = now_us
         return True
 
     def renewed(self, sent_us: int) -> None:
         """Take the answer to a renewal that was sent at this time: the lease counts from there."""
-        self._renewed_us = max(self._renewed_us, sent_us)
+        if self._renewed_us is None or sent_us > self._renewed_us:
+            self._renewed_us = sent_us
 
     def may_serve(self, now_us: int) -> bool:
-        return now_us - self._renewed_us < MUTE_US
+        return self._renewed_us is not None and now_us - self._renewed_us < MUTE_US
 
 
 class PeerWatch:

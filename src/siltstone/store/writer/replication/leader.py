@@ -265,6 +265,7 @@ class Leader:
             case Waits.CALL:
                 return Stored(waiting.request)
             case Waits.CLOSE:
+                self._ahead_closed.discard(waiting.producer)
                 return Closed(waiting.request, self._producers.last(waiting.producer))
             case Waits.QUESTION:
                 return Confirmed(waiting.request, self._position.index)

@@ -61,8 +61,19 @@ def test_a_leader_whose_records_do_not_count_has_stalled() -> None:
     assert not timer.is_stalled(9 * STALL_US)
 
 
+def test_a_site_serves_no_clients_before_its_first_renewal() -> None:
+    # A site that restarts while it is cut off has no lease that others know of.
+    lease = Lease()
+    assert not lease.may_serve(0)
+    assert lease.try_renew(0)
+    assert not lease.may_serve(1)
+    lease.renewed(0)
+    assert lease.may_serve(1)
+
+
 def test_a_lease_counts_from_when_the_renewal_was_sent() -> None:
-    lease = Lease(0)
+    lease = Lease()
+    assert lease.try_renew(0)
     assert not lease.try_renew(RENEW_US - 1)
     assert lease.try_renew(RENEW_US)
     assert not lease.try_renew(RENEW_US)
