@@ -22,6 +22,9 @@ PARALLEL := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? n : 2
 # What hypothesis draws from in a long run; each run has another one, and prints it.
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
+# Seeds of the simulation of replicated shards that a long run takes.
+RUNS := 20000
+
 # A directory is newer when a module was added to it or removed from it.
 SOURCES := $(shell find src -name __pycache__ -prune -o \( -type d -o -name '*.py' \) -print)
 
@@ -77,6 +80,7 @@ compare: $(BUILT)  ## measure this build beside the one in build/base, in turns
 
 soak: $(BUILT)  ## the long runs: fifty kills, more examples, a hundred million rows
 	@echo "seed of the generated histories: $(SEED); make soak SEED=$(SEED) runs the same ones again"
+	$(BIN)/python -m tests.simulation --first $(SEED) --runs $(RUNS)
 	$(BIN)/python -m pytest -m soak --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	@if [ -e bench/scale.py ]; then set -x; $(BIN)/python -m bench.scale --full; fi
 

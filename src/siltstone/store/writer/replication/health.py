@@ -1,0 +1,120 @@
+"""When a site claims, publishes again, falls silent, and when it counts as dead.
+
+Nothing here is needed for safety of the log: a wrong clock or a wrong guess costs time, not rows.
+The one exception is a lease, which needs clocks that run at about the same rate: a site stops
+serving its clients long before another site may declare it dead.
+
+All times are in microseconds of the site's own monotonic clock, unless they are called wall times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Final
+
+SILENCE_US: Final = 1_000_000
+RANK_US: Final = 300_000
+BACK_OFF_US_MAX: Final = 10_000_000
+AGAIN_US: Final = 500_000
+STALL_US: Final = 3_000_000
+CLOCK_US_MAX: Final = 5_000_000
+RENEW_US: Final = 2_000_000
+MUTE_US: Final = 10_000_000
+DEAD_US: Final = 20_000_000
+
+
+class ClaimTimer:
+    """When a follower claims: after silence, the lowest rank first, then less and less often."""
+
+    def __init__(self, rank: int, now_us: int) -> None:
+        self._rank = rank
+        self._claims = 0
+        self._due_us = 0
+        self.heard(now_us)
+
+    def heard(self, now_us: int) -> None:
+        """Take a heartbeat of the leader, or a record that counted."""
+        self._claims = 0
+        self._due_us = now_us + SILENCE_US + self._rank * RANK_US
+
+    def is_due(self, now_us: int) -> bool:
+        return now_us >= self._due_us
+
+    def claimed(self, now_us: int) -> None:
+        """Take that this site has claimed; the next claim waits twice as long, up to a limit."""
+        self._claims += 1
+        back_off_us = min(SILENCE_US << min(self._claims, 8), BACK_OFF_US_MAX)
+        self._due_us = now_us + back_off_us + self._rank * RANK_US
+
+
+class OutboxTimer:
+    """When a leader publishes its outbox again, and when it has stalled."""
+
+    def __init__(self) -> None:
+        self._oldest = 0
+        self._since_us = 0
+        self._published_us = 0
+
+    def watch(self, oldest: int, now_us: int) -> bool:
+        """Return whether to publish again. `oldest` is the oldest index under way, or 0."""
+        if oldest != self._oldest:
+            self._oldest, self._since_us, self._published_us = oldest, now_us, now_us
+            return False
+        if not oldest or now_us - self._published_us < AGAIN_US:
+            return False
+        self._published_us = now_us
+        return True
+
+    def is_stalled(self, now_us: int) -> bool:
+        """Return whether to stop the heartbeats, so that another site claims."""
+        return bool(self._oldest) and now_us - self._since_us >= STALL_US
+
+
+class Lease:
+    """How long a site may serve its clients without having renewed its entry.
+
+    A site that has just started serves nobody before its first renewal: the other sites do not
+    know this boot yet, and may declare the site dead at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._renewed_us: int | None = None
+        self._tried_us: int | None = None
+
+    def try_renew(self, now_us: int) -> bool:
+        """Return whether to renew now; an answer then goes to `renewed`, with the same time."""
+        if self._tried_us is not None and now_us - self._tried_us < RENEW_US:
+            return False
+        self._tried_us = now_us
+        return True
+
+    def renewed(self, sent_us: int) -> None:
+        """Take the answer to a renewal that was sent at this time: the lease counts from there."""
+        if self._renewed_us is None or sent_us > self._renewed_us:
+            self._renewed_us = sent_us
+
+    def may_serve(self, now_us: int) -> bool:
+        return self._renewed_us is not None and now_us - self._renewed_us < MUTE_US
+
+
+class PeerWatch:
+    """How long ago the entry of a peer has changed, by our own clock."""
+
+    def __init__(self, now_us: int) -> None:
+        self._entry = -1
+        self._changed_us = now_us
+
+    def saw(self, entry: int, now_us: int) -> None:
+        """Take the revision of the peer's entry."""
+        if entry != self._entry:
+            self._entry, self._changed_us = entry, now_us
+
+    def is_dead(self, now_us: int) -> bool:
+        """Return whether to declare the boot of the peer dead, by compare-and-set."""
+        return now_us - self._changed_us >= DEAD_US
+
+
+def clock_is_wrong(own_us: int, all_us: Sequence[int]) -> bool:
+    """Return whether our wall time is far from the median of all sites, ours included."""
+    return abs(own_us - median_low(all_us)) > CLOCK_US_MAX

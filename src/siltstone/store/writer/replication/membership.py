@@ -1,0 +1,130 @@
+"""Which sites replicate a shard, which of them are in sync, and how far the log may be trimmed.
+
+A placement is a value in a shared bucket. It changes by compare-and-set only: a site reads it,
+computes the next one with these functions, and writes it if nobody has written in between.
+
+Invariants:
+- the in-sync sites are a majority of the replicas, at least;
+- every in-sync site has synced everything below `trim`;
+- `trim` is written before the log is trimmed. So a site cannot join with a position that a trim,
+  decided earlier and still under way, is about to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from siltstone.errors import UsageError
+from siltstone.store.writer.replication.follower import Status
+
+HOLD_US: Final = 60_000_000
+LAG_BYTES_MAX: Final = 512 * 1024 * 1024
+LAG_US_MAX: Final = 60_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The sites of a shard. The log holds everything from `trim` on."""
+
+    replicas: frozenset[str]
+    insync: frozenset[str]
+    trim: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.insync <= self.replicas or len(self.insync) < majority(len(self.replicas)):
+            raise UsageError(
+                f"the in-sync sites must be a majority of the replicas: "
+                f"replicas={sorted(self.replicas)} insync={sorted(self.insync)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Keeps the log from this sequence on while a site copies, until it expires."""
+
+    sequence: int
+    until_us: int
+
+
+def majority(count: int) -> int:
+    """Return the smallest majority."""
+    return count // 2 + 1
+
+
+def is_behind(*, lag_bytes: int, lag_us: int) -> bool:
+    """Return whether a site must leave the in-sync set."""
+    return lag_bytes >= LAG_BYTES_MAX or lag_us >= LAG_US_MAX
+
+
+def leave(placement: Placement, site: str) -> Placement | None:
+    """Return the placement without this in-sync site; None if too few would be left."""
+    insync = placement.insync - {site}
+    if insync == placement.insync or len(insync) < majority(len(placement.replicas)):
+        return None
+    return replace(placement, insync=insync)
+
+
+def add(placement: Placement, site: str) -> Placement | None:
+    """Return the placement with one more replica, which is not in sync yet.
+
+    None if the site is a replica, or if the in-sync sites would be no majority any more.
+    """
+    replicas = placement.replicas | {site}
+    if site in placement.replicas or len(placement.insync) < majority(len(replicas)):
+        return None
+    return replace(placement, replicas=replicas)
+
+
+def join(
+    placement: Placement, site: str, *, synced: int, members: Mapping[str, int]
+) -> Placement | None:
+    """Return the placement with this replica in sync; None if it may not join yet.
+
+    `members` has the synced positions that the in-sync sites have reported.
+    """
+    if site not in placement.replicas or site in placement.insync:
+        return None
+    reported = [members[one] for one in placement.insync if one in members]
+    if not reported or synced < min(reported) or synced + 1 < placement.trim:
+        return None
+    return replace(placement, insync=placement.insync | {site})
+
+
+def remove(placement: Placement, site: str) -> Placement | None:
+    """Return the placement without this replica; None if the in-sync sites would be too few."""
+    replicas, insync = placement.replicas - {site}, placement.insync - {site}
+    if replicas == placement.replicas or not insync or len(insync) < majority(len(replicas)):
+        return None
+    return replace(placement, replicas=replicas, insync=insync)
+
+
+def trim(
+    placement: Placement,
+    *,
+    synced: Mapping[str, int],
+    holds: Iterable[Hold],
+    last: int,
+    now_us: int,
+) -> Placement | None:
+    """Return the placement with the highest trim that is safe; None if there is nothing to trim.
+
+    The log is trimmed below the lowest synced position of the in-sync sites and below all live
+    holds. The last message always stays. A site that has reported nothing stops all trimming.
+    """
+    positions = [synced.get(site, 0) + 1 for site in placement.insync]
+    positions += [hold.sequence for hold in holds if hold.until_us > now_us]
+    below = min([*positions, last])
+    return replace(placement, trim=below) if below > placement.trim else None
+
+
+def next_placement(
+    placement: Placement, site: str, status: Status, *, synced: int, members: Mapping[str, int]
+) -> Placement | None:
+    """Return the next step of a site that starts, or returns: first a replica, then in sync."""
+    if status is not Status.CURRENT:
+        return None
+    if site not in placement.replicas:
+        return add(placement, site)
+    return join(placement, site, synced=synced, members=members)
