@@ -16,7 +16,7 @@ from siltstone.errors import CorruptionError, SlabDroppedError
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.writable_slabs import WritableSlabs
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic

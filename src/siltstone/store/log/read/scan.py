@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.scalars import scalar
+from siltstone.store.log.read.frame_rows import FrameRows, wanted_rows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.index import SegmentIndex
 from siltstone.store.segment.segment import Segment
+from siltstone.store.segment.table import FrameTable
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match
 
@@ -68,7 +70,8 @@ class Selector:
         self.stream = match.stream
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
         self._topic: bytes | None = None
-        if not is_bound(match):
+        self.is_bound = is_bound(match)
+        if not self.is_bound:
             return
         words = iter(match.constraints)
         levels = [next(words) if level == b"+" else level for level in match.stream.levels]
@@ -309,9 +312,11 @@ def _cut(piece: Piece, rows_max: int) -> Piece:
 
 def read_slab(
     slab: Slab, matches: Sequence[Match], span: Span, *, serials: range | None = None
-) -> Iterator[list[Piece]]:
-    """Yield the matching rows of a slab, the pieces of one frame at a time; frames are in order of
-    time.
+) -> Iterator[list[Piece] | list[FrameRows]]:
+    """Yield the matching rows of a slab in the order of the frames: the pieces of one frame, or the
+    rows of many small frames.
+
+    Frames are in order of time.
     """
     selectors = {match.stream.id: Selector(match) for match in matches}
     for handle in slab.handles():
@@ -324,14 +329,54 @@ def read_slab(
         frames = segment.index.frames_for(
             selectors, serials or ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
         )
-        for number in frames.numbers:
-            pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
-            if pieces:
-                yield pieces
+        for found in read_frames(segment, frames.numbers, len(selectors)):
+            if isinstance(found, FrameView):
+                pieces = list(_frame_pieces(slab, selectors, found, span, serials))
+                if pieces:
+                    yield pieces
+            else:
+                rows = _table_rows(slab, selectors, found, span, serials)
+                if rows.num_rows:
+                    yield [rows]
         if serials is None or segment.index.next_serial <= serials.stop:
             check_behind(segment, span)
         if reaches_end(segment.index, span):
             return
+
+
+def read_frames(
+    segment: Segment, numbers: Sequence[int], streams: int
+) -> Iterator[FrameView | FrameTable]:
+    """Open frames of a segment, in order: small ones many at a time.
+
+    `streams` is the number of wanted streams.
+
+    Raises: CorruptionError.
+    """
+    for group, small in segment.index.groups(numbers, streams):
+        left = group
+        while left:
+            table = segment.table(left) if small else None
+            if table is not None:
+                yield table
+                left = left[len(table) :]
+            if left:
+                # A frame that is not small, or at which the table ended: compressed or damaged.
+                yield segment.frame(left[0])
+                left = left[1:]
+
+
+def _table_rows(
+    slab: Slab,
+    selectors: dict[int, Selector],
+    table: FrameTable,
+    span: Span,
+    serials: range | None,
+) -> FrameRows:
+    rows = wanted_rows(slab.id, table, selectors)
+    if serials is not None:
+        rows = rows.within(serials)
+    return rows.in_span(span.since_us, span.until_us)
 
 
 def _frame_pieces(

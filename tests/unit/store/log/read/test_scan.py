@@ -338,13 +338,27 @@ def test_a_slab_is_read_between_two_serials() -> None:
 
 
 def test_frames_follow_each_other_in_time() -> None:
-    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a")).slab
+    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a"), compression="zstd").slab
     ends = [
         (min(times), max(times))
         for pieces in read_slab(slab, slab.match(TopicFilter.parse("#")), Span())
         for times in [[row.timestamp_us - NOW_US for row in Batch(pieces, 0).rows()]]
     ]
     assert ends == [(0, 1), (2, 3), (4, 6)]
+
+
+def test_small_frames_are_read_together_in_their_order() -> None:
+    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a")).slab
+    (parts,) = read_slab(slab, slab.match(TopicFilter.parse("#")), Span())
+    rows = Batch(parts, 0).rows()
+    assert [row.serial for row in rows] == list(range(7))
+    assert [
+        sorted(row.timestamp_us - NOW_US for row in rows[i:j]) for i, j in ((0, 2), (2, 4), (4, 7))
+    ] == [
+        [0, 1],
+        [2, 3],
+        [4, 5, 6],
+    ]
 
 
 def test_sealed_segments_in_a_span_are_counted_without_opening_a_frame(
