@@ -30,7 +30,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -57,7 +57,7 @@ _STREAM: Final = struct.Struct("<QQII")
 
 Directory = Sequence[tuple[int, int, int, int, int]]
 # The rows of a table: few at first, because many readers want only the first rows.
-_FIRST_ROWS: Final = 1 << 12
+FIRST_ROWS: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,33 +204,49 @@ class SegmentIndex:
             return Frames(sorted(numbers), serials.stop)
         return Frames(sorted(n for n in numbers if n < listed), self.serials[listed])
 
-    def groups(self, numbers: Sequence[int], streams: int) -> Iterator[tuple[Sequence[int], bool]]:
+    def rows_per_piece(self, streams: Iterable[int]) -> int:
+        """Return how many rows these streams have on average in a frame that holds any."""
+        rows = pieces = 0
+        for stream_id in streams:
+            rows += self.stream_rows.get(stream_id, 0)
+            pieces += len(self.frames_of(stream_id))
+        return rows // max(1, pieces)
+
+    def groups(
+        self, numbers: Sequence[int], rows_per_piece: int, rows_first: int = FIRST_ROWS
+    ) -> Iterator[tuple[Sequence[int], bool]]:
         """Yield the numbers of frames in groups, and whether they are small: many small frames, or
         one that is not small.
 
-        `streams` is the number of wanted streams.
+        `rows_per_piece` says how many rows are wanted of a frame, of each stream. The first group
+        has about `rows_first` rows, and later groups have more.
         """
-        if not numbers:
-            return
+        rows_max = window = rows_first
+        start = 0
+        while start < len(numbers):
+            part = numbers[start : start + window]
+            yield from self._groups(part, rows_per_piece, rows_max)
+            start += len(part)
+            rows_max = window = min(2 * window, TABLE_ROWS)
+
+    def _groups(
+        self, numbers: Sequence[int], rows_per_piece: int, rows_max: int
+    ) -> Iterator[tuple[Sequence[int], bool]]:
         start, stop = numbers[0], numbers[-1] + 1
         chosen = np.asarray(numbers, np.int64) - start
         rows = column_of(self.row_counts[start:stop], np.uint32)[chosen].astype(np.int64)
         # The index may grow at this moment, so the end of the last frame is not taken from it.
         positions = column_of(self.positions[start:stop], np.int64)
         sizes = np.append(positions[1:] - positions[:-1], 0)[chosen]
-        small = are_small(rows, sizes, streams)
+        small = are_small(rows, sizes, rows_per_piece)
         rows, sizes = rows.cumsum(), sizes.cumsum()
-        others = np.flatnonzero(~small)
-        rows_max = _FIRST_ROWS
         first, count = 0, len(chosen)
-        for other in (*others.tolist(), count):
+        for other in (*np.flatnonzero(~small).tolist(), count):
             while first < other:
-                last = np.searchsorted(rows, rows_max + (rows[first - 1] if first else 0), "right")
-                most = np.searchsorted(
-                    sizes, TABLE_BYTES + (sizes[first - 1] if first else 0), "right"
-                )
+                last = np.searchsorted(rows, rows[first] + rows_max)
+                most = np.searchsorted(sizes, sizes[first] + TABLE_BYTES)
                 end = max(first + 1, min(int(last), int(most), other))
-                yield numbers[first:end], end > first + 1 or streams > 1
+                yield numbers[first:end], True
                 first, rows_max = end, min(2 * rows_max, TABLE_ROWS)
             if other < count:
                 yield numbers[other : other + 1], False

@@ -48,7 +48,7 @@ _REACH_BYTES: Final = 1 << 30
 # A frame with more rows, or with larger rows, is opened by itself: its columns need not be copied.
 # But each stream of it is a piece of its own, and a piece costs as much as some hundred rows.
 _SMALL_ROWS: Final = 2048
-_SMALL_ROWS_PER_STREAM: Final = 256
+_SMALL_PIECE: Final = 256
 _SMALL_BYTES: Final = 1 << 16
 _SMALL_ROW_BYTES: Final = 512
 TABLE_ROWS: Final = 1 << 16
@@ -126,7 +126,9 @@ class FrameTable:
             entry = np.where(held > number, entries[number], 0)
             ids = entry & 0xFFFF
             lengths = entry >> 32 & _LOW
-            for section_id in np.unique(ids).tolist():
+            first = ids[0]
+            uniform = (ids == first).all()
+            for section_id in [int(first)] if uniform else np.unique(ids).tolist():
                 if section_id == 0 or section_id > SECTION_MAX:
                     fits &= (ids != section_id) | (held <= number)
                     continue
@@ -190,7 +192,7 @@ class FrameTable:
     def keep_small(self) -> None:
         """Cut the table before the first frame that is not small, and at its limits."""
         sizes = self.ends - self.positions
-        small = are_small(self.row_counts, sizes, 1)
+        small = are_small(self.row_counts, sizes, TABLE_ROWS)
         small &= (self.row_counts.cumsum() <= TABLE_ROWS) & (sizes.cumsum() <= TABLE_BYTES)
         self.keep_first(small)
 
@@ -217,6 +219,16 @@ class FrameTable:
     def directory(self) -> Directory:
         """Return the directories of all frames."""
         return Directory(self)
+
+    def stream_end(self, frame: int, stream_id: int) -> int:
+        """Return the serial after the last row of a stream in a frame."""
+        start = int(self.offsets[STREAMS][frame])
+        stop = start + int(self.lengths[STREAMS][frame])
+        end = 0
+        for found, first, count, _, _ in DIRECTORY.iter_unpack(self.view[start:stop]):
+            if found == stream_id:
+                end = first + count
+        return int(self.first_serials[frame]) + end
 
     def integers(self, section_id: int, frames: Ints, items: Ints, *, signed: bool) -> Ints:
         """Return for each pair of a frame and a number an integer of a section.
@@ -326,9 +338,9 @@ def frame_positions(view: memoryview, position: int, limit: int, most: int) -> I
     return np.array(found, np.int64)
 
 
-def are_small(rows: Ints, sizes: Ints, streams: int) -> Flags:
-    """Return which frames are small, for a reader of that many streams."""
-    small: Flags = rows <= min(max(_SMALL_ROWS, _SMALL_ROWS_PER_STREAM * streams), TABLE_ROWS)
+def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
+    """Return which frames are small, for a reader that wants so many rows of each stream."""
+    small: Flags = rows <= (_SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
     return small & (sizes <= np.maximum(_SMALL_BYTES, _SMALL_ROW_BYTES * rows))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise, repeat
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, SCHEMA, Row, integers, make_rows
 from siltstone.store.segment.frame import (
+    DIRECTORY,
     FLAGS,
     PROPERTIES,
     PROPERTY_OFFSETS,
     PUBLISHER_INDEX,
     PUBLISHER_OFFSETS,
     PUBLISHERS,
+    STREAMS,
     TIMESTAMPS,
     TOPIC_INDEX,
     TOPIC_OFFSETS,
@@ -42,6 +44,17 @@ class TopicTest(Protocol):
 
     def matching(self, words: pa.Array) -> pa.Array:
         """Return the indices of the wanted topics."""
+
+
+class RowLists(NamedTuple):
+    """Rows as parallel lists; `properties` is empty if no row has any."""
+
+    topics: list[bytes]
+    values: list[bytes]
+    properties: list[bytes]
+    timestamps: list[int]
+    flags: list[int]
+    publishers: list[bytes]
 
 
 class FrameRows:
@@ -94,9 +107,7 @@ class FrameRows:
     @property
     def size_bytes(self) -> int:
         """The share of the rows in the bytes of their frames."""
-        table = self.table
-        sizes = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
-        return int(sizes[self.frames].sum())
+        return int(self.row_sizes().sum())
 
     def column(self, name: str) -> pa.Array:
         """Return one column of SCHEMA. Raises: OverflowError if it is too large for one array."""
@@ -122,6 +133,35 @@ class FrameRows:
             )
         )
 
+    def load(self, names: dict[bytes, bytes]) -> RowLists:
+        """Return the rows as lists; topics that are new are added to `names`."""
+        topics = _texts_once(self.topics(), names)
+        return RowLists(
+            topics=topics,
+            values=_binaries(self.column("value")),
+            properties=_binaries(self.column("properties")) if self.has_properties() else [],
+            timestamps=self.times().tolist(),
+            flags=self.flags().tolist(),
+            publishers=_texts_once(self.publishers(), {}),
+        )
+
+    def stream_runs(self) -> list[tuple[int, int]]:
+        """Return the streams of the rows, in order: (stream id, number of rows)."""
+        ids = self._stream_ids()
+        starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+        counts = np.diff(np.append(starts, len(ids)))
+        return list(zip(ids[starts].tolist(), counts.tolist(), strict=True))
+
+    def is_mixed(self) -> bool:
+        """Return whether any of the frames has rows of several streams."""
+        return bool((self.table.lengths[STREAMS] > DIRECTORY.size).any())
+
+    def row_sizes(self) -> Ints:
+        """Return for each row its share of the bytes of its frame."""
+        table = self.table
+        sizes = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
+        return sizes[self.frames]
+
     def has_properties(self) -> bool:
         """Return whether any row may have MQTT properties."""
         return bool((self.table.offsets[PROPERTIES] >= 0).any())
@@ -144,12 +184,15 @@ class FrameRows:
 
     def stream_ids(self) -> pa.Array:
         """Return the stream of each row."""
+        return array_of(self._stream_ids(), pa.uint64())
+
+    def _stream_ids(self) -> NDArray[np.uint64]:
         directory = self.table.directory()
         firsts = self.table.row_counts.cumsum() - self.table.row_counts
         starts = firsts[directory.frames] + directory.first_rows
         rows = firsts[self.frames] + self.items
         entries = np.searchsorted(starts, rows, side="right") - 1
-        return array_of(directory.stream_ids[entries], pa.uint64())
+        return directory.stream_ids[entries]
 
     def flags(self) -> Ints:
         """Return the flags of each row."""
@@ -245,6 +288,13 @@ def _strings(texts: pa.Array) -> Iterable[str]:
     encoded = texts.dictionary_encode()
     words: list[str] = encoded.dictionary.to_pylist()
     return map(words.__getitem__, integers(encoded.indices))
+
+
+def _texts_once(texts: pa.Array, names: dict[bytes, bytes]) -> list[bytes]:
+    """Return texts as Python bytes; equal ones are one object, which is also in `names`."""
+    encoded = texts.dictionary_encode()
+    words = [names.setdefault(word, word) for word in _binaries(encoded.dictionary)]
+    return [words[number] for number in integers(encoded.indices)]
 
 
 def _binaries(texts: pa.Array) -> list[bytes]:

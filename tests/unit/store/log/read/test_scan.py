@@ -63,7 +63,7 @@ def read(
 
 
 def facts(found: StreamRead) -> tuple[list[int], int, Status]:
-    serials = [row.serial for row in Batch(found.pieces, found.num_rows).rows()]
+    serials = [row.serial for row in Batch(found.parts, found.num_rows).rows()]
     assert len(serials) == found.num_rows
     return serials, found.next_serial, found.status
 
@@ -237,7 +237,7 @@ def test_frames_that_become_visible_during_a_read_are_found_by_it_or_by_the_next
     found: list[str] = []
     for _ in range(5):
         part = read_stream(committer.slab, match, serial, Span(), 10, ended=False)
-        found += [row.topic for row in Batch(part.pieces, part.num_rows).rows()]
+        found += [row.topic for row in Batch(part.parts, part.num_rows).rows()]
         serial = part.next_serial
     assert (found, waiting) == ([*before, "s/d", "s/c", "s/b"], [])
 
@@ -261,7 +261,7 @@ def test_a_literal_of_a_filter_is_taken_as_it_is(word: str, before: str, after: 
     slab = committed(topics).slab
     assert [info.pattern for info in _streams(slab)] == [b"s/+/+"]
     found = read(slab, f"{before}/{word}/{after}")
-    assert [row.topic for row in Batch(found.pieces, found.num_rows).rows()] == [f"s/{word}/1"]
+    assert [row.topic for row in Batch(found.parts, found.num_rows).rows()] == [f"s/{word}/1"]
 
 
 def test_a_topic_may_have_as_many_levels_as_its_length_allows() -> None:
